@@ -1,0 +1,1 @@
+"""What a person types. Imports nothing heavy: `holdfast --help` must not wait for torch."""

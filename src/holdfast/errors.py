@@ -1,0 +1,130 @@
+"""What can go wrong, and the exit code that says so.
+
+The tree:
+
+```
+HoldfastError                 anything this package raises on purpose
+├── UsageError            2   a setting or an argument cannot be meant
+├── ConflictError        11   somebody else holds the output folder, or the checkpoint contradicts the settings
+├── StorageError         13   the output folder cannot be used
+├── CheckpointError      14   a checkpoint is not what its manifest says
+│   └── ManifestError    14   the manifest itself is unreadable or unacceptable
+├── NothingValidError    14   checkpoints exist, and none of them is valid
+├── SaveError             1   a save did not become a checkpoint
+└── PeerError             1   another rank is gone or disagrees
+Interrupted (SystemExit) 75   the run stopped where it was asked to; raised through the user's script
+```
+
+Every message says what happened, what was done about it, and what the reader can do.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `holdfast` and of a training process (docs/exit-codes.md)."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 10
+    CONFLICT = 11
+    STORAGE = 13
+    NOTHING_VALID = 14
+    INTERRUPTED_SAVED = 75
+    """`EX_TEMPFAIL`: interrupted, the state is saved, run the same command again."""
+    SIGINT = 130
+    TERMINATED_UNSAVED = 143
+    """Terminated before anything could be saved; an older checkpoint, if any, still stands."""
+
+
+class HoldfastError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Args:
+        message: what happened and what was done about it.
+        hint: what the reader can do; one sentence.
+    """
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} — {self.hint}" if self.hint else self.message
+
+
+class UsageError(HoldfastError):
+    """A setting or an argument cannot be meant."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConflictError(HoldfastError):
+    """Another run holds the output folder, or the checkpoint contradicts the settings of this run."""
+
+    exit_code = ExitCode.CONFLICT
+
+
+class StorageError(HoldfastError):
+    """The place for checkpoints cannot be used."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class CheckpointError(HoldfastError):
+    """A checkpoint is not what its manifest says."""
+
+    exit_code = ExitCode.NOTHING_VALID
+
+
+class ManifestError(CheckpointError):
+    """A manifest is unreadable, malformed, altered, hostile, or of a version this release does not know."""
+
+
+class NothingValidError(HoldfastError):
+    """Checkpoints exist, but none of them is valid; starting from scratch must be asked for."""
+
+    exit_code = ExitCode.NOTHING_VALID
+
+
+class SaveError(HoldfastError):
+    """A save did not become a checkpoint; nothing of it is left behind."""
+
+
+class PeerError(HoldfastError):
+    """Another rank is gone, does not answer, or has reached another point of the training loop."""
+
+
+class Interrupted(SystemExit):
+    """Leaves the training loop after an agreed stop.
+
+    It derives from `SystemExit`, so that the code behind `train()` does not run while `finally` blocks do.
+
+    Args:
+        exit_code: 75 when the state is saved, 143 when there was nothing that could be saved.
+        message: one sentence for the console.
+    """
+
+    def __init__(self, exit_code: ExitCode, message: str) -> None:
+        super().__init__(int(exit_code))
+        self.exit_code = exit_code
+        self.message = message
+
+
+__all__ = [
+    "CheckpointError",
+    "ConflictError",
+    "ExitCode",
+    "HoldfastError",
+    "Interrupted",
+    "ManifestError",
+    "NothingValidError",
+    "PeerError",
+    "SaveError",
+    "StorageError",
+    "UsageError",
+]

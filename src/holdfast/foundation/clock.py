@@ -1,0 +1,27 @@
+"""Time, in one place, so that tests can replace it."""
+
+import time
+from datetime import UTC, datetime
+
+
+def monotonic_s() -> float:
+    """Seconds on a clock that never goes back; only differences mean anything."""
+    return time.monotonic()
+
+
+def wall_s() -> float:
+    """Seconds since 1970, for figures that a framework computes with `time.time`."""
+    return time.time()
+
+
+def sleep(seconds: float) -> None:
+    """Wait, in polling loops of the launcher and for locks; never in a training step."""
+    time.sleep(seconds)
+
+
+def utc_now() -> str:
+    """The wall clock as RFC 3339 UTC with milliseconds, such as `2026-01-31T09:30:00.125Z`."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+__all__ = ["monotonic_s", "sleep", "utc_now", "wall_s"]

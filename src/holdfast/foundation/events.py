@@ -1,0 +1,298 @@
+"""What happened, as typed records in one stream: for people on the console, for programs as JSON lines.
+
+Promises: one line per event, RFC 3339 UTC times, fields only ever added. Writing an event never stops the
+training: a full disk loses the event, not the run.
+Not here: figures that change every step (see `holdfast.training.progress`).
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from holdfast.foundation import clock
+from holdfast.foundation.units import format_bytes, format_duration, plural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of every event; the class name in snake case is the event's name in JSON."""
+
+    is_warning: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """`AttemptStarted` → `attempt_started`."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted:
+    """One rank of an attempt; part of `AttemptStarted`."""
+
+    rank: int
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted(Event):
+    """The ranks have found each other and begin to train."""
+
+    attempt: int
+    run_id: str
+    world_size: int
+    global_batch: int
+    ranks: tuple[RankStarted, ...]
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        pids = ", ".join(str(rank.pid) for rank in self.ranks[:8])
+        return (
+            f"training on {plural(self.world_size, 'rank')} (pid {pids}), "
+            f"{self.global_batch} samples per step, run {self.run_id[:8]}, attempt {self.attempt}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRejected(Event):
+    """A checkpoint was found damaged and is passed over."""
+
+    is_warning: ClassVar[bool] = True
+    path: str
+    file: str
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return f"{self.path} is not used: {self.file}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Event):
+    """The run goes on from a verified checkpoint."""
+
+    step: int
+    path: str
+    num_files: int
+    size_bytes: int
+    duration_s: float
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return (
+            f"resuming from step {self.step}: {self.path}, {plural(self.num_files, 'file')}, "
+            f"{format_bytes(self.size_bytes)} verified in {format_duration(self.duration_s)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside(Event):
+    """Checkpoints that this run does not continue were moved out of its way."""
+
+    num_checkpoints: int
+    path: str
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return f"{plural(self.num_checkpoints, 'earlier checkpoint')} moved to {self.path}; nothing is deleted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchKept(Event):
+    """Another number of ranks: gradient accumulation was adapted so that a step sees the same samples."""
+
+    world_size_before: int
+    world_size: int
+    accumulation_before: int
+    accumulation: int
+    global_batch: int
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return (
+            f"{self.world_size_before} → {plural(self.world_size, 'rank')}: gradient accumulation "
+            f"{self.accumulation_before} → {self.accumulation} keeps {self.global_batch} samples per step"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(Event):
+    """All ranks agreed to stop here because at least one was told to."""
+
+    signal: str
+    rank: int
+    step: int
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return f"{self.signal} on rank {self.rank}: all ranks stop at step {self.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGivenUp(Event):
+    """The rest of the running step would have missed the deadline; the step before it is saved instead."""
+
+    step: int
+    micro_batches_left: int
+    needed_s: float
+    available_s: float
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return (
+            f"step {self.step} given up with {plural(self.micro_batches_left, 'micro-batch')} to go: it needs about "
+            f"{format_duration(self.needed_s)}, {format_duration(max(self.available_s, 0))} are left"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved(Event):
+    """A checkpoint is committed: complete, durable, named in its manifest."""
+
+    step: int
+    trigger: str
+    path: str
+    num_files: int
+    size_bytes: int
+    duration_s: float
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return (
+            f"saved step {self.step} ({self.trigger}): {self.path}, {plural(self.num_files, 'file')}, "
+            f"{format_bytes(self.size_bytes)} in {format_duration(self.duration_s)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed(Event):
+    """A save did not become a checkpoint; what was written of it is gone."""
+
+    is_warning: ClassVar[bool] = True
+    step: int
+    trigger: str
+    reason: str
+    consequence: str
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return f"step {self.step} ({self.trigger}) could not be saved: {self.reason}; {self.consequence}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resealed(Event):
+    """A callback added files to a committed checkpoint; its manifest was written anew to name them."""
+
+    step: int
+    files: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return f"checkpoint of step {self.step} now also names {', '.join(self.files)}, added by a callback"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned(Event):
+    """Retention removed a checkpoint."""
+
+    step: int
+    path: str
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return f"pruned {self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted(Event):
+    """The run left after a stop, with or without a checkpoint of the last step."""
+
+    step: int
+    saved: bool
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        if self.saved:
+            return f"interrupted, state of step {self.step} is saved; run the same command again to go on"
+        return f"interrupted at step {self.step}, not saved: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Event):
+    """Training came to its own end."""
+
+    step: int
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return f"training finished at step {self.step}"
+
+
+class EventLog:
+    """Appends events as JSON lines to a file; several processes may append to the same one.
+
+    Args:
+        path: the file, or None to drop the events.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def write(self, event: Event) -> None:
+        """Append one line; a line is one write, so that lines of several writers do not mix."""
+        if self._path is None:
+            return
+        fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+        record = {"time": clock.utc_now(), "event": event.name, **fields}
+        line = json.dumps(record, default=dataclasses.asdict) + "\n"
+        # The stream reports; it must not be the reason that a run ends.
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, line.encode())
+            finally:
+                os.close(descriptor)
+
+
+__all__ = [
+    "AttemptStarted",
+    "BatchKept",
+    "CheckpointRejected",
+    "Event",
+    "EventLog",
+    "Finished",
+    "Interrupted",
+    "Pruned",
+    "RankStarted",
+    "Resealed",
+    "Resumed",
+    "SaveFailed",
+    "Saved",
+    "SetAside",
+    "StepGivenUp",
+    "StopRequested",
+]

@@ -1,0 +1,219 @@
+"""Durable file operations: what must survive a power loss, and what must never be seen half done.
+
+Promises: after `fsync_file` and `fsync_folder` returned, content and name survive a power loss; `write_atomic`
+and `publish_folder` are seen whole or not at all, also by a reader on another node of a shared folder.
+Not promised: speed. Nothing here knows what a checkpoint is.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+_CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+_CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+
+
+def fsync_file(path: Path) -> None:
+    """Make the content of `path` survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in `path` survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
+    """Write `data` so that a reader sees the old content or the new, never a part of it.
+
+    Args:
+        path: where; its folder exists.
+        data: everything the file is to hold.
+        durable: also survive a power loss; costs about a millisecond.
+    """
+    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with working.open("xb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        working.replace(path)
+    except BaseException:
+        working.unlink(missing_ok=True)
+        raise
+    if durable:
+        fsync_folder(path.parent)
+
+
+def publish_folder(source: Path, target: Path, *, trash: Path) -> None:
+    """Give the finished folder `source` its final name, durably; an older `target` is replaced in one step.
+
+    Args:
+        source: a complete folder on the same file system as `target`.
+        target: the name readers know. Where the system can exchange two names at once, there is no moment in
+            which neither the old nor the new one is there.
+        trash: an existing folder on the same file system for what was replaced.
+    """
+    if not os.path.lexists(target):
+        source.rename(target)
+    elif target.is_symlink() or not target.is_dir():
+        target.rename(trash / uuid.uuid4().hex)
+        source.rename(target)
+    else:
+        _exchange(source, target, trash)
+    fsync_folder(target.parent)
+
+
+def _exchange(source: Path, target: Path, trash: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    renameat2 = getattr(libc, "renameat2", None)
+    if renameat2 is not None:
+        done = renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE)
+        if done == 0:
+            source.rename(trash / uuid.uuid4().hex)
+            return
+        error = ctypes.get_errno()
+        if error not in _CANNOT_EXCHANGE:
+            raise OSError(error, os.strerror(error), str(target))
+    # Network file systems cannot exchange: for a moment the name is missing, and the older checkpoint counts.
+    target.rename(trash / uuid.uuid4().hex)
+    source.rename(target)
+
+
+def discard(path: Path, *, trash: Path) -> None:
+    """Take `path` out of sight in one step, then delete it; a crash in between leaves only trash."""
+    doomed = trash / uuid.uuid4().hex
+    path.rename(doomed)
+    fsync_folder(path.parent)
+    delete_tree(doomed)
+
+
+def delete_tree(path: Path) -> None:
+    """Delete a file, link or folder; links are never followed, and what is gone already is fine."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+        return
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def regular_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield `(relative path with /, stat)` of everything below `folder` that is not a folder, sorted by path.
+
+    Links, sockets and devices are yielded as they are (see `stat.S_ISREG`), and never followed.
+    """
+    pending = [folder]
+    found: list[tuple[str, os.stat_result]] = []
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    pending.append(Path(entry.path))
+                else:
+                    found.append((Path(entry.path).relative_to(folder).as_posix(), status))
+    yield from sorted(found, key=lambda item: item[0])
+
+
+class FolderLock:
+    """One writer for one folder, held until `release` or until the process ends, however it ends.
+
+    It is a POSIX record lock: children do not inherit it, so that a forked data loader that outlives its
+    parent does not keep the folder. File systems without locks make `acquire` return None.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    @classmethod
+    def acquire(cls, path: Path, owner: dict[str, Any]) -> "FolderLock | None":
+        """Take the lock, leaving `owner` in the file for whoever is refused.
+
+        Returns:
+            The lock, or None where the file system has no locks.
+
+        Raises:
+            BlockingIOError: another process holds it.
+        """
+        file = path.open("a+b")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            if error.errno in _CANNOT_LOCK:
+                return None
+            if error.errno in {errno.EACCES, errno.EAGAIN}:
+                raise BlockingIOError(error.errno, "held by another process", str(path)) from error
+            raise
+        file.truncate(0)
+        file.write(json.dumps(owner).encode())
+        file.flush()
+        return cls(file)
+
+    def release(self) -> None:
+        """Let the next writer in."""
+        self._file.close()
+
+
+def read_lock_owner(path: Path) -> dict[str, Any]:
+    """Who holds the lock at `path`, as far as it says; empty when it does not."""
+    with contextlib.suppress(OSError, ValueError):
+        owner = json.loads(path.read_bytes())
+        if isinstance(owner, dict):
+            return owner  # pyright: ignore[reportUnknownVariableType]
+    return {}
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Hold a shared lease on the file `path`: `is_being_read` says so to anybody who wants to delete it."""
+    with path.open("rb") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def is_being_read(path: Path) -> bool:
+    """Whether a process holds a `reading` lease on `path`; False where the file system has no locks."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+__all__ = [
+    "FolderLock",
+    "delete_tree",
+    "discard",
+    "fsync_file",
+    "fsync_folder",
+    "is_being_read",
+    "publish_folder",
+    "read_lock_owner",
+    "reading",
+    "regular_files",
+    "write_atomic",
+]

@@ -1,0 +1,39 @@
+"""Figures as people read them."""
+
+_KILO = 1000.0
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Decimal units, as disks and object stores are sold: `1.2 GB`, `340 kB`, `12 B`."""
+    if size_bytes < _KILO:
+        return f"{size_bytes} B"
+    value = float(size_bytes)
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= _KILO
+        if value < _KILO:
+            break
+    else:
+        value /= _KILO
+        unit = "PB"
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """`0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} m"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 file`, `3 files`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+__all__ = ["format_bytes", "format_duration", "plural"]

@@ -1,0 +1,12 @@
+"""Where Holdfast meets the training frameworks: each is hooked when the user's program imports it."""
+
+from holdfast.training.integrations import transformers
+from holdfast.training.session import Session
+
+
+def install_integrations(session: Session) -> None:
+    """Make every known framework answer to `session` from the moment it is imported."""
+    transformers.install(session)
+
+
+__all__ = ["install_integrations"]

@@ -1,0 +1,61 @@
+"""Runs a function right after a module has been imported, without importing it."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+Hook = Callable[[ModuleType], None]
+
+
+class _HookedLoader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, hook: Hook) -> None:
+        self._loader = loader
+        self._hook = hook
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module must look as if nobody had been in between: pickling and `inspect` use its loader.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._hook(module)
+
+
+class _HookFinder(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self.hooks: dict[str, Hook] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hook = self.hooks.pop(fullname, None)
+        if hook is None:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        spec.loader = _HookedLoader(spec.loader, hook)
+        return spec
+
+
+_finder = _HookFinder()
+
+
+def after_import(name: str, hook: Hook) -> None:
+    """Call `hook(module)` once `name` has been imported; at once when it already is."""
+    module = sys.modules.get(name)
+    if module is not None:
+        hook(module)
+        return
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.hooks[name] = hook
+
+
+__all__ = ["after_import"]

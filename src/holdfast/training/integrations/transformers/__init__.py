@@ -1,0 +1,33 @@
+"""Hugging Face Trainer, and every trainer built on it: hooked when the user's script imports transformers.
+
+- `arguments`: the options of `holdfast run` replace the script's own, where they were given.
+- `run`: one call of `train()`: start, vote at every step, stop, resume.
+- `saving`: the Trainer's own `_save_checkpoint`, led into a working folder and committed.
+- `state`: what the Trainer does not save and an exact continuation needs.
+- `geometry`: how many samples a step sees, and keeping that with another number of ranks.
+"""
+
+from types import ModuleType
+
+from holdfast.training.integrations.imports import after_import
+from holdfast.training.session import Session
+
+
+def install(session: Session) -> None:
+    """Hook transformers for `session`, now or when it is imported."""
+
+    def hook_arguments(module: ModuleType) -> None:
+        from holdfast.training.integrations.transformers.arguments import hook
+
+        hook(module, session)
+
+    def hook_trainer(module: ModuleType) -> None:
+        from holdfast.training.integrations.transformers.run import hook
+
+        hook(module, session)
+
+    after_import("transformers.training_args", hook_arguments)
+    after_import("transformers.trainer", hook_trainer)
+
+
+__all__ = ["install"]

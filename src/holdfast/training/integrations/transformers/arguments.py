@@ -1,0 +1,66 @@
+"""The options of `holdfast run` take the place of the script's own settings, where they were given."""
+
+import functools
+import logging
+from types import ModuleType
+from typing import Any
+
+from holdfast.errors import UsageError
+from holdfast.training.session import Session
+from holdfast.training.settings import RunSettings
+
+_log = logging.getLogger("holdfast")
+
+
+def hook(module: ModuleType, session: Session) -> None:
+    """Apply the options before each `TrainingArguments` validates itself.
+
+    The script then sees them everywhere, also in `training_args.output_dir`, and transformers' own checks
+    (such as `load_best_model_at_end` against the save strategy) judge what will really happen.
+    """
+    arguments: Any = module.TrainingArguments
+    validate = arguments.__post_init__
+
+    @functools.wraps(validate)
+    def post_init(self: Any) -> None:
+        apply_settings(self, session.settings)
+        validate(self)
+
+    arguments.__post_init__ = post_init
+
+
+def apply_settings(args: Any, settings: RunSettings) -> None:
+    """Set what the options say on `args`; an option that was left out changes nothing."""
+    if settings.output_dir is not None:
+        args.output_dir = settings.output_dir
+    if settings.save_steps is not None:
+        args.save_strategy = "steps"
+        args.save_steps = settings.save_steps
+    elif settings.save_strategy is not None:
+        args.save_strategy = settings.save_strategy
+    if settings.save_total_limit is not None:
+        args.save_total_limit = settings.save_total_limit
+
+
+def finish_settings(args: Any, settings: RunSettings) -> None:
+    """Apply the options once more at `train()`, because scripts change arguments after they were validated.
+
+    Raises:
+        UsageError: the script asks for something that cannot be resumed.
+    """
+    apply_settings(args, settings)
+    if settings.save_steps is not None or settings.save_strategy is not None:
+        from transformers.trainer_utils import SaveStrategy
+
+        args.save_strategy = SaveStrategy(args.save_strategy)
+    if args.save_only_model:
+        raise UsageError(
+            "the script sets save_only_model=True: such a checkpoint has no optimizer state and cannot be resumed",
+            hint="remove it from the script's TrainingArguments; the final model is not affected",
+        )
+    if getattr(args, "enable_jit_checkpoint", False):
+        _log.warning("the script's enable_jit_checkpoint=True is ignored: Holdfast answers the signal instead")
+        args.enable_jit_checkpoint = False
+
+
+__all__ = ["apply_settings", "finish_settings", "hook"]

@@ -1,0 +1,157 @@
+"""How many samples an optimizer step sees, and how to keep that with another number of ranks.
+
+The Trainer finds its place in the data by counting micro-batches, so a changed number of ranks would silently
+move it and change the learning rate's course. Here the global batch of the checkpoint is kept by adapting
+gradient accumulation, where the data order stays the same; everything else is refused with the reason.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import ConflictError
+from holdfast.foundation.events import BatchKept
+
+_OPTION = "allow it with --allow-batch-change: the data position is kept, the samples per step are not"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The batch arithmetic of a run.
+
+    Args:
+        world_size: number of ranks.
+        accumulation: micro-batches per optimizer step and rank.
+        global_batch: samples per optimizer step over all ranks.
+        num_samples: samples in an epoch; None when the data set cannot tell.
+        drop_last: whether an incomplete last batch is left out.
+    """
+
+    world_size: int
+    accumulation: int
+    global_batch: int
+    num_samples: int | None
+    drop_last: bool
+
+    @classmethod
+    def of(cls, trainer: Any, world_size: int) -> "Geometry":
+        """Read the Trainer's arguments and data set."""
+        try:
+            num_samples = len(trainer.train_dataset)
+        except TypeError:
+            num_samples = None
+        return cls(
+            world_size=world_size,
+            accumulation=trainer.args.gradient_accumulation_steps,
+            global_batch=trainer.get_total_train_batch_size(trainer.args),
+            num_samples=num_samples,
+            drop_last=bool(trainer.args.dataloader_drop_last),
+        )
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in an epoch; None when the data set cannot tell its length."""
+        if self.num_samples is None:
+            return None
+        per_micro_step = max(1, self.global_batch // self.accumulation)
+        whole, rest = divmod(self.num_samples, per_micro_step)
+        micro_steps = whole if self.drop_last or not rest else whole + 1
+        return max(1, -(-micro_steps // self.accumulation))
+
+    def samples_seen(self, *, step: int, epoch: float, regular: bool) -> int:
+        """Samples the optimizer has seen after `step` steps.
+
+        Args:
+            step: optimizer steps done.
+            epoch: epochs done, with the fraction of the running one.
+            regular: whether every step so far had this geometry.
+        """
+        steps_per_epoch = self.steps_per_epoch
+        if self.num_samples is None or steps_per_epoch is None:
+            return step * self.global_batch
+        if not regular:
+            return round(epoch * self.num_samples)
+        epochs, steps = divmod(step, steps_per_epoch)
+        in_epoch = steps_per_epoch * self.global_batch if self.drop_last else self.num_samples
+        return epochs * min(in_epoch, self.num_samples) + min(steps * self.global_batch, self.num_samples)
+
+    def position(self, samples_seen: int) -> tuple[int, int]:
+        """Where `samples_seen` lies: whole epochs, and micro-batches per rank to skip in the running one."""
+        if self.num_samples is None:
+            return 0, samples_seen // self.global_batch * self.accumulation
+        epochs, rest = divmod(samples_seen, self.num_samples)
+        return epochs, rest // self.global_batch * self.accumulation
+
+
+def adapt(
+    trainer: Any, manifest: Manifest, now: Geometry, *, allow_change: bool
+) -> tuple[Geometry, BatchKept | None]:
+    """Make a step see as many samples as the checkpoint's steps did.
+
+    Args:
+        trainer: its `args.gradient_accumulation_steps` is set.
+        manifest: the checkpoint to go on from.
+        now: the geometry that the script asks for.
+        allow_change: go on with another global batch instead of refusing.
+
+    Returns:
+        The geometry in force, and what was adapted, if anything.
+
+    Raises:
+        ConflictError: it cannot be done exactly, and changing it was not allowed.
+    """
+    if manifest.world_size == now.world_size and manifest.global_batch == now.global_batch:
+        return now, None
+    reason = _obstacle(trainer, manifest, now)
+    if reason is not None:
+        if allow_change:
+            return now, None
+        raise ConflictError(
+            f"the checkpoint of step {manifest.step} was made with {manifest.global_batch} samples per step on "
+            f"{manifest.world_size} rank(s), this run has {now.global_batch} on {now.world_size}: {reason}; "
+            "training was not started",
+            hint=_OPTION,
+        )
+    per_micro_step = now.global_batch // now.accumulation
+    accumulation = manifest.global_batch // per_micro_step
+    trainer.args.gradient_accumulation_steps = accumulation
+    kept = BatchKept(
+        world_size_before=manifest.world_size,
+        world_size=now.world_size,
+        accumulation_before=manifest.gradient_accumulation,
+        accumulation=accumulation,
+        global_batch=manifest.global_batch,
+    )
+    return Geometry.of(trainer, now.world_size), kept
+
+
+def _obstacle(trainer: Any, manifest: Manifest, now: Geometry) -> str | None:
+    per_micro_step = now.global_batch // now.accumulation
+    if manifest.world_size == now.world_size:
+        return "the script's batch size or gradient accumulation was changed"
+    if manifest.strategy in {"fsdp", "deepspeed"}:
+        return f"a {manifest.strategy} checkpoint is tied to its number of ranks"
+    if manifest.global_batch % per_micro_step:
+        return f"no gradient accumulation makes {manifest.global_batch} of {per_micro_step} samples per micro-step"
+    if getattr(trainer.args, "train_sampling_strategy", "random") in {"group_by_length", "batch_rebalance"}:
+        return f"train_sampling_strategy={trainer.args.train_sampling_strategy!r} orders data by batch geometry"
+    before = Geometry(
+        world_size=manifest.world_size,
+        accumulation=manifest.gradient_accumulation,
+        global_batch=manifest.global_batch,
+        num_samples=now.num_samples,
+        drop_last=now.drop_last,
+    )
+    after = Geometry(
+        world_size=now.world_size,
+        accumulation=manifest.global_batch // per_micro_step,
+        global_batch=manifest.global_batch,
+        num_samples=now.num_samples,
+        drop_last=now.drop_last,
+    )
+    if before.steps_per_epoch != after.steps_per_epoch:
+        return f"an epoch would have {after.steps_per_epoch} steps in place of {before.steps_per_epoch}"
+    return None
+
+
+__all__ = ["Geometry", "adapt"]

@@ -1,0 +1,536 @@
+"""One call of `Trainer.train()` under Holdfast: where it begins, the vote at each step, where it leaves.
+
+The Trainer's loop stays the Trainer's. For the time of the call a few methods of this one object are replaced
+(`TrainerRun._take_over`) and one callback is added; they watch, lead and stop, and compute nothing.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.manifest import Trigger
+from holdfast.errors import HoldfastError, Interrupted, UsageError
+from holdfast.foundation import clock
+from holdfast.foundation.environment import host_name
+from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
+from holdfast.training.integrations.transformers.agreement import Agreement
+from holdfast.training.integrations.transformers.arguments import finish_settings
+from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+from holdfast.training.integrations.transformers.saving import RunFacts, Saver
+from holdfast.training.integrations.transformers.state import (
+    LossSoFar,
+    Moment,
+    Pending,
+    RankState,
+    capture_rng,
+    load_rng,
+    restore_rng,
+)
+from holdfast.training.integrations.transformers.takeover import Takeover
+from holdfast.training.peers import Peers
+from holdfast.training.progress import ProgressFile
+from holdfast.training.resume import lease
+from holdfast.training.session import Session
+from holdfast.training.start import Start, agree_on_start
+
+_REPLACED = (
+    "_maybe_log_save_evaluate",
+    "_save_checkpoint",
+    "_evaluate",
+    "_run_epoch",
+    "_finalize_training",
+    "_load_rng_state",
+    "_init_training_state",
+)
+
+
+class _GiveUp(BaseException):
+    """Leaves a step or an evaluation unfinished; the state of `moment` is what counts."""
+
+    def __init__(self, moment: Moment) -> None:
+        super().__init__()
+        self.moment = moment
+
+
+def hook(module: ModuleType, session: Session) -> None:
+    """Make every `Trainer.train()` of the process run under `session`.
+
+    Raises:
+        HoldfastError: this release of transformers has another training loop.
+    """
+    trainer_class: Any = module.Trainer
+    missing = [name for name in _REPLACED if not hasattr(trainer_class, name)]
+    if missing:
+        raise HoldfastError(
+            f"this release of transformers has no Trainer.{missing[0]}; training was not started",
+            hint='install a supported one: pip install "holdfast[transformers]"',
+        )
+    train, save_model = trainer_class.train, trainer_class.save_model
+
+    @functools.wraps(train)
+    def train_under_holdfast(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        _stay_interrupted(session)
+        if kwargs.get("trial") or (args and args[0]):
+            return train(self, resume_from_checkpoint, *args, **kwargs)  # a hyper-parameter trial is not a run
+        run = TrainerRun(session, self)
+        return run.train(lambda resume: train(self, resume, *args, **kwargs), resume_from_checkpoint)
+
+    @functools.wraps(save_model)
+    def save_model_unless_interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _stay_interrupted(session)
+        return save_model(self, *args, **kwargs)
+
+    trainer_class.train = train_under_holdfast
+    trainer_class.save_model = save_model_unless_interrupted
+
+
+def _stay_interrupted(session: Session) -> None:
+    # A script that catches SystemExit must not go on to save a half-trained model as the final one.
+    if session.interrupted is not None:
+        raise session.interrupted
+
+
+class TrainerRun:
+    """One `train()` call.
+
+    Args:
+        session: this rank.
+        trainer: a `transformers.Trainer`, about to train.
+
+    Raises:
+        UsageError: the script asks for what cannot be resumed.
+        PeerError: the ranks do not find each other.
+    """
+
+    def __init__(self, session: Session, trainer: Any) -> None:
+        self._session = session
+        self._trainer = trainer
+        finish_settings(trainer.args, session.settings)
+        root = Path(trainer.args.output_dir)
+        _check_supported(session, trainer, root)
+        session.output_folders.add(root.absolute())
+        self._output = OutputFolder(root)
+        self._peers = session.peers or Peers(session.place, timeout_s=session.settings.peer_timeout_s)
+        session.peers = self._peers
+        self._agreement = Agreement(session, self._peers)
+        self._pending = Pending()
+        self._trigger = Trigger.PERIODIC
+        self._saved_step: int | None = None
+        self._moment: Moment | None = None
+        self._evaluating: Moment | None = None
+        self._epoch_rng: dict[str, Any] = {}
+        self._rng_to_restore: dict[str, Any] | None = None
+        self._resumes_in_epoch = False
+        self._settling = False
+        self._complete = False
+        self._elapsed_before_s = 0.0
+        self._loop_started_s = 0.0
+        self._loss: float | None = None
+        self._announced = False
+        self._lease = contextlib.ExitStack()
+
+    # ---- the call -------------------------------------------------------------------------------------------
+
+    def train(self, original: Callable[[Any], Any], asked: Any) -> Any:
+        """Run the Trainer's own `train` from where the run stands.
+
+        Args:
+            original: takes `resume_from_checkpoint`.
+            asked: what the script passed for it.
+
+        Raises:
+            Interrupted: all ranks agreed to stop.
+            HoldfastError: the run cannot start, or a rank was lost.
+        """
+        from holdfast.training.integrations.transformers.callback import HoldfastCallback
+
+        trainer = self._trainer
+        callback = HoldfastCallback(self)
+        try:
+            with self._lease, Takeover(trainer) as takeover:
+                start = agree_on_start(self._session, self._peers, self._output)
+                self._prepare(start)
+                self._take_over(takeover)
+                trainer.add_callback(callback)
+                try:
+                    return original(self._resume_path(asked))
+                except _GiveUp as given_up:
+                    raise self._save_given_up(given_up.moment) from None
+        finally:
+            self._session.termination.leave_training()
+            self._output.release()
+            with contextlib.suppress(ValueError):
+                trainer.remove_callback(callback)
+
+    def _prepare(self, start: Start) -> None:
+        session, trainer, place = self._session, self._trainer, self._session.place
+        self._point = start.point
+        self._resumed: RankState | None = None
+        geometry = Geometry.of(trainer, place.world_size)
+        self._moved = False
+        if start.point is not None:
+            manifest = start.point.manifest
+            self._lease.enter_context(lease(start.point))
+            geometry, kept = adapt(trainer, manifest, geometry, allow_change=session.settings.allow_batch_change)
+            if kept is not None:
+                session.report(kept)
+            self._moved = geometry.global_batch != manifest.global_batch
+            self._resumed = RankState.read(
+                start.point.path,
+                rank=place.rank,
+                ranks_before=manifest.world_size,
+                world_size=place.world_size,
+            )
+            session.step = session.saved_step = manifest.step
+        self._progress = ProgressFile(self._output.progress if place.is_first else None)
+        facts = RunFacts(
+            run_id=start.run_id,
+            attempt=start.attempt,
+            attempt_id=start.attempt_id,
+            geometry=geometry,
+            regular=not self._moved,
+        )
+        self._geometry = geometry
+        self._saver = Saver(session, self._peers, trainer, self._output, facts, trainer._save_checkpoint)
+        ranks = self._peers.gather(RankStarted(rank=place.rank, pid=os.getpid(), host=host_name()))
+        session.report(
+            AttemptStarted(
+                attempt=start.attempt,
+                run_id=start.run_id,
+                world_size=place.world_size,
+                global_batch=geometry.global_batch,
+                ranks=tuple(ranks),
+            )
+        )
+
+    def _resume_path(self, asked: Any) -> Any:
+        if self._point is not None:
+            return str(self._point.path)
+        if isinstance(asked, str) and self._session.settings.resume == "auto":
+            self._session.log.warning(
+                "this run has no checkpoint yet: beginning from the script's own %s, which is not verified",
+                asked,
+            )
+            return asked
+        # True would make the Trainer take any folder with the right name, or fail because there is none.
+        return None
+
+    def _take_over(self, takeover: Takeover) -> None:
+        takeover.replace("_maybe_log_save_evaluate", self._wrap_boundary)
+        takeover.replace("_save_checkpoint", lambda _: self._save_checkpoint)
+        takeover.replace("_evaluate", self._wrap_evaluate)
+        takeover.replace("_run_epoch", self._wrap_run_epoch)
+        takeover.replace("_finalize_training", self._wrap_finalize)
+        takeover.replace("_load_rng_state", self._wrap_load_rng)
+        if self._moved:
+            takeover.replace("_init_training_state", self._wrap_position)
+
+    # ---- the beginning --------------------------------------------------------------------------------------
+
+    def begin_loop(self) -> None:
+        """The model is loaded and the loop begins: give back what the Trainer did not save, do what was due."""
+        trainer, session = self._trainer, self._session
+        if session.settings.save_steps is not None:
+            trainer.state.save_steps = session.settings.save_steps  # the checkpoint's would win otherwise
+        session.step = int(trainer.state.global_step)
+        session.termination.enter_training()
+        self._loop_started_s = clock.monotonic_s()
+        if self._resumed is None:
+            return
+        pending = self._resumed.pending
+        self._resumed.loss.restore(trainer)
+        self._elapsed_before_s = self._resumed.elapsed_s
+        self._epoch_rng = self._resumed.epoch_rng
+        self._resumes_in_epoch = bool(self._epoch_rng)
+        self._complete = pending.complete
+        if pending.evaluate or pending.epoch_end:
+            trainer._load_rng_state(str(self._point.path) if self._point else None)
+            self._settling = True
+            self._catch_up(pending)
+            self._rng_to_restore = capture_rng()
+
+    def _catch_up(self, pending: Pending) -> None:
+        """Do what was due at the checkpoint's step and was left for now."""
+        trainer = self._trainer
+        self._pending = dataclasses.replace(pending, evaluate=False)
+        if pending.evaluate:
+            trainer.control.should_evaluate = True
+            self._settle(pending)
+        if pending.epoch_end:
+            self._pending = Pending()
+            trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+            self._settle(pending)
+
+    def _settle(self, pending: Pending) -> None:
+        trainer = self._trainer
+        trainer._maybe_log_save_evaluate(
+            trainer._tr_loss,
+            pending.grad_norm,
+            trainer.model_wrapped,
+            None,
+            trainer.state.epoch,
+            None,
+            clock.wall_s() - self._elapsed_before_s,
+            learning_rate=pending.learning_rate,
+        )
+
+    def _wrap_load_rng(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(checkpoint: Any) -> None:
+            if self._rng_to_restore is not None:
+                restore_rng(self._rng_to_restore)
+                self._rng_to_restore = None
+                return
+            place = self._session.place
+            if self._point is None or self._point.manifest.world_size == place.world_size:
+                original(checkpoint)
+                return
+            before = self._point.manifest.world_size
+            states = load_rng(self._point.path, rank=place.rank, ranks_before=before)
+            if states is not None:
+                restore_rng(states)
+
+        return load
+
+    def _wrap_position(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def position(*args: Any, **kwargs: Any) -> tuple[int, int]:
+            original(*args, **kwargs)
+            assert self._point is not None
+            return self._geometry.position(self._point.manifest.samples_seen)
+
+        return position
+
+    def _wrap_run_epoch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_epoch(*args: Any, **kwargs: Any) -> None:
+            trainer = self._trainer
+            ended = trainer.control.should_training_stop or trainer.state.global_step >= trainer.state.max_steps > 0
+            if self._complete or ended:
+                # Resumed at the end: the Trainer itself would train one step too many before it noticed.
+                trainer.control.should_training_stop = True
+                return
+            original(*args, **kwargs)
+
+        return run_epoch
+
+    # ---- the loop -------------------------------------------------------------------------------------------
+
+    def begin_epoch(self) -> None:
+        """Remember, or bring back, the random numbers that the epoch's sampler will draw from."""
+        if self._resumes_in_epoch:
+            self._resumes_in_epoch = False
+            restore_rng(self._epoch_rng)
+        else:
+            self._epoch_rng = self._rng_to_restore or capture_rng()
+
+    def begin_step(self) -> None:
+        """The first micro-batch of a step is next."""
+        self._settling = False
+        self._agreement.step_begins()
+
+    def end_micro_step(self) -> None:
+        """Between two micro-batches: vote, and give the step up when all agree that it would come too late."""
+        agreement, moment = self._agreement, self._moment
+        agreement.micro_step_ends()
+        left = agreement.micro_steps_left(self._trainer.current_gradient_accumulation_steps)
+        agreement.exchange(self._step, micro_steps_left=left if moment is not None else 0)
+        if agreement.decision.stop and agreement.decision.give_up and moment is not None:
+            self._session.report(
+                StepGivenUp(
+                    step=self._step + 1,
+                    micro_batches_left=left,
+                    needed_s=round(agreement.needed_s(left), 3),
+                    available_s=round(self._session.termination.available_s, 3),
+                )
+            )
+            raise _GiveUp(moment)
+
+    def before_optimizer(self) -> None:
+        """Gradients are complete: vote now, and hear the outcome when the step is done."""
+        self._agreement.micro_step_ends()
+        self._agreement.exchange(self._step)
+
+    def poll(self) -> None:
+        """Inside an evaluation that can be repeated: leave it when all agree to stop."""
+        if self._evaluating is None:
+            return
+        self._agreement.exchange(self._step)
+        if self._agreement.decision.stop:
+            raise _GiveUp(self._evaluating)
+
+    def _wrap_boundary(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        def boundary(*args: Any, **kwargs: Any) -> None:
+            if not self._settling:
+                given = signature.bind(*args, **kwargs).arguments
+                self._end_step(given.get("grad_norm"), given.get("learning_rate"))
+            original(*args, **kwargs)
+            if self._trainer.args.gradient_accumulation_steps > 1:
+                self._moment = Moment(self._trainer, Pending(), with_buffers=True)
+            self._tell_progress()
+
+        return boundary
+
+    def end_epoch(self) -> None:
+        """What follows until the next step belongs to the epoch's end, not to a step."""
+        self._pending = Pending()
+        self._settling = True
+
+    def _end_step(self, grad_norm: Any, learning_rate: Any) -> None:
+        trainer, control, agreement = self._trainer, self._trainer.control, self._agreement
+        self._lease.close()
+        self._session.step = self._step
+        self._session.record.stepped()
+        agreement.hear()
+        self._pending = Pending(
+            epoch_end=float(trainer.state.epoch).is_integer(),
+            grad_norm=None if grad_norm is None else float(grad_norm),
+            learning_rate=None if learning_rate is None else float(learning_rate),
+        )
+        if agreement.decision.save:
+            control.should_save = True
+            self._trigger = Trigger.ON_DEMAND
+        if agreement.decision.stop:
+            self._pending = dataclasses.replace(self._pending, evaluate=bool(control.should_evaluate))
+            control.should_evaluate = False
+            control.should_save = True
+
+    def _wrap_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            # An evaluation before the first step is no step's; it runs again on every start by itself.
+            is_due = not kwargs.get("skip_scheduler", False)
+            pending = dataclasses.replace(self._pending, evaluate=is_due)
+            self._evaluating = Moment(self._trainer, pending, with_buffers=False)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._evaluating = None
+
+        return evaluate
+
+    # ---- saving and leaving ---------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        agreement = self._agreement
+        agreement.hear()
+        stops = agreement.decision.stop
+        trigger = Trigger.JIT if stops else self._trigger
+        self._trigger = Trigger.PERIODIC
+        if self._saved_step != self._step:
+            self._save(trigger, model, trial)
+        agreement.save_done()
+        if not stops:
+            # A save takes long: a signal that came meanwhile must not wait for another step.
+            agreement.settle(self._step)
+        if agreement.decision.stop:
+            raise self._leave()
+
+    def _save(self, trigger: Trigger, model: Any, trial: Any) -> None:
+        if trigger == Trigger.JIT:
+            self._announce_stop()
+        consequence = "an older checkpoint stands" if self._session.saved_step is not None else "none exists"
+        committed = self._saver.save(
+            trigger,
+            self._rank_state(),
+            model=model,
+            trial=trial,
+            consequence=consequence if trigger == Trigger.JIT else f"training goes on, {consequence}",
+        )
+        if committed:
+            self._saved_step = self._step
+            self._agreement.save_s = self._saver.last_duration_s
+
+    def _rank_state(self) -> RankState:
+        control = self._trainer.control
+        mid_epoch = not float(self._trainer.state.epoch or 0.0).is_integer()
+        return RankState(
+            loss=LossSoFar.of(self._trainer),
+            pending=dataclasses.replace(self._pending, complete=bool(control.should_training_stop) or self._complete),
+            epoch_rng=self._epoch_rng if mid_epoch else {},
+            elapsed_s=self._elapsed_before_s + clock.monotonic_s() - self._loop_started_s,
+        )
+
+    def _save_given_up(self, moment: Moment) -> Interrupted:
+        self._announce_stop()
+        if 0 < moment.step != self._session.saved_step:
+            moment.go_back(self._trainer)
+            self._pending = moment.pending
+            self._save(Trigger.JIT, self._trainer.model_wrapped, None)
+        return self._leave()
+
+    def _leave(self) -> Interrupted:
+        self._announce_stop()
+        saved = self._session.saved_step is not None and self._session.saved_step == self._step
+        reason = "no step was finished" if self._step == 0 else "the save failed"
+        self._tell_progress(force=True)
+        return self._session.interrupt(saved=saved, reason=reason)
+
+    def _announce_stop(self) -> None:
+        decision = self._agreement.decision
+        if not self._announced:
+            self._announced = True
+            name = signal.Signals(decision.stop_signal).name
+            self._session.report(StopRequested(signal=name, rank=decision.stop_rank, step=self._step))
+
+    def after_save(self) -> None:
+        """Callbacks were told of the save and may have added files to it."""
+        if self._saved_step == self._step:
+            self._saver.adopt_added_files()
+
+    def _wrap_finalize(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:
+            self._agreement.settle(self._step)
+            if self._agreement.decision.stop:
+                self._pending = Pending(complete=True)
+                self._save_checkpoint(self._trainer.model_wrapped, trial)
+            # What follows is the script's again: nothing of the training is lost when a signal ends it.
+            self._session.termination.leave_training()
+            result = original(trial, num_train_samples, start_time - self._elapsed_before_s)
+            self._tell_progress(force=True)
+            self._session.report(Finished(step=self._step))
+            return result
+
+        return finalize
+
+    # ---- figures --------------------------------------------------------------------------------------------
+
+    @property
+    def _step(self) -> int:
+        return int(self._trainer.state.global_step)
+
+    def note_loss(self, logs: dict[str, Any]) -> None:
+        """Remember the last logged loss for the progress file."""
+        self._loss = logs.get("loss", self._loss)
+
+    def _tell_progress(self, *, force: bool = False) -> None:
+        state = self._trainer.state
+        self._progress.update(
+            step=self._step,
+            max_steps=int(state.max_steps),
+            epoch=float(state.epoch or 0.0),
+            loss=self._loss,
+            force=force,
+        )
+
+
+def _check_supported(session: Session, trainer: Any, root: Path) -> None:
+    if trainer.args.world_size != session.place.world_size:
+        raise UsageError(
+            f"the Trainer sees {trainer.args.world_size} rank(s), the environment {session.place.world_size}",
+            hint="start the ranks with `holdfast run` or torchrun",
+        )
+    if root.absolute() in session.output_folders:
+        raise UsageError(
+            f"a second training into {root} would resume from the checkpoints of the first",
+            hint="give each Trainer an output_dir of its own in the script, and leave --output-dir out",
+        )
+
+
+__all__ = ["TrainerRun", "hook"]

@@ -1,0 +1,255 @@
+"""The Trainer's own `_save_checkpoint`, led into a working folder and committed by all ranks together.
+
+The Trainer decides what is saved and how files are named; here it only gets another folder to write to. A
+failed save leaves nothing behind, is reported, and is the same failure on every rank.
+"""
+
+import contextlib
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from holdfast._version import __version__
+from holdfast.checkpoint.commit import OutputFolder, Part, WorkingCheckpoint, reseal
+from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
+from holdfast.checkpoint.retention import select_superseded
+from holdfast.errors import HoldfastError
+from holdfast.foundation import clock
+from holdfast.foundation.events import Pruned, Resealed, Saved, SaveFailed
+from holdfast.training.integrations.transformers.geometry import Geometry
+from holdfast.training.integrations.transformers.state import RankState
+from holdfast.training.peers import Peers
+from holdfast.training.session import Session
+
+_LIBRARIES = ("torch", "transformers", "accelerate", "trl", "peft", "deepspeed", "numpy")
+_TRAINER_STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What every manifest of this attempt says.
+
+    Args:
+        run_id: see `Manifest`.
+        attempt: see `Manifest`.
+        attempt_id: names this attempt's working folders; agreed by all ranks.
+        geometry: the batch arithmetic in force.
+        regular: whether every step of the run had this geometry.
+    """
+
+    run_id: str
+    attempt: int
+    attempt_id: str
+    geometry: Geometry
+    regular: bool
+
+
+class Saver:
+    """Saves and commits for one `train()` call.
+
+    Args:
+        session: reports what happened.
+        peers: all ranks.
+        trainer: whose state is saved.
+        output: where.
+        facts: what the manifests say.
+        save: the Trainer's own `_save_checkpoint`, with whatever a subclass adds.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        peers: Peers,
+        trainer: Any,
+        output: OutputFolder,
+        facts: RunFacts,
+        save: Callable[[Any, Any], None],
+    ) -> None:
+        self._session = session
+        self._peers = peers
+        self._trainer = trainer
+        self._output = output
+        self._facts = facts
+        self._save = save
+        self._newest: tuple[Path, Manifest] | None = None
+        self.last_duration_s: float | None = None
+        """Seconds that the last successful save took; None before the first."""
+
+    def save(self, trigger: Trigger, state: RankState, *, model: Any, trial: Any, consequence: str) -> bool:
+        """Save the Trainer's state at its step, on all ranks together.
+
+        Args:
+            trigger: why.
+            state: what the Trainer itself does not save.
+            model: as for the Trainer's `_save_checkpoint`.
+            trial: likewise.
+            consequence: what a failure means, for the message.
+
+        Returns:
+            Whether the checkpoint is committed; the same on every rank.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        started_s = clock.monotonic_s()
+        step = int(self._trainer.state.global_step)
+        working = WorkingCheckpoint(self._output, attempt_id=self._facts.attempt_id, step=step)
+        part = self._write_part(working, state, model, trial)
+        parts = self._peers.gather(part)
+        manifest: Manifest | None = None
+        error = ""
+        if self._session.place.is_first:
+            try:
+                manifest = working.commit(parts, lambda entries: self._describe(step, trigger, entries))
+            except (HoldfastError, OSError) as reason:
+                error = str(reason)
+            working.discard()
+        manifest, error = self._peers.from_first((manifest, error))
+        if manifest is None:
+            self._session.report(SaveFailed(step=step, trigger=trigger, reason=error, consequence=consequence))
+            return False
+        self._newest = (working.target, manifest)
+        self._session.saved_step = step
+        self.last_duration_s = clock.monotonic_s() - started_s
+        self._session.report(
+            Saved(
+                step=step,
+                trigger=trigger,
+                path=str(working.target),
+                num_files=len(manifest.files),
+                size_bytes=manifest.size_bytes,
+                duration_s=round(self.last_duration_s, 3),
+            )
+        )
+        self._prune()
+        return True
+
+    def adopt_added_files(self) -> None:
+        """Name in the manifest what callbacks have added to the newest checkpoint since its commit."""
+        if self._newest is None or not self._session.place.is_first:
+            return
+        path, manifest = self._newest
+        try:
+            manifest, added = reseal(path, manifest)
+        except (OSError, ValueError) as error:
+            reason = f"files that a callback added cannot be named in its manifest: {error}"
+            self._session.report(
+                SaveFailed(
+                    step=manifest.step,
+                    trigger=manifest.trigger,
+                    reason=reason,
+                    consequence="the checkpoint will be passed over on resume",
+                )
+            )
+            return
+        self._newest = (path, manifest)
+        if added:
+            self._session.report(Resealed(step=manifest.step, files=tuple(added)))
+
+    def _write_part(self, working: WorkingCheckpoint, state: RankState, model: Any, trial: Any) -> Part:
+        rank = self._session.place.rank
+        try:
+            root = working.rank_root(rank)
+            with self._led_to(root):
+                self._save(model, trial)
+            self._finish_trainer_state(root / working.name)
+            state.write(root / working.name, rank)
+            return working.seal(rank)
+        # Whatever the framework raises here, all ranks must hear of it, or the others wait for ever.
+        except Exception as error:  # noqa: BLE001
+            return Part(rank=rank, error=f"{type(error).__name__}: {error}")
+
+    @contextlib.contextmanager
+    def _led_to(self, root: Path) -> Iterator[None]:
+        trainer = self._trainer
+        original = trainer.__dict__.get("_get_output_dir")
+        best_step = trainer.state.best_global_step
+        trainer._get_output_dir = lambda trial=None: str(root)  # pyright: ignore[reportUnknownLambdaType]
+        # Without it the Trainer looks for the best checkpoint in the working folder, after a barrier at which
+        # healthy ranks would wait for one whose disk is full. `_finish_trainer_state` does what is left out.
+        trainer.state.best_global_step = None
+        try:
+            yield
+        finally:
+            trainer.state.best_global_step = best_step
+            if original is None:
+                del trainer._get_output_dir
+            else:
+                trainer._get_output_dir = original
+
+    def _finish_trainer_state(self, folder: Path) -> None:
+        state = self._trainer.state
+        if state.best_global_step:
+            best = Path(self._trainer.args.output_dir) / f"checkpoint-{state.best_global_step}"
+            if state.best_global_step == state.global_step or best.is_dir():
+                state.best_model_checkpoint = str(best)
+        if (folder / _TRAINER_STATE).exists():
+            state.save_to_json(str(folder / _TRAINER_STATE))
+
+    def _describe(self, step: int, trigger: Trigger, entries: tuple[FileEntry, ...]) -> Manifest:
+        facts = self._facts
+        epoch = float(self._trainer.state.epoch or 0.0)
+        return Manifest(
+            run_id=facts.run_id,
+            attempt=facts.attempt,
+            step=step,
+            epoch=epoch,
+            trigger=trigger,
+            world_size=facts.geometry.world_size,
+            global_batch=facts.geometry.global_batch,
+            gradient_accumulation=facts.geometry.accumulation,
+            samples_seen=facts.geometry.samples_seen(step=step, epoch=epoch, regular=facts.regular),
+            strategy=strategy_of(self._trainer),
+            libraries=_library_versions(),
+            created=clock.utc_now(),
+            files=entries,
+        )
+
+    def _prune(self) -> None:
+        if not self._session.place.is_first:
+            return
+        best = self._trainer.state.best_model_checkpoint
+        protected = {(self._output.root / Path(best).name)} if best else set[Path]()
+        superseded = select_superseded(
+            self._output.committed(), keep_newest=self._trainer.args.save_total_limit, protected=protected
+        )
+        try:
+            pruned = self._output.prune(superseded)
+        except OSError as error:
+            # Too many checkpoints are better than too few; the next save tries again.
+            self._session.report(
+                SaveFailed(
+                    step=self._trainer.state.global_step,
+                    trigger="retention",
+                    reason=f"an older checkpoint could not be deleted: {error}",
+                    consequence="it stays until the next save",
+                )
+            )
+            return
+        for path in pruned:
+            self._session.report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
+
+
+def strategy_of(trainer: Any) -> str:
+    """How the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`."""
+    if trainer.is_deepspeed_enabled:
+        return "deepspeed"
+    if trainer.is_fsdp_enabled:
+        return "fsdp"
+    return "ddp" if trainer.args.world_size > 1 else "single"
+
+
+def _library_versions() -> dict[str, str]:
+    versions = {"holdfast": __version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        if name in sys.modules:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
+    return versions
+
+
+__all__ = ["RunFacts", "Saver", "strategy_of"]

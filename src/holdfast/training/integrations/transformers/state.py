@@ -1,0 +1,231 @@
+"""What the Trainer does not save and an exact continuation needs, one small file per rank.
+
+- random number states of the epoch's beginning: samplers and worker seeds are drawn from them, so a resume in
+  mid-epoch must begin the epoch from the same ones;
+- the loss accumulated since the last log line, and what is needed for the average at the end;
+- work that was due at the step but given up for a prompt exit: an evaluation, the end of an epoch;
+- training time so far.
+
+`Moment` is the same in memory, with what changes inside a step: the Trainer can go back to it.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+_NAME = "holdfast_state_{rank}.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """What was due after the step and is done first on resume.
+
+    Args:
+        evaluate: the evaluation of this step.
+        epoch_end: everything that follows the last step of an epoch.
+        complete: training ends here; no further step is due.
+        grad_norm: of the step, for a log line at the epoch's end.
+        learning_rate: of the step, likewise.
+    """
+
+    evaluate: bool = False
+    epoch_end: bool = False
+    complete: bool = False
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSoFar:
+    """The Trainer's loss bookkeeping.
+
+    Args:
+        since_log: sum over the steps since the last log line, on this rank.
+        total: sum over all steps up to it, averaged over ranks.
+        last_logged_step: the step of that line.
+        first_step: the step at which the run began.
+    """
+
+    since_log: float
+    total: float
+    last_logged_step: int
+    first_step: int
+
+    @classmethod
+    def of(cls, trainer: Any) -> "LossSoFar":
+        """Read it; waits for the device to finish the last step."""
+        return cls(
+            since_log=float(trainer._tr_loss.item()),
+            total=float(trainer._total_loss_scalar),
+            last_logged_step=int(trainer._globalstep_last_logged),
+            first_step=int(trainer._initial_global_step),
+        )
+
+    def restore(self, trainer: Any) -> None:
+        """Give it to a Trainer whose loop is about to begin."""
+        trainer._tr_loss = torch.full_like(trainer._tr_loss, self.since_log)
+        trainer._total_loss_scalar = self.total
+        trainer._globalstep_last_logged = self.last_logged_step
+        trainer._initial_global_step = self.first_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """The contents of one rank's file.
+
+    Args:
+        loss: see `LossSoFar`.
+        pending: see `Pending`.
+        epoch_rng: random number states when the running epoch began; empty at an epoch's boundary.
+        elapsed_s: seconds of training up to here, over all attempts.
+    """
+
+    loss: LossSoFar
+    pending: Pending
+    epoch_rng: dict[str, Any]
+    elapsed_s: float
+
+    def write(self, folder: Path, rank: int) -> None:
+        """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
+        record = {
+            "loss": {name: getattr(self.loss, name) for name in LossSoFar.__slots__},
+            "pending": {name: getattr(self.pending, name) for name in Pending.__slots__},
+            "epoch_rng": self.epoch_rng,
+            "elapsed_s": self.elapsed_s,
+        }
+        torch.save(record, folder / _NAME.format(rank=rank))
+
+    @classmethod
+    def read(cls, folder: Path, *, rank: int, ranks_before: int, world_size: int) -> "RankState | None":
+        """Read the state for `rank` from a verified checkpoint that `ranks_before` ranks wrote.
+
+        With another number of ranks the losses are averaged, as the log line does. None when the file is not
+        there.
+        """
+        own = folder / _NAME.format(rank=rank % ranks_before)
+        if not own.is_file():
+            return None
+        state = cls._read(own)
+        if ranks_before == world_size:
+            return state
+        losses = [cls._read(folder / _NAME.format(rank=other)).loss.since_log for other in range(ranks_before)]
+        loss = LossSoFar(
+            since_log=sum(losses) / len(losses),
+            total=state.loss.total,
+            last_logged_step=state.loss.last_logged_step,
+            first_step=state.loss.first_step,
+        )
+        return cls(loss=loss, pending=state.pending, epoch_rng=state.epoch_rng, elapsed_s=state.elapsed_s)
+
+    @classmethod
+    def _read(cls, path: Path) -> "RankState":
+        record = load_plain(path)
+        return cls(
+            loss=LossSoFar(**record["loss"]),
+            pending=Pending(**record["pending"]),
+            epoch_rng=record["epoch_rng"],
+            elapsed_s=record["elapsed_s"],
+        )
+
+
+class Moment:
+    """A step boundary that the Trainer can go back to within the next step.
+
+    Parameters and optimizer state change in `optimizer.step` only and are not copied. Buffers that a forward
+    pass may change are, and so is everything that counts.
+
+    Args:
+        trainer: at a step boundary.
+        pending: what is due at it.
+        with_buffers: whether forward passes will follow before anybody goes back.
+    """
+
+    def __init__(self, trainer: Any, pending: Pending, *, with_buffers: bool) -> None:
+        self.step = int(trainer.state.global_step)
+        self.pending = pending
+        self._rng = capture_rng()
+        self._loss = trainer._tr_loss.clone()
+        self._flos = trainer.current_flos
+        self._num_tokens = trainer.state.num_input_tokens_seen
+        self._buffers = {name: tensor.clone() for name, tensor in _saved_buffers(trainer)} if with_buffers else {}
+
+    def go_back(self, trainer: Any) -> None:
+        """Undo what part of a step, or an evaluation, has changed."""
+        restore_rng(self._rng)
+        trainer._tr_loss = self._loss
+        trainer.current_flos = self._flos
+        trainer.state.num_input_tokens_seen = self._num_tokens
+        with torch.no_grad():
+            for name, tensor in _saved_buffers(trainer):
+                if name in self._buffers:
+                    tensor.copy_(self._buffers[name])
+
+
+def _saved_buffers(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    for prefix, module in trainer.model.named_modules():
+        for name, tensor in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}", tensor
+
+
+def capture_rng() -> dict[str, Any]:
+    """The states of all random number generators, in the layout of the Trainer's `rng_state.pth`."""
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.random.get_rng_state_all()
+    return states
+
+
+def restore_rng(states: dict[str, Any]) -> None:
+    """Put all random number generators where `capture_rng` found them."""
+    random.setstate(_as_tuples(states["python"]))
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    cuda = states.get("cuda")
+    if cuda is not None and torch.cuda.is_available():
+        if isinstance(cuda, torch.Tensor):
+            torch.cuda.random.set_rng_state(cuda)
+        else:
+            torch.cuda.random.set_rng_state_all(cuda)
+
+
+def _as_tuples(state: Any) -> Any:
+    return tuple(_as_tuples(item) for item in state) if isinstance(state, list | tuple) else state  # pyright: ignore
+
+
+def load_rng(folder: Path, *, rank: int, ranks_before: int) -> dict[str, Any] | None:
+    """Random number states from the Trainer's own files, whatever the number of ranks that wrote them."""
+    names = [f"rng_state_{rank % ranks_before}.pth"] if ranks_before > 1 else ["rng_state.pth"]
+    for name in names:
+        if (folder / name).is_file():
+            return load_plain(folder / name)
+    return None
+
+
+def load_plain(path: Path) -> dict[str, Any]:
+    """Read a file of plain values, tensors and numpy arrays; anything else in it is refused, never run."""
+    from transformers.trainer_pt_utils import safe_globals
+
+    with safe_globals():
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+__all__ = [
+    "LossSoFar",
+    "Moment",
+    "Pending",
+    "RankState",
+    "capture_rng",
+    "load_plain",
+    "load_rng",
+    "restore_rng",
+]

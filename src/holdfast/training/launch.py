@@ -1,0 +1,246 @@
+"""Starts and supervises the ranks of one node with torch elastic, and tells the truth about how they ended.
+
+torch elastic launches, monitors and restarts. What is added here: a signal to the launcher is passed on to the
+ranks at once and the platform's grace period is kept; agents of other nodes hear of it; ranks that Holdfast ended
+are not restarted; and the exit code says what happened, which torch elastic's own does not.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from holdfast.errors import ExitCode, UsageError
+from holdfast.foundation import clock, console
+from holdfast.training.record import RankRecord, read_records
+from holdfast.training.settings import RunSettings
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_log = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Which ranks to start on this node.
+
+    Args:
+        program: script and arguments, or module and arguments.
+        is_module: run the program as `python -m` does.
+        nproc_per_node: ranks on this node, or `auto`, `cpu`, `gpu` as for torchrun.
+        nnodes: number of nodes.
+        node_rank: this node's number, from 0.
+        master_addr: host of node 0; needed with several nodes.
+        master_port: a free port on it.
+        max_restarts: starts after a failure of a rank.
+    """
+
+    program: tuple[str, ...]
+    is_module: bool = False
+    nproc_per_node: str = "1"
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
+    max_restarts: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.program:
+            raise UsageError("no script was named", hint="holdfast run [OPTIONS] SCRIPT [ARGS…]")
+        if not self.is_module and not Path(self.program[0]).is_file():
+            raise UsageError(f"there is no script {self.program[0]}", hint="check the path; it is relative to here")
+        if self.nproc_per_node not in {"auto", "cpu", "gpu"} and not (
+            self.nproc_per_node.isdecimal() and int(self.nproc_per_node) > 0
+        ):
+            raise UsageError(f"--nproc-per-node {self.nproc_per_node!r} must be a positive number or auto")
+        if self.nnodes < 1:
+            raise UsageError(f"--nnodes {self.nnodes} must be at least 1")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise UsageError(f"--node-rank {self.node_rank} must be at least 0 and below --nnodes {self.nnodes}")
+        if self.nnodes > 1 and self.master_addr is None:
+            raise UsageError("several nodes need --master-addr", hint="the host name of node 0, the same everywhere")
+        if self.master_port is not None and not 0 < self.master_port < 65536:
+            raise UsageError(f"--master-port {self.master_port} must be a port number")
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts {self.max_restarts} must not be negative")
+
+
+def launch(plan: LaunchPlan, settings: RunSettings) -> int:
+    """Run the ranks of this node to their end.
+
+    Call it on the main thread: it owns the process's signals from here on.
+
+    Returns:
+        The exit code for this process: 0, 75, 143, 14, 130, or the failed rank's own.
+    """
+    console.set_up(settings.verbosity)
+    with _record_folder() as records:
+        stop = StopRequest(settings, records)
+        stop.listen()
+        settings = replace(settings, record_folder=str(records), launcher_pid=os.getpid())
+        _prepare_environment(settings)
+        # Importing torch takes seconds; until the ranks are there, a signal simply ends this process.
+        from holdfast.training.agent import run_agent
+
+        outcome = run_agent(plan, settings, stop)
+        return _verdict(outcome.exit_codes, read_records(records, outcome.restarts), stop)
+
+
+class StopRequest:
+    """Signals to the launcher: passed on to its ranks, with the deadline that the platform grants.
+
+    A thread does the work, because the main thread may be inside torch's rendezvous, in which no Python handler
+    runs.
+
+    Args:
+        settings: `grace_s`.
+        records: the folder to remove when the process ends here.
+    """
+
+    def __init__(self, settings: RunSettings, records: Path) -> None:
+        # Ranks leave at grace - margin; what then still lives is killed with half the margin to spare.
+        self._kill_after_s = settings.grace_s - settings.margin_s / 2
+        self._records = records
+        self._lock = threading.Lock()
+        self._pids: tuple[int, ...] = ()
+        self._num_interrupts = 0
+        self._deadline_s: float | None = None
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.signal = 0
+        """The signal that stops this node, or 0."""
+        self.killed = False
+        """Whether ranks had to be killed."""
+
+    def listen(self) -> None:
+        """Own SIGTERM, SIGINT, SIGHUP and SIGUSR1 from here on; call it on the main thread."""
+        for number in (*_STOP_SIGNALS, signal.SIGUSR1):
+            signal.signal(number, _leave_it_to_the_thread)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._serve, name="holdfast-signals", daemon=True).start()
+
+    def watch(self, pids: Sequence[int]) -> None:
+        """These are the ranks now, none while they are being replaced; an earlier request reaches them here."""
+        with self._lock:
+            self._pids = tuple(pids)
+            if self.signal:
+                self._send(signal.SIGTERM)
+
+    def request(self, number: int) -> None:
+        """Stop the ranks of this node: they vote, save and leave."""
+        with self._lock:
+            if self.signal:
+                return
+            self.signal = number
+            self._deadline_s = clock.monotonic_s() + self._kill_after_s
+            self._send(signal.SIGTERM)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writer, b"\0")  # the thread now has a deadline to watch
+
+    def _serve(self) -> None:
+        while True:
+            wait_s = None if self._deadline_s is None else max(0.0, self._deadline_s - clock.monotonic_s())
+            ready, _, _ = select.select([self._reader], [], [], wait_s)
+            for number in os.read(self._reader, 64) if ready else b"":
+                self._answer(number)
+            if self._deadline_s is not None and clock.monotonic_s() >= self._deadline_s:
+                self._kill()
+                self._deadline_s = None
+
+    def _answer(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            with self._lock:
+                self._send(signal.SIGUSR1)
+        elif number in _STOP_SIGNALS:
+            if number == signal.SIGINT:
+                self._num_interrupts += 1
+            if self._num_interrupts > 1:
+                self._kill()
+                self._exit(ExitCode.SIGINT)
+            if not self._pids:
+                self._exit(_code_of_signal(number))
+            self.request(number)
+
+    def _exit(self, code: int) -> None:
+        shutil.rmtree(self._records, ignore_errors=True)
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _kill(self) -> None:
+        self.killed = True
+        for pid in self._pids:
+            # Ranks lead sessions of their own: their data loaders go with them.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
+    """Having a handler is what makes the interpreter write the number to the wake-up pipe."""
+
+
+@contextlib.contextmanager
+def _record_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prepare_environment(settings: RunSettings) -> None:
+    os.environ.update({name: text for name, text in settings.to_environment().items() if text})
+    for name, text in settings.to_environment().items():
+        if not text:
+            os.environ.pop(name, None)
+    # torch elastic kills ranks 30 s after a signal, whatever the platform grants, unless told otherwise.
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))
+    if settings.verbosity == 0:
+        # Its reports describe our own exit codes as failures; what matters is said by `_verdict`.
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
+
+
+def _verdict(exit_codes: dict[int, int], records: dict[int, RankRecord], stop: StopRequest) -> int:
+    """The one exit code for the node, from how its ranks ended."""
+    if exit_codes and not any(exit_codes.values()):
+        return ExitCode.OK
+    own = {record.exit_code: record for record in records.values() if record.exit_code is not None}
+    if ExitCode.INTERRUPTED_SAVED in own:
+        return ExitCode.INTERRUPTED_SAVED
+    for code in (ExitCode.NOTHING_VALID, ExitCode.CONFLICT, ExitCode.STORAGE, ExitCode.USAGE, ExitCode.FAILED):
+        if code in own:
+            return code
+    if ExitCode.TERMINATED_UNSAVED in own or stop.signal:
+        if stop.killed:
+            _log.error("ranks that did not leave within the grace period were killed; nothing was saved by them")
+        return _code_of_signal(stop.signal)
+    rank, code = min(exit_codes.items(), key=lambda item: (item[1] in {0, 143, -signal.SIGTERM}, item[0]))
+    reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    _log.error("rank %s %s; its own output above says why", rank, reason)
+    return 128 - code if code < 0 else code
+
+
+def _code_of_signal(number: int) -> int:
+    return ExitCode.SIGINT if number == signal.SIGINT else ExitCode.TERMINATED_UNSAVED
+
+
+def rank_command(plan: LaunchPlan) -> tuple[str, list[str]]:
+    """The command of one rank: interpreter and arguments."""
+    module = ["-m"] if plan.is_module else []
+    return sys.executable, ["-u", "-m", "holdfast.training", *module, *plan.program]
+
+
+__all__ = ["LaunchPlan", "StopRequest", "launch", "rank_command"]

@@ -1,0 +1,101 @@
+"""Runs the user's program as one rank: signals, hooks, the program, and the exit code that is true."""
+
+import atexit
+import ctypes
+import logging
+import os
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from holdfast.errors import ExitCode, HoldfastError, Interrupted, PeerError, UsageError
+from holdfast.training.integrations import install_integrations
+from holdfast.training.session import Session, start_session
+
+_log = logging.getLogger("holdfast")
+_PR_SET_PDEATHSIG = 1
+_USAGE = "python -m holdfast.training SCRIPT [ARGS…]  or  python -m holdfast.training -m MODULE [ARGS…]"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program named by `arguments` and return the exit code of this process."""
+    try:
+        session = start_session()
+    except (HoldfastError, ValueError) as error:
+        sys.stderr.write(f"holdfast: error: {error}\n")
+        return ExitCode.USAGE
+    _die_with(session.settings.launcher_pid)
+    try:
+        is_module, program = _parse(arguments)
+        install_integrations(session)
+        _run(program, is_module=is_module)
+    except Interrupted as interrupted:
+        return _leave(session, interrupted)
+    except PeerError as error:
+        # Not recorded as Holdfast's verdict: the launcher may start the ranks anew.
+        _log.error("%s", error)
+        return ExitCode.FAILED
+    except HoldfastError as error:
+        session.record.ended(error.exit_code, str(error))
+        if session.place.is_first or error.exit_code == ExitCode.USAGE:
+            _log.error("%s", error)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001  the user's program failed: its traceback, its exit code
+        if session.interrupted is None:
+            _print_user_traceback(error)
+            return ExitCode.FAILED
+    if session.interrupted is not None:  # the program caught the interruption and went on to its end
+        return _leave(session, session.interrupted)
+    return ExitCode.OK
+
+
+def _parse(arguments: list[str]) -> tuple[bool, list[str]]:
+    is_module = arguments[:1] == ["-m"]
+    program = arguments[1:] if is_module else arguments
+    if not program or program[0].startswith("-"):
+        raise UsageError("no script was named", hint=_USAGE)
+    if not is_module and not Path(program[0]).is_file():
+        raise UsageError(f"there is no script {program[0]}", hint="check the path; it is relative to here")
+    return is_module, program
+
+
+def _run(program: list[str], *, is_module: bool) -> None:
+    sys.argv = list(program)
+    if is_module:
+        # As `python -m` does: the current folder stands where this module's own folder was.
+        sys.path[0] = os.getcwd()
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(program[0]).resolve().parent)
+        runpy.run_path(program[0], run_name="__main__")
+
+
+def _leave(session: Session, interrupted: Interrupted) -> int:
+    # Loggers and trackers flush in their exit handlers; the deadline still holds while they do.
+    atexit._run_exitfuncs()
+    session.end_now(interrupted.exit_code)
+    return interrupted.exit_code
+
+
+def _die_with(launcher_pid: int | None) -> None:
+    """Ask the kernel for SIGTERM when the launcher dies, so that no rank trains on unseen."""
+    if launcher_pid is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if os.getppid() != launcher_pid:  # it died before the kernel knew
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _print_user_traceback(error: BaseException) -> None:
+    """The traceback as Python would print it, without the frames that ran the script."""
+    ours = (str(Path(__file__)), "<frozen runpy>", runpy.__file__)
+    frame: TracebackType | None = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename in ours:
+        frame = frame.tb_next
+    traceback.print_exception(type(error), error, frame or error.__traceback__)
+
+
+__all__ = ["main"]

@@ -1,0 +1,117 @@
+"""Where a run begins: which checkpoint, verified; agreed on by all ranks.
+
+The first rank lists, verifies and picks; everybody takes its answer. A damaged newest checkpoint means the
+next older one and a warning; nothing valid where something was means exit code 14, never silently from
+scratch.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.catalog import list_checkpoints, newest_valid, set_aside, step_of
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
+from holdfast.checkpoint.verify import Fault, verify
+from holdfast.errors import CheckpointError
+from holdfast.foundation import clock, files
+from holdfast.foundation.events import CheckpointRejected, Event, Resumed, SetAside
+from holdfast.training.settings import RunSettings
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """A verified checkpoint to go on from."""
+
+    path: Path
+    manifest: Manifest
+
+
+def choose(
+    output: OutputFolder,
+    settings: RunSettings,
+    *,
+    restart: int,
+    report: Callable[[Event], None],
+    progress: Progress | None = None,
+) -> ResumePoint | None:
+    """Pick the checkpoint to go on from; the first rank does it, holding the output folder.
+
+    Args:
+        output: the claimed output folder.
+        settings: `resume` and `from_scratch`. Both a named checkpoint and `from_scratch` mean the first start:
+            when torch elastic starts failed ranks anew, what they saved since counts.
+        restart: how often the ranks were started anew.
+        report: told what was rejected, set aside and chosen.
+        progress: see `holdfast.checkpoint.verify.verify`.
+
+    Returns:
+        The checkpoint, or None to begin at step 0.
+
+    Raises:
+        NothingValidError: checkpoints exist, and none of them is valid.
+        CheckpointError: the checkpoint that was named is not valid.
+    """
+    is_first_start = restart == 0
+    if settings.resume == "never" or (settings.from_scratch and is_first_start):
+        _set_aside(output, list_checkpoints(output.root), report)
+        return None
+    started_s = clock.monotonic_s()
+    if settings.resume not in {"auto", "never"} and is_first_start:
+        point = _named(Path(settings.resume), progress)
+        if point.path.parent.resolve() == output.root.resolve():
+            newer = [path for path in list_checkpoints(output.root) if (step_of(path) or 0) > point.manifest.step]
+            _set_aside(output, newer, report)
+        else:
+            _set_aside(output, list_checkpoints(output.root), report)
+    else:
+
+        def rejected(path: Path, fault: Fault) -> None:
+            report(CheckpointRejected(path=str(path), file=fault.file, reason=fault.reason))
+
+        found = newest_valid(output.root, rejected=rejected, progress=progress)
+        if found is None:
+            return None
+        point = ResumePoint(path=found[0], manifest=found[1])
+    report(
+        Resumed(
+            step=point.manifest.step,
+            path=str(point.path),
+            num_files=len(point.manifest.files),
+            size_bytes=point.manifest.size_bytes,
+            duration_s=round(clock.monotonic_s() - started_s, 3),
+        )
+    )
+    return point
+
+
+def _named(path: Path, progress: Progress | None) -> ResumePoint:
+    verdict = verify(path, progress=progress)
+    if verdict.manifest is None or not verdict.is_valid:
+        raise CheckpointError(
+            f"--resume {path} is not a valid checkpoint: {verdict.faults[0]}; training was not started",
+            hint="name another one, or leave --resume out for the newest valid one",
+        )
+    return ResumePoint(path=path, manifest=verdict.manifest)
+
+
+def _set_aside(output: OutputFolder, paths: list[Path], report: Callable[[Event], None]) -> None:
+    place = set_aside(output.root, paths)
+    if place is not None:
+        report(SetAside(num_checkpoints=len(paths), path=str(place)))
+
+
+@contextlib.contextmanager
+def lease(point: ResumePoint | None) -> Iterator[None]:
+    """While ranks read the checkpoint, no other run on this folder prunes it."""
+    if point is None:
+        yield
+        return
+    with files.reading(point.path / MANIFEST_NAME):
+        yield
+
+
+__all__ = ["ResumePoint", "choose", "lease"]

@@ -1,0 +1,137 @@
+"""One rank's life under Holdfast: its settings, its place, its signals, and the way it ends.
+
+There is one session per process. Integrations find it with `current_session` and tell it where the run is;
+it knows what a signal means there and which exit code is true.
+"""
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ExitCode, Interrupted
+from holdfast.foundation import console, events
+from holdfast.foundation.environment import Place
+from holdfast.foundation.events import Event, EventLog
+from holdfast.training.record import RecordFile
+from holdfast.training.settings import RunSettings
+from holdfast.training.termination import Termination
+
+if TYPE_CHECKING:
+    from holdfast.training.peers import Peers
+
+_current: "Session | None" = None
+
+
+class Session:
+    """One rank under Holdfast.
+
+    Args:
+        settings: what the run was asked to do.
+        place: this rank among its peers.
+    """
+
+    def __init__(self, settings: RunSettings, place: Place) -> None:
+        self.log = console.set_up(settings.verbosity)
+        self.settings = settings
+        self.place = place
+        self.record = RecordFile(settings.record_folder, place.rank, place.restart)
+        self.termination = Termination(
+            within_s=settings.grace_s - settings.margin_s,
+            on_outside=self._end_outside,
+            on_deadline=self._end_at_deadline,
+        )
+        self.step = 0
+        """Optimizer steps done, for messages."""
+        self.saved_step: int | None = None
+        """The newest step that is committed, in this attempt or before it."""
+        self.interrupted: Interrupted | None = None
+        """Set once the run has been told to leave; whoever continues anyway is stopped again."""
+        self.peers: Peers | None = None
+        """The ranks' process group, made by the first integration that needs it."""
+        self.output_folders: set[Path] = set()
+        """Where this process has trained into; a second training there would take the first one's checkpoints."""
+        self._events = EventLog(None)
+        self._ending = threading.Lock()
+
+    def write_events_to(self, path: Path) -> None:
+        """From now on this rank's events go to the stream at `path` too."""
+        self._events = EventLog(path)
+
+    def report(self, event: Event) -> None:
+        """Tell people and programs; the first rank speaks for the job."""
+        if self.place.is_first:
+            self._events.write(event)
+            self.log.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event.line)
+
+    def interrupt(self, *, saved: bool, reason: str = "") -> Interrupted:
+        """Note that the run leaves here; the caller raises what is returned.
+
+        Args:
+            saved: whether the state of the last step is committed.
+            reason: why not, otherwise.
+        """
+        event = events.Interrupted(step=self.step, saved=saved, reason=reason)
+        code = ExitCode.INTERRUPTED_SAVED if saved else ExitCode.TERMINATED_UNSAVED
+        self.record.ended(code, event.line)
+        self.report(event)
+        self.interrupted = Interrupted(code, event.line)
+        return self.interrupted
+
+    def end_now(self, code: int) -> None:
+        """Leave without the interpreter's tear-down, which takes longer than a save; does not return."""
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue
+        os._exit(code)
+
+    def _end_outside(self, number: int) -> None:
+        # Nothing of the training is in danger here: it has not begun, or its last step is committed.
+        with self._ending:
+            saved = self.saved_step is not None and self.saved_step == self.step
+            reason = "nothing was trained yet" if self.step == 0 else "the last step was not committed"
+            event = events.Interrupted(step=self.step, saved=saved, reason=reason)
+            code = ExitCode.INTERRUPTED_SAVED if saved else ExitCode.TERMINATED_UNSAVED
+            self.record.ended(code, event.line)
+            self.report(event)
+            self.end_now(code)
+
+    def _end_at_deadline(self) -> None:
+        with self._ending:
+            if self.interrupted is not None:
+                self.end_now(self.interrupted.exit_code)
+            stands = f"step {self.saved_step} stands" if self.saved_step is not None else "no checkpoint exists"
+            event = events.Interrupted(
+                step=self.step,
+                saved=False,
+                reason=f"the {self.settings.grace_s:g} s of grace were not enough to finish and save; {stands}",
+            )
+            self.record.ended(ExitCode.TERMINATED_UNSAVED, event.line)
+            self.report(event)
+            self.end_now(ExitCode.TERMINATED_UNSAVED)
+
+
+def start_session() -> Session:
+    """Begin this process's session: signals first, because importing torch takes seconds.
+
+    Raises:
+        UsageError: a HOLDFAST_* variable cannot be meant.
+        ValueError: RANK or WORLD_SIZE cannot be meant.
+    """
+    global _current  # noqa: PLW0603  signals and exit codes are the process's, and so is the session
+    session = Session(RunSettings.from_environment(), Place.from_environment())
+    session.termination.install()
+    _current = session
+    return session
+
+
+def current_session() -> Session | None:
+    """The session of this process, or None when it does not run under Holdfast."""
+    return _current
+
+
+__all__ = ["Session", "current_session", "start_session"]

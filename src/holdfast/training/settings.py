@@ -1,0 +1,129 @@
+"""What a run was asked to do: the options of `holdfast run`, carried to the ranks as HOLDFAST_* variables."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from holdfast.errors import UsageError
+
+SAVE_STRATEGIES = ("steps", "epoch", "no")
+_PREFIX = "HOLDFAST_"
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """The options of a run. None means: the script's own setting stands."""
+
+    output_dir: str | None = None
+    """Where checkpoints go, instead of the script's own output_dir."""
+    save_strategy: str | None = None
+    """`steps`, `epoch`, or `no` for no periodic checkpoints; a termination signal still saves."""
+    save_steps: int | None = None
+    """Optimizer steps between periodic checkpoints; implies `steps`."""
+    save_total_limit: int | None = None
+    """How many checkpoints to keep; never the last good one is deleted."""
+    grace_s: float = 30.0
+    """Seconds that the platform grants between SIGTERM and SIGKILL."""
+    resume: str = "auto"
+    """`auto`: the newest valid checkpoint; `never`; or the path of one checkpoint."""
+    from_scratch: bool = False
+    """Begin a new run once; what the folder holds is moved aside."""
+    allow_batch_change: bool = False
+    """Go on with another number of samples per step than the checkpoint's."""
+    peer_timeout_s: float = 1800.0
+    """How long a rank waits for another one that is alive but silent."""
+    verbosity: int = 0
+    """0: one line per event; more: details."""
+    record_folder: str | None = field(default=None)
+    """Where ranks tell their launcher how they ended; set by the launcher."""
+    launcher_pid: int | None = field(default=None)
+    """The process whose death ends the rank; set by the launcher."""
+
+    def __post_init__(self) -> None:
+        if self.output_dir is not None and not self.output_dir.strip():
+            raise UsageError("--output-dir is empty", hint="name a folder")
+        if self.save_strategy is not None and self.save_strategy not in SAVE_STRATEGIES:
+            raise UsageError(
+                f"--save-strategy {self.save_strategy!r} is unknown",
+                hint=f"use one of {', '.join(SAVE_STRATEGIES)}",
+            )
+        if self.save_steps is not None and self.save_steps < 1:
+            raise UsageError(
+                f"--save-steps {self.save_steps} must be at least 1",
+                hint="use --save-strategy no for no periodic checkpoints",
+            )
+        if self.save_steps is not None and self.save_strategy not in {None, "steps"}:
+            raise UsageError(
+                f"--save-steps {self.save_steps} contradicts --save-strategy {self.save_strategy}",
+                hint="leave one of them out",
+            )
+        if self.save_total_limit is not None and self.save_total_limit < 1:
+            raise UsageError(
+                f"--save-total-limit {self.save_total_limit} must be at least 1",
+                hint="leave it out to keep every checkpoint",
+            )
+        for name, value in (("--grace", self.grace_s), ("HOLDFAST_PEER_TIMEOUT", self.peer_timeout_s)):
+            if not 0 < value < float("inf"):
+                raise UsageError(f"{name} {value} must be a positive number of seconds")
+        if not self.resume:
+            raise UsageError("--resume is empty", hint="use auto, never, or the path of a checkpoint")
+        if self.from_scratch and self.resume not in {"auto", "never"}:
+            raise UsageError(f"--from-scratch contradicts --resume {self.resume}", hint="leave one of them out")
+
+    @property
+    def margin_s(self) -> float:
+        """How long before the platform's SIGKILL every rank has left: a fifth of the grace, at most 3 s."""
+        return min(3.0, 0.2 * self.grace_s)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> "RunSettings":
+        """Read HOLDFAST_* variables; unset or empty ones keep the default.
+
+        Raises:
+            UsageError: a value cannot be meant.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        for setting in fields(cls):
+            text = environ.get(variable(setting.name), "").strip()
+            if text:
+                values[setting.name] = _parse(variable(setting.name), text, _kind(setting.type))
+        return cls(**values)  # pyright: ignore[reportArgumentType]
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables from which `from_environment` makes an equal value; an empty text unsets a setting."""
+        texts: dict[str, str] = {}
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            texts[variable(setting.name)] = "" if value is None else str(int(value) if value is True else value)
+        return texts
+
+
+def variable(setting: str) -> str:
+    """The environment variable of a setting: `grace_s` → `HOLDFAST_GRACE`."""
+    return _PREFIX + setting.removesuffix("_s").upper()
+
+
+def _kind(annotation: object) -> str:
+    """The first type that an annotation names: `int | None` → `int`."""
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).split(" | ")[0]
+
+
+def _parse(name: str, text: str, kind: str) -> object:
+    if kind == "bool" and text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    if kind == "bool":
+        raise UsageError(f"{name}={text!r} must be 1 or 0")
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError as error:
+        what = "a whole number" if kind == "int" else "a number of seconds"
+        raise UsageError(f"{name}={text!r} must be {what}") from error
+    return text
+
+
+__all__ = ["SAVE_STRATEGIES", "RunSettings", "variable"]

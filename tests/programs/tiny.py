@@ -1,0 +1,144 @@
+"""An ordinary Trainer script, small enough for tests: nothing in it knows of Holdfast.
+
+The model is a tiny Qwen2 with dropout on random token blocks; --step-ms stretches a micro-batch.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+
+class Blocks(torch.utils.data.Dataset):
+    def __init__(self, count: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.tokens = torch.randint(0, 64, (count, 8), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+class SlowTrainer(Trainer):
+    step_s = 0.0
+    eval_s = 0.0
+
+    def training_step(self, *args, **kwargs):
+        time.sleep(self.step_s)
+        return super().training_step(*args, **kwargs)
+
+    def prediction_step(self, *args, **kwargs):
+        time.sleep(self.eval_s)
+        return super().prediction_step(*args, **kwargs)
+
+
+class CrashOnce(TrainerCallback):
+    def __init__(self, step: int, rank: int, flag: Path) -> None:
+        self.step, self.rank, self.flag = step, rank, flag
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step and args.process_index == self.rank and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), 9)
+
+
+class AddFile(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            Path(args.output_dir, f"checkpoint-{state.global_step}", "notes.txt").write_text("added in on_save")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--epochs", type=float, default=2)
+    parser.add_argument("--max-steps", type=int, default=-1)
+    parser.add_argument("--batch-size", type=int, default=2)
+    parser.add_argument("--grad-accum", type=int, default=2)
+    parser.add_argument("--save-strategy", default="no")
+    parser.add_argument("--save-steps", type=float, default=500)
+    parser.add_argument("--save-total-limit", type=int, default=None)
+    parser.add_argument("--eval-strategy", default="no")
+    parser.add_argument("--eval-steps", type=int, default=5)
+    parser.add_argument("--best", action="store_true")
+    parser.add_argument("--logging-steps", type=int, default=3)
+    parser.add_argument("--logging-strategy", default="steps")
+    parser.add_argument("--step-ms", type=float, default=0)
+    parser.add_argument("--eval-ms", type=float, default=0)
+    parser.add_argument("--load-s", type=float, default=0)
+    parser.add_argument("--crash-step", type=int, default=0)
+    parser.add_argument("--crash-rank", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--add-file", action="store_true")
+    parser.add_argument("--hidden", type=int, default=16)
+    parser.add_argument("--raise-at-start", action="store_true")
+    parser.add_argument("--jit", action="store_true", help="the Trainer's own JIT checkpoints")
+    options = parser.parse_args()
+    if options.raise_at_start:
+        raise RuntimeError("this script fails on purpose")
+
+    args = TrainingArguments(
+        output_dir=options.out,
+        num_train_epochs=options.epochs,
+        max_steps=options.max_steps,
+        per_device_train_batch_size=options.batch_size,
+        per_device_eval_batch_size=options.batch_size,
+        gradient_accumulation_steps=options.grad_accum,
+        learning_rate=1e-2,
+        lr_scheduler_type="cosine",
+        save_strategy=options.save_strategy,
+        save_steps=options.save_steps,
+        save_total_limit=options.save_total_limit,
+        eval_strategy=options.eval_strategy,
+        eval_steps=options.eval_steps,
+        load_best_model_at_end=options.best,
+        logging_steps=options.logging_steps,
+        logging_strategy=options.logging_strategy,
+        logging_first_step=False,
+        dataloader_num_workers=options.workers,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=7,
+        enable_jit_checkpoint=options.jit,
+    )
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    Path(options.out, f"loading-{os.environ.get('RANK', '0')}").touch()
+    time.sleep(options.load_s)
+    torch.manual_seed(1)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=64,
+            hidden_size=options.hidden,
+            intermediate_size=2 * options.hidden,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            attention_dropout=0.1,
+            max_position_embeddings=16,
+        )
+    )
+    trainer = SlowTrainer(model, args, train_dataset=Blocks(options.samples, 3), eval_dataset=Blocks(16, 4))
+    trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000
+    if options.crash_step:
+        flag = Path(options.out, "crashed")
+        trainer.add_callback(CrashOnce(options.crash_step, options.crash_rank, flag))
+    if options.add_file:
+        trainer.add_callback(AddFile())
+    trainer.train()
+    # What follows must not happen after an interruption.
+    if trainer.is_world_process_zero():
+        trainer.save_model(str(Path(options.out, "final")))
+        torch.save(trainer.optimizer.state_dict(), Path(options.out, "final", "optimizer.pt"))
+        Path(options.out, "final", "log.json").write_text(json.dumps(trainer.state.log_history))
+
+
+if __name__ == "__main__":
+    main()
