@@ -1,0 +1,149 @@
+"""Starts real `holdfast run` jobs, watches their event stream, signals them, and never leaves one behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+TINY = Path(__file__).parent.parent / "programs" / "tiny.py"
+_POLL_S = 0.01
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a job: one thread a rank, no settings of whoever runs the tests."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
+    }
+    kept.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+    kept.update(changes)
+    return kept
+
+
+class Job:
+    """One running command with an output folder."""
+
+    def __init__(self, command: list[str], output: Path, *, log: Path, env: dict[str, str] | None = None) -> None:
+        self.output = output
+        self.log = log
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen(
+                command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, env=env or environment()
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        return read_events(self.output, name)
+
+    def wait_for(self, what: str, found: Callable[[], Any], timeout_s: float = 90) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            result = found()
+            if result:
+                return result
+            if self.process.poll() is not None:
+                raise AssertionError(f"the job ended with {self.process.returncode} before {what}\n{self.text}")
+            time.sleep(_POLL_S)
+        raise AssertionError(f"no {what} within {timeout_s} s\n{self.text}")
+
+    def wait_for_event(self, name: str, count: int = 1, **fields: Any) -> dict[str, Any]:
+        def found() -> dict[str, Any] | None:
+            matching = [event for event in self.events(name) if fields.items() <= event.items()]
+            return matching[count - 1] if len(matching) >= count else None
+
+        return self.wait_for(f"event {name} {fields or ''}", found)
+
+    def wait_for_step(self, step: int) -> int:
+        def found() -> int:
+            with contextlib.suppress(OSError, ValueError):
+                progress = json.loads((self.output / ".holdfast" / "progress.json").read_text())
+                return progress["step"] if progress["step"] >= step else 0
+            return 0
+
+        return self.wait_for(f"step {step}", found)
+
+    def rank_pids(self, attempt: int | None = None) -> list[int]:
+        """The ranks' processes, of the newest attempt unless another one is named."""
+        started = self.events("attempt_started")
+        if attempt is not None:
+            started = [event for event in started if event["attempt"] == attempt]
+        return [rank["pid"] for rank in started[-1]["ranks"]]
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 90) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job did not end within {timeout_s} s\n{self.text}") from None
+
+    def kill_everything(self) -> None:
+        """SIGKILL to the launcher and every rank, at once."""
+        pids = [self.process.pid]
+        with contextlib.suppress(IndexError):
+            pids += self.rank_pids()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        wait_until_gone(pids)
+
+
+def holdfast(output: Path, *options: str, program: list[str] | None = None, log: Path | None = None, **env: str) -> Job:
+    """Start `holdfast run` on the tiny script, or on another program."""
+    program = program or [str(TINY), "--out", str(output)]
+    command = [sys.executable, "-m", "holdfast.cli.main", "run", *options, *program]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return Job(command, output, log=log or output.parent / f"{output.name}.log", env=environment(**env))
+
+
+def tiny(output: Path, *arguments: str) -> list[str]:
+    """The tiny script with arguments, as a program for `holdfast`."""
+    return [str(TINY), "--out", str(output), *arguments]
+
+
+def read_events(output: Path, name: str | None = None) -> list[dict[str, Any]]:
+    path = output / ".holdfast" / "events.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    return [event for line in lines if (event := json.loads(line)) and name in {None, event["event"]}]
+
+
+def committed_steps(output: Path) -> list[int]:
+    """Steps of the folders with a manifest."""
+    return sorted(int(path.parent.name.split("-")[1]) for path in output.glob("checkpoint-*/holdfast-manifest.json"))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"processes {[pid for pid in pids if is_alive(pid)]} are still there"
+        time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def no_orphans(*jobs: Job) -> Iterator[None]:
+    """Whatever happens in the block, no process of the jobs outlives it."""
+    try:
+        yield
+    finally:
+        for job in jobs:
+            if job.process.poll() is None:
+                job.kill_everything()
