@@ -1,0 +1,53 @@
+# Everything a contributor types. Each target builds .venv first if it is missing or out of date.
+#
+# pip takes the PyTorch build that its index offers; on a machine without a GPU, point PIP_EXTRA_INDEX_URL to
+# PyTorch's own CPU index to be spared the CUDA packages (about 3 GB).
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-long check lint bench clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(INSTALLED) ## create .venv with Holdfast (editable), its extras and the development tools
+
+# `pip check` fails when a dependency was satisfied by anything but what constraints.txt pins it to work with.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Holdfast needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[transformers,trl]' --group dev
+	$(BIN)/python -m pip check
+	touch $@
+
+demo: $(INSTALLED) ## preempt a training run and prove that nothing was lost (about 2 minutes, no GPU)
+	$(BIN)/python examples/demo.py
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+check: lint ## formatting, lint, types, layers and the unit tests (under a minute)
+	$(BIN)/pytest -m 'not ranks and not slow'
+
+test: lint ## everything a change must pass: `check` and the tests with real ranks
+	$(BIN)/pytest -m 'not slow'
+
+test-long: lint ## `test` and the many repetitions (tens of minutes)
+	$(BIN)/pytest
+
+bench: $(INSTALLED) ## run every benchmark
+	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark"; done
+
+clean: ## remove outputs and caches; .venv stays
+	rm -rf demo-output build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
