@@ -72,7 +72,9 @@ class OutputFolder:
         try:
             self.work.mkdir(parents=True, exist_ok=True)
             self.trash.mkdir(exist_ok=True)
-            files.write_atomic(self.control / "writable", b"", durable=False)
+            probe = self.control / "writable"
+            files.write_atomic(probe, b"", durable=False)
+            probe.unlink()
         except OSError as error:
             what = "is not a folder" if isinstance(error, NotADirectoryError | FileExistsError) else "cannot be used"
             raise StorageError(

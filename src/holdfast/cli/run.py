@@ -1,5 +1,7 @@
 """`holdfast run`: an unchanged training script, on the ranks of this node."""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -150,7 +152,10 @@ def run(
         master_port=master_port,
         max_restarts=max_restarts,
     )
-    raise typer.Exit(launch(plan, settings))
+    code = launch(plan, settings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 __all__ = ["run"]

@@ -80,7 +80,8 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
     Call it on the main thread: it owns the process's signals from here on.
 
     Returns:
-        The exit code for this process: 0, 75, 143, 14, 130, or the failed rank's own.
+        The exit code for this process: 0, 75, 143, 14, 130, or the failed rank's own. Leave with it at once:
+        tearing down an interpreter with torch in it takes longer than a save.
     """
     console.set_up(settings.verbosity)
     with _record_folder() as records:

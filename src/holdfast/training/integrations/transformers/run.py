@@ -468,7 +468,7 @@ class TrainerRun:
     def _leave(self) -> Interrupted:
         self._announce_stop()
         saved = self._session.saved_step is not None and self._session.saved_step == self._step
-        reason = "no step was finished" if self._step == 0 else "the save failed"
+        reason = "" if saved else "no step was finished" if self._step == 0 else "the save failed"
         self._tell_progress(force=True)
         return self._session.interrupt(saved=saved, reason=reason)
 

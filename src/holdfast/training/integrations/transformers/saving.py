@@ -75,7 +75,9 @@ class Saver:
         self._output = output
         self._facts = facts
         self._save = save
+        self._libraries = _library_versions()
         self._newest: tuple[Path, Manifest] | None = None
+        _build_ahead(trainer)
         self.last_duration_s: float | None = None
         """Seconds that the last successful save took; None before the first."""
 
@@ -204,7 +206,7 @@ class Saver:
             gradient_accumulation=facts.geometry.accumulation,
             samples_seen=facts.geometry.samples_seen(step=step, epoch=epoch, regular=facts.regular),
             strategy=strategy_of(self._trainer),
-            libraries=_library_versions(),
+            libraries=self._libraries,
             created=clock.utc_now(),
             files=entries,
         )
@@ -241,6 +243,14 @@ def strategy_of(trainer: Any) -> str:
     if trainer.is_fsdp_enabled:
         return "fsdp"
     return "ddp" if trainer.args.world_size > 1 else "single"
+
+
+def _build_ahead(trainer: Any) -> None:
+    """Build what transformers would build in the first save, 0.2 s and more that belong before the first step."""
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping(trainer.model.config.model_type)
 
 
 def _library_versions() -> dict[str, str]:

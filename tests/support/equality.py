@@ -1,0 +1,37 @@
+"""Whether two finished runs are the same run, bit for bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+_TIMES = {
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+    "eval_runtime",
+    "eval_samples_per_second",
+    "eval_steps_per_second",
+}
+
+
+def logged(output: Path) -> list[dict[str, Any]]:
+    """Everything the run logged, without what a clock says."""
+    entries = json.loads((output / "final" / "log.json").read_text())
+    return [{name: value for name, value in entry.items() if name not in _TIMES} for entry in entries]
+
+
+def assert_same_run(output: Path, reference: Path) -> None:
+    """Final weights, optimizer state and every logged figure are equal."""
+    assert logged(output) == logged(reference)
+    ours, theirs = (load_file(folder / "final" / "model.safetensors") for folder in (output, reference))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), f"{name} differs"
+    ours, theirs = (torch.load(folder / "final" / "optimizer.pt", weights_only=True) for folder in (output, reference))
+    assert ours["param_groups"] == theirs["param_groups"]
+    for index, state in theirs["state"].items():
+        for name, value in state.items():
+            assert torch.equal(ours["state"][index][name], value), f"optimizer state {index}.{name} differs"
