@@ -39,7 +39,7 @@ def reference(shape: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_interrupted_run_equals_uninterrupted(
     shape: str, reference: Path, num_interruptions: int, tmp_path: Path
 ) -> None:
-    """After SIGTERM to one rank at random steps, weights, optimizer and every logged figure are those of the reference."""
+    """After SIGTERM to one rank at random steps, weights, optimizer and logged figures are the reference's."""
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
     steps = sorted(random.Random(seed).sample(range(1, 34), num_interruptions))

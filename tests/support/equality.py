@@ -30,7 +30,9 @@ def assert_same_run(output: Path, reference: Path) -> None:
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert torch.equal(ours[name], theirs[name]), f"{name} differs"
-    ours, theirs = (torch.load(folder / "final" / "optimizer.pt", weights_only=True) for folder in (output, reference))
+    ours, theirs = (
+        torch.load(folder / "final" / "optimizer.pt", weights_only=True) for folder in (output, reference)
+    )
     assert ours["param_groups"] == theirs["param_groups"]
     for index, state in theirs["state"].items():
         for name, value in state.items():

@@ -18,7 +18,9 @@ _POLL_S = 0.01
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a job: one thread a rank, no settings of whoever runs the tests."""
     kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
     }
     kept.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
     kept.update(changes)
@@ -98,7 +100,9 @@ class Job:
         wait_until_gone(pids)
 
 
-def holdfast(output: Path, *options: str, program: list[str] | None = None, log: Path | None = None, **env: str) -> Job:
+def holdfast(
+    output: Path, *options: str, program: list[str] | None = None, log: Path | None = None, **env: str
+) -> Job:
     """Start `holdfast run` on the tiny script, or on another program."""
     program = program or [str(TINY), "--out", str(output)]
     command = [sys.executable, "-m", "holdfast.cli.main", "run", *options, *program]

@@ -178,7 +178,7 @@ class Manifest:
         if record.get("format") != FORMAT:
             raise ManifestError(f"it is not a {FORMAT} (format is {record.get('format')!r})")
         version = record.get("version")
-        if version != VERSION or isinstance(version, bool):
+        if type(version) is not int or version != VERSION:  # True == 1, and is not a version
             raise ManifestError(
                 f"its version is {version!r}, this release reads version {VERSION}",
                 hint="use the release of holdfast that wrote it",

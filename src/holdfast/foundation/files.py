@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -184,7 +184,7 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Generator[None]:
     """Hold a shared lease on the file `path`: `is_being_read` says so to anybody who wants to delete it."""
     with path.open("rb") as file:
         with contextlib.suppress(OSError):

@@ -8,13 +8,11 @@ def format_bytes(size_bytes: int) -> str:
     if size_bytes < _KILO:
         return f"{size_bytes} B"
     value = float(size_bytes)
-    for unit in ("kB", "MB", "GB", "TB"):
+    unit = "B"
+    for unit in ("kB", "MB", "GB", "TB"):  # noqa: B007  the unit reached is what is printed
         value /= _KILO
         if value < _KILO:
             break
-    else:
-        value /= _KILO
-        unit = "PB"
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
 
 

@@ -6,6 +6,11 @@ not started again; and a program that fails before its first step, in plain Pyth
 fail the same way.
 """
 
+# torch elastic wraps its methods in an untyped decorator, so that overriding or calling one has no known type.
+# pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportCallIssue=false
+
 import contextlib
 import math
 import os
@@ -19,7 +24,10 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.launcher.api import LaunchConfig
-from torch.distributed.run import config_from_args, parse_args
+from torch.distributed.run import (
+    config_from_args,  # pyright: ignore[reportUnknownVariableType]
+    parse_args,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from holdfast.foundation import clock
 from holdfast.training.launch import LaunchPlan, StopRequest, rank_command
@@ -77,7 +85,7 @@ def run_agent(plan: LaunchPlan, settings: RunSettings, stop: StopRequest) -> Age
     )
     agent = HoldfastAgent(spec, config, settings=settings, stop=stop)
     try:
-        result = agent.run()
+        result: Any = agent.run()
         agent.tell_others()
     finally:
         spec.rdzv_handler.shutdown()
@@ -178,7 +186,8 @@ class HoldfastAgent(LocalElasticAgent):
 
     def _relay(self) -> None:
         """Pass a stop request on to the other nodes' agents, and take theirs."""
-        if self._worker_group.group_world_size == 1:
+        group: Any = self._worker_group
+        if group.group_world_size == 1:
             return
         # A node that is gone has no requests; its ranks' peers notice by themselves.
         with contextlib.suppress(RuntimeError):
@@ -194,7 +203,7 @@ class HoldfastAgent(LocalElasticAgent):
 
     def tell_others(self) -> None:
         """Before leaving: let the other nodes know, and let node 0, which serves the store, leave last."""
-        group = self._worker_group
+        group: Any = self._worker_group
         if group.group_world_size == 1 or group.state == WorkerState.SUCCEEDED:
             return
         with contextlib.suppress(RuntimeError):

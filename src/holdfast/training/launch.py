@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -193,7 +193,7 @@ def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def _record_folder() -> Iterator[Path]:
+def _record_folder() -> Generator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
     try:
         yield folder

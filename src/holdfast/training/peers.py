@@ -5,22 +5,24 @@ closed connection. Every call is a collective: all ranks make the same calls in 
 """
 
 import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from holdfast.errors import PeerError
 from holdfast.foundation.environment import Place
 from holdfast.foundation.units import format_duration
 
 _T = TypeVar("_T")
+# Its functions are decorated without types.
+dist: Any = torch.distributed
 
 
 class Reduction:
     """An all-reduce under way."""
 
-    def __init__(self, peers: "Peers", values: torch.Tensor, work: dist.Work | None) -> None:
+    def __init__(self, peers: "Peers", values: torch.Tensor, work: torch.distributed.Work | None) -> None:
         self._peers = peers
         self._values = values
         self._work = work
@@ -36,7 +38,7 @@ class Reduction:
                 self._work.wait()
             except RuntimeError as error:
                 raise self._peers.lost("vote") from error
-        return self._values.tolist()
+        return [int(value) for value in self._values]
 
 
 class Peers:
@@ -53,7 +55,7 @@ class Peers:
     def __init__(self, place: Place, *, timeout_s: float) -> None:
         self.place = place
         self._timeout_s = timeout_s
-        self._group: dist.ProcessGroup | None = None
+        self._group: torch.distributed.ProcessGroup | None = None
         if place.world_size > 1:
             timeout = datetime.timedelta(seconds=timeout_s)
             try:

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 _USAGE = "python -m holdfast.training SCRIPT [ARGS…]  or  python -m holdfast.training -m MODULE [ARGS…]"
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:  # noqa: PLR0911  one return for each way a program can end
     """Run the program named by `arguments` and return the exit code of this process."""
     try:
         session = start_session()
@@ -75,7 +75,7 @@ def _run(program: list[str], *, is_module: bool) -> None:
 
 def _leave(session: Session, interrupted: Interrupted) -> int:
     # Loggers and trackers flush in their exit handlers; the deadline still holds while they do.
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     session.end_now(interrupted.exit_code)
     return interrupted.exit_code
 

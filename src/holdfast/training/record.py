@@ -7,8 +7,9 @@ already committed. Without a launcher there is no file, and nothing is lost but 
 import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from holdfast.foundation.files import write_atomic
 
@@ -55,8 +56,8 @@ class RecordFile:
         if self._record.exit_code is None:
             self._update(exit_code=exit_code, message=message)
 
-    def _update(self, **changes: object) -> None:
-        self._record = RankRecord(**{**asdict(self._record), **changes})
+    def _update(self, **changes: Any) -> None:
+        self._record = replace(self._record, **changes)
         self._write()
 
     def _write(self) -> None:

@@ -6,7 +6,7 @@ scratch.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,7 +105,7 @@ def _set_aside(output: OutputFolder, paths: list[Path], report: Callable[[Event]
 
 
 @contextlib.contextmanager
-def lease(point: ResumePoint | None) -> Iterator[None]:
+def lease(point: ResumePoint | None) -> Generator[None]:
     """While ranks read the checkpoint, no other run on this folder prunes it."""
     if point is None:
         yield

@@ -5,9 +5,10 @@ failed save leaves nothing behind, is reported, and is the same failure on every
 """
 
 import contextlib
+import importlib
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -166,7 +167,7 @@ class Saver:
             return Part(rank=rank, error=f"{type(error).__name__}: {error}")
 
     @contextlib.contextmanager
-    def _led_to(self, root: Path) -> Iterator[None]:
+    def _led_to(self, root: Path) -> Generator[None]:
         trainer = self._trainer
         original = trainer.__dict__.get("_get_output_dir")
         best_step = trainer.state.best_global_step
@@ -248,9 +249,8 @@ def strategy_of(trainer: Any) -> str:
 def _build_ahead(trainer: Any) -> None:
     """Build what transformers would build in the first save, 0.2 s and more that belong before the first step."""
     with contextlib.suppress(ImportError, AttributeError, TypeError):
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-        get_checkpoint_conversion_mapping(trainer.model.config.model_type)
+        mappings: Any = importlib.import_module("transformers.conversion_mapping")
+        mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)
 
 
 def _library_versions() -> dict[str, str]:

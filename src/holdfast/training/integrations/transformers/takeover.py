@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 
 class Takeover:
@@ -19,7 +19,7 @@ class Takeover:
 
     def replace(self, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Let `make(original)` answer to `name`; `original` is bound and includes every subclass's version."""
-        own = vars(self._target)
+        own = cast("dict[str, Any]", self._target.__dict__)
         if name in own:
             self._before[name] = own[name]
         else:

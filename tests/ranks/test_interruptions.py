@@ -1,0 +1,339 @@
+"""A signal or a kill at every point of a run: how it ends, what is left, and that the next start goes on."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.catalog import list_checkpoints
+from holdfast.checkpoint.verify import verify
+from tests.support.jobs import (
+    TINY,
+    Job,
+    committed_steps,
+    environment,
+    holdfast,
+    is_alive,
+    no_orphans,
+    read_events,
+    tiny,
+    wait_until_gone,
+)
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+TWO = ("--nproc-per-node", "2")
+
+
+def assert_saved_and_valid(output: Path) -> int:
+    """The newest checkpoint verifies; returns its step."""
+    newest = list_checkpoints(output)[0]
+    verdict = verify(newest)
+    assert verdict.is_valid, verdict.faults
+    assert not list((output / ".holdfast" / "trash").iterdir())
+    assert verdict.manifest is not None
+    return verdict.manifest.step
+
+
+def test_signal_during_model_load_ends_promptly_with_143(tmp_path: Path) -> None:
+    """Before anything could be saved the exit code is 143, and nobody waits for the model."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--load-s", "60"))
+    with no_orphans(job):
+        job.wait_for("both ranks loading", lambda: len(list(output.glob("loading-*"))) == 2)
+        job.signal()
+        assert job.wait(20) == 143, job.text
+    assert not (output / "final").exists()
+
+
+def test_signal_to_one_rank_during_model_load_ends_all_ranks(tmp_path: Path) -> None:
+    """One rank that leaves before the first step takes the others along, and nothing is restarted."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--load-s", "60"))
+    with no_orphans(job):
+        job.wait_for("both ranks loading", lambda: len(list(output.glob("loading-*"))) == 2)
+        ranks = children(job.process.pid)
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGTERM)
+        assert job.wait(20) == 143, job.text
+        wait_until_gone(ranks)
+
+
+def test_signal_before_the_first_step_saves_it(tmp_path: Path) -> None:
+    """In the first step a signal means: finish it, save it, 75."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "1500", "--grad-accum", "1"))
+    with no_orphans(job):
+        job.wait_for_event("attempt_started")
+        time.sleep(0.7)
+        job.signal()
+        assert job.wait(30) == 75, job.text
+    assert assert_saved_and_valid(output) == 1
+
+
+def test_signal_during_a_periodic_save_needs_no_further_step(tmp_path: Path) -> None:
+    """A signal while a checkpoint is being written ends the run with that checkpoint or the next step's."""
+    output = tmp_path / "run"
+    options = ("--save-strategy", "steps", "--save-steps", "1", "--hidden", "512", "--grad-accum", "1")
+    job = holdfast(output, *TWO, program=tiny(output, *options, "--epochs", "10"))
+    with no_orphans(job):
+        job.wait_for_event("saved", count=2)
+        job.wait_for(
+            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/checkpoint-*/rank-0/*/*"))
+        )
+        os.kill(job.rank_pids()[1], signal.SIGTERM)
+        assert job.wait(30) == 75, job.text
+    assert assert_saved_and_valid(output) == committed_steps(output)[-1]
+    saved = [event["step"] for event in read_events(output, "saved")]
+    assert len(saved) == len(set(saved))
+
+
+def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> None:
+    """An evaluation does not delay the exit; the next start begins with it."""
+    output = tmp_path / "run"
+    options = ("--eval-strategy", "steps", "--eval-steps", "4", "--epochs", "1")
+    job = holdfast(output, *TWO, program=tiny(output, *options, "--eval-ms", "2000"))
+    with no_orphans(job):
+        job.wait_for_step(3)
+        time.sleep(2.5)  # step 4 takes milliseconds: the evaluation is running
+        job.signal()
+        assert job.wait(15) == 75, job.text
+    assert assert_saved_and_valid(output) == 4
+    assert "eval_loss" not in job.text
+    job = holdfast(output, *TWO, program=tiny(output, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert job.text.count("eval_loss") == job.text.count("'eval_runtime'")
+    assert "'eval_loss'" in job.text.split("attempt 2")[1].split("'loss'")[0], "the evaluation came too late"
+
+
+def test_signal_inside_gradient_accumulation_finishes_the_step_when_there_is_time(tmp_path: Path) -> None:
+    """With grace to spare the running step is finished and saved."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--grad-accum", "8", "--step-ms", "100"))
+    with no_orphans(job):
+        job.wait_for_step(1)
+        time.sleep(0.3)
+        job.signal()
+        assert job.wait(20) == 75, job.text
+    assert assert_saved_and_valid(output) == 2
+
+
+def test_a_step_that_would_miss_the_deadline_is_given_up(tmp_path: Path) -> None:
+    """With little grace the step before is saved at once, and the log says which step was given up."""
+    output = tmp_path / "run"
+    options = ("--grad-accum", "16", "--step-ms", "500", "--samples", "128")
+    job = holdfast(output, *TWO, "--grace", "5", program=tiny(output, *options))
+    with no_orphans(job):
+        job.wait_for_step(1)
+        time.sleep(0.6)
+        started = time.monotonic()
+        job.signal()
+        assert job.wait(10) == 75, job.text
+        assert time.monotonic() - started < 5  # the platform's SIGKILL, not a measure of speed
+    assert read_events(output, "step_given_up")[0]["step"] == 2
+    assert assert_saved_and_valid(output) == 1
+
+
+def test_signal_during_resume_loses_nothing(tmp_path: Path) -> None:
+    """A start that is interrupted before it trains leaves the checkpoint as it was."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    with no_orphans(job):
+        job.wait_for_step(3)
+        job.signal()
+        assert job.wait(30) == 75, job.text
+    step = assert_saved_and_valid(output)
+    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    with no_orphans(job):
+        job.wait_for_event("resumed")
+        job.signal()
+        code = job.wait(30)
+    assert code in {75, 143}, job.text
+    assert assert_saved_and_valid(output) >= step
+    job = holdfast(output, *TWO, program=tiny(output))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+
+
+def test_signals_twice_in_a_row_are_one_stop(tmp_path: Path) -> None:
+    """A second SIGTERM neither kills the save nor starts another one."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    with no_orphans(job):
+        job.wait_for_step(3)
+        job.signal()
+        job.signal()
+        for pid in job.rank_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        assert job.wait(30) == 75, job.text
+    assert_saved_and_valid(output)
+    assert len(read_events(output, "saved")) == 1
+
+
+def test_one_sigint_saves(tmp_path: Path) -> None:
+    """Ctrl-C once to the launcher is a stop like any other."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    with no_orphans(job):
+        job.wait_for_step(3)
+        job.signal(signal.SIGINT)
+        assert job.wait(30) == 75, job.text
+    assert_saved_and_valid(output)
+
+
+def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
+    """Ctrl-C twice means now: exit code 130, no rank left."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--grad-accum", "1", "--step-ms", "20000"))
+    with no_orphans(job):
+        job.wait_for_event("attempt_started")
+        time.sleep(0.5)
+        job.signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert job.process.poll() is None
+        job.signal(signal.SIGINT)
+        assert job.wait(10) == 130, job.text
+        wait_until_gone(job.rank_pids())
+
+
+def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
+    """SIGUSR1 to the launcher takes one checkpoint on demand and training finishes."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "3"))
+    with no_orphans(job):
+        job.wait_for_step(3)
+        job.signal(signal.SIGUSR1)
+        event = job.wait_for_event("saved")
+        assert event["trigger"] == "on-demand"
+        assert job.wait() == 0, job.text
+    assert committed_steps(output) == [event["step"]]
+
+
+def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """SIGKILL of one rank restarts the job, which goes on from the last checkpoint to its end."""
+    output = tmp_path / "run"
+    options = ("--save-strategy", "steps", "--save-steps", "4", "--crash-step", "6", "--crash-rank", "1")
+    job = holdfast(output, *TWO, program=tiny(output, *options))
+    with no_orphans(job):
+        assert job.wait(120) == 0, job.text
+    assert [event["step"] for event in read_events(output, "resumed")] == [4]
+    assert read_events(output, "finished")
+
+
+def test_restarts_are_counted(tmp_path: Path) -> None:
+    """With --max-restarts 0 the killed rank's fate is the job's: 128 + 9."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, "--max-restarts", "0", program=tiny(output, "--crash-step", "3"))
+    with no_orphans(job):
+        assert job.wait() == 137, job.text
+    assert "SIGKILL" in job.text
+
+
+def test_everything_killed_during_a_save_leaves_nothing_torn(tmp_path: Path) -> None:
+    """SIGKILL of all processes inside a save: the next start resumes from the step before and cleans up."""
+    output = tmp_path / "run"
+    options = ("--save-strategy", "steps", "--save-steps", "1", "--hidden", "512", "--grad-accum", "1")
+    job = holdfast(output, *TWO, program=tiny(output, *options, "--epochs", "10"))
+    with no_orphans(job):
+        job.wait_for_event("saved", count=2)
+        job.wait_for(
+            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/checkpoint-*/rank-0/*/*"))
+        )
+        job.kill_everything()
+    before = committed_steps(output)
+    for path in list_checkpoints(output):
+        assert verify(path).is_valid
+    job = holdfast(output, *TWO, program=tiny(output, *options, "--max-steps", str(before[-1] + 2)))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert read_events(output, "resumed")[-1]["step"] == before[-1]
+    assert not list((output / ".holdfast" / "work").iterdir())
+
+
+def test_dead_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
+    """SIGKILL of the launcher alone: the ranks save and end, no orphan trains on."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "20"))
+    with no_orphans(job):
+        job.wait_for_step(3)
+        pids = job.rank_pids()
+        job.process.kill()
+        job.process.wait()
+        wait_until_gone(pids, 30)
+    assert_saved_and_valid(output)
+
+
+def test_silent_peer_does_not_hang_the_others(tmp_path: Path) -> None:
+    """A stopped rank: the others give up after the timeout with a clear word, and the job ends."""
+    output = tmp_path / "run"
+    job = holdfast(
+        output,
+        *TWO,
+        "--max-restarts",
+        "0",
+        "--grace",
+        "4",
+        program=tiny(output, "--step-ms", "200", "--epochs", "30", "--grad-accum", "1"),
+        HOLDFAST_PEER_TIMEOUT="3",
+    )
+    with no_orphans(job):
+        job.wait_for_step(2)
+        pids = job.rank_pids()
+        os.kill(pids[1], signal.SIGSTOP)
+        # The Trainer's own all-reduce would wait for half an hour; the stop must not.
+        time.sleep(1)
+        job.signal()
+        code = job.wait(20)
+        assert code == 143, job.text
+        wait_until_gone(pids)
+
+
+def test_one_process_without_any_launcher(tmp_path: Path) -> None:
+    """`python -m holdfast.training SCRIPT` alone saves, exits 75 and resumes."""
+    output = tmp_path / "run"
+    command = [sys.executable, "-m", "holdfast.training", *tiny(output, "--step-ms", "50", "--epochs", "1")]
+    job = Job(command, output, log=tmp_path / "log")
+    with no_orphans(job):
+        job.wait_for_step(3)
+        job.signal()
+        assert job.wait(30) == 75, job.text
+    step = assert_saved_and_valid(output)
+    job = Job(command, output, log=tmp_path / "log")
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert read_events(output, "resumed")[0]["step"] == step
+
+
+def test_under_plain_torchrun_an_interruption_is_never_a_success(tmp_path: Path) -> None:
+    """torchrun says 1 for what the ranks call 75; the checkpoint is there and the next start finishes."""
+    output = tmp_path / "run"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)),
+        *("-m", "holdfast.training", str(TINY), "--out", str(output), "--step-ms", "50", "--epochs", "1"),
+    ]
+    job = Job(command, output, log=tmp_path / "log", env=environment(HOLDFAST_SAVE_STEPS="100"))
+    with no_orphans(job):
+        job.wait_for_step(3)
+        job.signal()
+        assert job.wait(60) == 1, job.text
+    step = assert_saved_and_valid(output)
+    job = Job(command, output, log=tmp_path / "log")
+    with no_orphans(job):
+        assert job.wait(90) == 0, job.text
+    assert read_events(output, "resumed")[0]["step"] == step
+
+
+def children(pid: int) -> list[int]:
+    """Living children of a process, oldest first."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split() if is_alive(int(child))]
