@@ -1,0 +1,231 @@
+"""Bad input is normal input: a clear word, nothing lost, the right exit code."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.catalog import list_checkpoints
+from holdfast.checkpoint.verify import verify
+from tests.support.jobs import committed_steps, environment, holdfast, no_orphans, read_events, tiny
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+
+def ends(tmp_path: Path, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "holdfast.cli.main", "run", *arguments]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["missing.py"], "missing.py"),
+        (["--save-steps", "0", "script.py"], "--save-steps 0"),
+        (["--save-strategy", "sometimes", "script.py"], "sometimes"),
+        (["--save-strategy", "epoch", "--save-steps", "5", "script.py"], "contradicts"),
+        (["--save-total-limit", "0", "script.py"], "--save-total-limit 0"),
+        (["--grace", "-1", "script.py"], "--grace"),
+        (["--nnodes", "2", "script.py"], "--master-addr"),
+        (["--nproc-per-node", "none", "script.py"], "--nproc-per-node"),
+        (["--unknown", "script.py"], "--unknown"),
+        (["--from-scratch", "--resume", "x", "script.py"], "contradicts"),
+        ([], "SCRIPT"),
+    ],
+)
+def test_usage_errors_exit_2_before_anything_starts(tmp_path: Path, arguments: list[str], word: str) -> None:
+    """A setting that cannot be meant is named, and no rank is started."""
+    (tmp_path / "script.py").write_text("raise SystemExit('it was started')")
+    code, text = ends(tmp_path, *arguments)
+    assert code == 2, text
+    assert word in text
+    assert "it was started" not in text
+    assert "Traceback" not in text
+
+
+def test_a_script_that_raises_shows_its_own_traceback_once(tmp_path: Path) -> None:
+    """The user's error is what is seen; it is not retried, and the exit code is Python's."""
+    output = tmp_path / "run"
+    job = holdfast(output, program=tiny(output, "--raise-at-start"))
+    with no_orphans(job):
+        assert job.wait() == 1
+    assert job.text.count("this script fails on purpose") == 1
+    assert "runpy" not in job.text
+
+
+def test_the_scripts_own_exit_code_is_passed_through(tmp_path: Path) -> None:
+    """sys.exit(42) in the script is 42 for the caller."""
+    (tmp_path / "script.py").write_text("import sys; sys.exit(42)")
+    code, _ = ends(tmp_path, "--max-restarts", "0", "script.py")
+    assert code == 42
+
+
+def test_a_script_without_a_trainer_just_runs(tmp_path: Path) -> None:
+    """Its arguments, its name and its folder on sys.path are as under plain Python."""
+    (tmp_path / "neighbour.py").write_text("value = 3")
+    (tmp_path / "script.py").write_text(
+        "import sys, neighbour; assert __name__ == '__main__'; print(sys.argv, neighbour.value)"
+    )
+    command = [sys.executable, "-m", "holdfast.cli.main", "run", "script.py", "--save-steps", "0", "-v"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['script.py', '--save-steps', '0', '-v'] 3"
+
+
+def test_an_output_folder_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    """13, before the first step, and the file is untouched."""
+    (tmp_path / "taken").write_text("mine")
+    output = tmp_path / "run"
+    job = holdfast(output, "--output-dir", str(tmp_path / "taken"), program=tiny(output))
+    with no_orphans(job):
+        assert job.wait() == 13, job.text
+    assert "taken" in job.text
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    """13 and the reason; /sys refuses everybody, root included."""
+    output = tmp_path / "run"
+    job = holdfast(output, "--output-dir", "/sys/holdfast", program=tiny(output))
+    with no_orphans(job):
+        assert job.wait() == 13, job.text
+    assert "/sys/holdfast" in job.text
+
+
+def test_two_runs_on_one_folder_are_a_conflict(tmp_path: Path) -> None:
+    """The second waits its grace, then says who holds the folder: 11."""
+    output = tmp_path / "run"
+    first = holdfast(output, program=tiny(output, "--step-ms", "100", "--epochs", "100"))
+    with no_orphans(first):
+        first.wait_for_step(1)
+        second = holdfast(output, "--grace", "1", program=tiny(output), log=tmp_path / "second.log")
+        with no_orphans(second):
+            assert second.wait() == 11, second.text
+        assert str(first.rank_pids()[0]) in second.text
+        first.signal()
+        assert first.wait() == 75
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of 3 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_fails_the_save_and_not_the_training(small_disk: Path, tmp_path: Path) -> None:
+    """Periodic saves that do not fit are reported, the older checkpoint stands, training finishes."""
+    output = small_disk / "run"
+    options = ("--save-strategy", "steps", "--save-steps", "4", "--hidden", "128", "--max-steps", "12")
+    job = holdfast(output, program=tiny(output, *options), log=tmp_path / "log")
+    with no_orphans(job):
+        job.wait_for_event("saved")
+        (small_disk / "ballast").write_bytes(b"x" * free_bytes(small_disk))
+        code = job.wait()
+    failed = read_events(output, "save_failed") if code in {0, 1} else []
+    assert "could not be saved" in job.text, job.text
+    assert "holdfast: training finished at step 12" in job.text
+    steps = committed_steps(output)
+    assert steps
+    assert all(verify(path).is_valid for path in list_checkpoints(output))
+    del failed
+
+
+def free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize - 20_000
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run interrupted at its end, with checkpoints of steps 4 and 8."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    options = ("--save-strategy", "steps", "--save-steps", "4", "--max-steps", "8")
+    job = holdfast(output, program=tiny(output, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert committed_steps(output) == [4, 8]
+    return output
+
+
+def test_a_damaged_newest_checkpoint_means_the_older_one(finished: Path, tmp_path: Path) -> None:
+    """A flipped byte is found before training, named, and the run goes on from the step before."""
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    weights = output / "checkpoint-8" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    job = holdfast(output, program=tiny(output, "--max-steps", "8"))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    rejected = read_events(output, "checkpoint_rejected")
+    assert [event["file"] for event in rejected] == ["model.safetensors"]
+    assert read_events(output, "resumed")[-1]["step"] == 4
+    assert "model.safetensors" in job.text
+
+
+def test_only_damaged_checkpoints_stop_the_job_with_14(finished: Path, tmp_path: Path) -> None:
+    """Never silently from scratch: 14 with the way out, which then works and deletes nothing."""
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    for path in list_checkpoints(output):
+        (path / "optimizer.pt").unlink()
+    job = holdfast(output, "--nproc-per-node", "2", program=tiny(output))
+    with no_orphans(job):
+        assert job.wait() == 14, job.text
+    assert "--from-scratch" in job.text
+    job = holdfast(output, "--from-scratch", program=tiny(output, "--max-steps", "4"))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert len(list(output.glob("set-aside-*/checkpoint-*"))) == 2
+
+
+def test_a_named_checkpoint_is_where_the_run_goes_on(finished: Path, tmp_path: Path) -> None:
+    """--resume PATH rolls back; what is newer is moved aside."""
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    job = holdfast(output, "--resume", str(output / "checkpoint-4"), program=tiny(output, "--max-steps", "6"))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert read_events(output, "resumed")[-1]["step"] == 4
+    assert list(output.glob("set-aside-*/checkpoint-8"))
+
+
+def test_retention_keeps_the_newest(tmp_path: Path) -> None:
+    """--save-total-limit counts committed checkpoints, newest first."""
+    output = tmp_path / "run"
+    options = ("--save-steps", "2", "--save-total-limit", "2")
+    job = holdfast(output, *options, program=tiny(output, "--max-steps", "8"))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert committed_steps(output) == [6, 8]
+    assert [event["step"] for event in read_events(output, "pruned")] == [2, 4]
+
+
+def test_files_added_by_a_callback_belong_to_the_checkpoint(tmp_path: Path) -> None:
+    """on_save callbacks may add files to the folder; the manifest names them and the checkpoint stays valid."""
+    output = tmp_path / "run"
+    job = holdfast(output, "--save-steps", "2", program=tiny(output, "--max-steps", "4", "--add-file"))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    for path in list_checkpoints(output):
+        verdict = verify(path)
+        assert verdict.is_valid, verdict.faults
+        assert verdict.manifest is not None
+        assert "notes.txt" in {entry.path for entry in verdict.manifest.files}

@@ -1,0 +1,114 @@
+"""Two agents as two nodes on one shared folder, signalled together, apart, or one alone."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.catalog import list_checkpoints
+from holdfast.checkpoint.verify import verify
+from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+
+_TRIALS = int(os.environ.get("HOLDFAST_TEST_TRIALS", "1"))
+_STEP = ("--step-ms", "70", "--grad-accum", "1", "--epochs", "200")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def two_agents(output: Path, *arguments: str) -> tuple[Job, Job]:
+    port = str(free_port())
+    first, second = (
+        holdfast(
+            output,
+            *("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port),
+            program=tiny(output, *arguments),
+            log=output.parent / f"node-{rank}.log",
+        )
+        for rank in (0, 1)
+    )
+    return first, second
+
+
+def assert_one_agreed_checkpoint(output: Path, attempt: int) -> int:
+    event = read_events(output, "saved")[-1]
+    newest = list_checkpoints(output)[0]
+    verdict = verify(newest)
+    assert verdict.is_valid, verdict.faults
+    assert verdict.manifest is not None
+    assert verdict.manifest.step == event["step"] == int(newest.name.split("-")[1])
+    assert verdict.manifest.attempt == attempt
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {entry.path for entry in verdict.manifest.files}
+    return event["step"]
+
+
+@pytest.mark.parametrize("which", ["both at once", "0.5 s apart", "2 s apart", "the first only", "the second only"])
+def test_two_nodes_leave_one_checkpoint(which: str, tmp_path: Path) -> None:
+    """Every trial leaves a committed checkpoint of one step, both agents exit 75, and the next start resumes from it."""
+    output = tmp_path / "run"
+    for trial in range(1, _TRIALS + 1):
+        jobs = two_agents(output, *_STEP)
+        with no_orphans(*jobs):
+            jobs[0].wait_for_event("attempt_started", count=trial)
+            if trial > 1:
+                assert read_events(output, "resumed")[-1]["step"] == step  # noqa: F821  set by the trial before
+            reached = (committed_steps(output) or [0])[-1]
+            jobs[0].wait_for_step(reached + 3)
+            _signal(jobs, which)
+            assert [job.wait(40) for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
+        step = assert_one_agreed_checkpoint(output, trial)
+        assert step > reached
+        print(f"{which}: trial {trial}: step {step}")
+    jobs = two_agents(output, *_STEP, "--max-steps", str(step + 2))
+    with no_orphans(*jobs):
+        assert [job.wait() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    assert read_events(output, "resumed")[-1]["step"] == step
+
+
+def _signal(jobs: tuple[Job, Job], which: str) -> None:
+    if which == "the second only":
+        jobs[1].signal()
+        return
+    jobs[0].signal()
+    if which == "the first only":
+        return
+    delay_s = {"both at once": 0.0, "0.5 s apart": 0.5, "2 s apart": 2.0}[which]
+    deadline = time.monotonic() + delay_s
+    while time.monotonic() < deadline and jobs[1].process.poll() is None:
+        time.sleep(0.01)
+    if jobs[1].process.poll() is None:
+        jobs[1].signal()
+
+
+def test_one_agent_with_two_ranks_one_rank_signalled(tmp_path: Path) -> None:
+    """The same with one agent: SIGTERM to a single rank, one agreed checkpoint, 75, resumed."""
+    output = tmp_path / "run"
+    step = 0
+    for trial in range(1, _TRIALS + 1):
+        job = holdfast(output, "--nproc-per-node", "2", program=tiny(output, *_STEP))
+        with no_orphans(job):
+            job.wait_for_event("attempt_started", count=trial)
+            if trial > 1:
+                assert read_events(output, "resumed")[-1]["step"] == step
+            job.wait_for_step(step + 3)
+            os.kill(job.rank_pids()[trial % 2], signal.SIGTERM)
+            assert job.wait(40) == 75, job.text
+        step = assert_one_agreed_checkpoint(output, trial)
+
+
+def test_signal_to_one_node_while_models_load_ends_both(tmp_path: Path) -> None:
+    """Interrupted before anything could be saved: both agents say 143."""
+    output = tmp_path / "run"
+    jobs = two_agents(output, "--load-s", "60")
+    with no_orphans(*jobs):
+        jobs[0].wait_for("both ranks loading", lambda: len(list(output.glob("loading-*"))) == 2)
+        jobs[1].signal()
+        assert [job.wait(30) for job in jobs] == [143, 143], jobs[0].text + jobs[1].text

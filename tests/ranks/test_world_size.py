@@ -1,0 +1,69 @@
+"""Another number of ranks: the same samples per step, the same place in the data, or a refusal."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.equality import logged
+from tests.support.jobs import holdfast, no_orphans, read_events, tiny
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+_OPTIONS = ("--samples", "72", "--epochs", "2", "--logging-steps", "1")
+
+
+def interrupted(output: Path, ranks: int, *options: str) -> int:
+    job = holdfast(output, "--nproc-per-node", str(ranks), program=tiny(output, *options, "--step-ms", "30"))
+    with no_orphans(job):
+        job.wait_for_step(5)
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    return read_events(output, "saved")[-1]["step"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_global_batch_is_kept_by_accumulation(before: int, after: int, tmp_path: Path) -> None:
+    """Every step after the change sees the samples it would have seen: the losses follow the reference."""
+    accumulation = {2: "2", 1: "4"}
+    reference = tmp_path / "reference"
+    job = holdfast(
+        reference, "--nproc-per-node", str(before), program=tiny(reference, *_OPTIONS, "--grad-accum", accumulation[before])
+    )
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    output = tmp_path / "run"
+    step = interrupted(output, before, *_OPTIONS, "--grad-accum", accumulation[before])
+    job = holdfast(
+        output,
+        *("--nproc-per-node", str(after)),
+        program=tiny(output, *_OPTIONS, "--grad-accum", accumulation[before]),
+    )
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    kept = read_events(output, "batch_kept")[0]
+    assert kept["accumulation"] == int(accumulation[after])
+    assert read_events(output, "resumed")[0]["step"] == step
+    ours, theirs = logged(output), logged(reference)
+    assert [entry.get("step") for entry in ours] == [entry.get("step") for entry in theirs]
+    assert [entry.get("learning_rate") for entry in ours] == [entry.get("learning_rate") for entry in theirs]
+    for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
+        # Dropout masks differ with the number of ranks; other samples would move the loss far more.
+        assert mine["loss"] == pytest.approx(other["loss"], abs=0.15), (mine, other)
+
+
+def test_a_batch_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    """11 with the reason and the option that allows it; with the option the run goes on."""
+    output = tmp_path / "run"
+    interrupted(output, 2, *_OPTIONS, "--grad-accum", "1")
+    job = holdfast(output, "--nproc-per-node", "2", program=tiny(output, *_OPTIONS, "--batch-size", "3"))
+    with no_orphans(job):
+        assert job.wait() == 11, job.text
+    assert "--allow-batch-change" in job.text
+    job = holdfast(
+        output,
+        *("--nproc-per-node", "2", "--allow-batch-change"),
+        program=tiny(output, *_OPTIONS, "--batch-size", "3"),
+    )
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
