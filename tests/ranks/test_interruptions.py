@@ -69,8 +69,8 @@ def test_signal_before_the_first_step_saves_it(tmp_path: Path) -> None:
     output = tmp_path / "run"
     job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "1500", "--grad-accum", "1"))
     with no_orphans(job):
-        job.wait_for_event("attempt_started")
-        time.sleep(0.7)
+        job.wait_for("the loop", (output / ".holdfast" / "progress.json").exists)
+        time.sleep(0.3)
         job.signal()
         assert job.wait(30) == 75, job.text
     assert assert_saved_and_valid(output) == 1
@@ -99,8 +99,8 @@ def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> 
     options = ("--eval-strategy", "steps", "--eval-steps", "4", "--epochs", "1")
     job = holdfast(output, *TWO, program=tiny(output, *options, "--eval-ms", "2000"))
     with no_orphans(job):
-        job.wait_for_step(3)
-        time.sleep(2.5)  # step 4 takes milliseconds: the evaluation is running
+        job.wait_for_step(1)
+        time.sleep(3)  # three steps take milliseconds: the evaluation is running
         job.signal()
         assert job.wait(15) == 75, job.text
     assert assert_saved_and_valid(output) == 4
@@ -193,8 +193,7 @@ def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
     output = tmp_path / "run"
     job = holdfast(output, *TWO, program=tiny(output, "--grad-accum", "1", "--step-ms", "20000"))
     with no_orphans(job):
-        job.wait_for_event("attempt_started")
-        time.sleep(0.5)
+        job.wait_for("the loop", (output / ".holdfast" / "progress.json").exists)
         job.signal(signal.SIGINT)
         time.sleep(0.5)
         assert job.process.poll() is None

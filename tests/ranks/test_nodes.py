@@ -52,7 +52,7 @@ def assert_one_agreed_checkpoint(output: Path, attempt: int) -> int:
 
 @pytest.mark.parametrize("which", ["both at once", "0.5 s apart", "2 s apart", "the first only", "the second only"])
 def test_two_nodes_leave_one_checkpoint(which: str, tmp_path: Path) -> None:
-    """Every trial leaves a committed checkpoint of one step, both agents exit 75, and the next start resumes from it."""
+    """Each trial leaves a committed checkpoint of one step, both agents exit 75, the next start resumes from it."""
     output = tmp_path / "run"
     for trial in range(1, _TRIALS + 1):
         jobs = two_agents(output, *_STEP)

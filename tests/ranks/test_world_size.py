@@ -28,7 +28,10 @@ def test_global_batch_is_kept_by_accumulation(before: int, after: int, tmp_path:
     accumulation = {2: "2", 1: "4"}
     reference = tmp_path / "reference"
     job = holdfast(
-        reference, "--nproc-per-node", str(before), program=tiny(reference, *_OPTIONS, "--grad-accum", accumulation[before])
+        reference,
+        "--nproc-per-node",
+        str(before),
+        program=tiny(reference, *_OPTIONS, "--grad-accum", accumulation[before]),
     )
     with no_orphans(job):
         assert job.wait() == 0, job.text

@@ -117,8 +117,10 @@ class OutputFolder:
             else:
                 return self._lock is not None
 
-    def release(self) -> None:
-        """Let the next run in."""
+    def release(self, attempt_id: str | None = None) -> None:
+        """Let the next run in; the attempt's own working folder is deleted while the lock is still held."""
+        if attempt_id is not None and self._lock is not None:
+            files.delete_tree(self.work / attempt_id)
         if self._lock is not None:
             self._lock.release()
             self._lock = None

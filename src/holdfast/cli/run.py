@@ -123,8 +123,8 @@ def run(
 ) -> None:
     """Run a training script that survives preemption.
 
-    The script is not changed. On SIGTERM to the launcher, an agent of several or a single rank, all ranks save one
-    checkpoint at one step and leave with exit code 75; the same command goes on from there. SIGUSR1 saves and goes on.
+    The script is not changed. On SIGTERM to the launcher, to one agent or to one rank, all ranks save one
+    checkpoint at one step and leave with exit code 75; the same command goes on from there. SIGUSR1 only saves.
 
     Exit codes: 0 finished, 75 interrupted and saved (run again), 143 terminated without a save, 14 only damaged
     checkpoints exist, otherwise the script's own.

@@ -33,11 +33,11 @@ def main(arguments: list[str]) -> int:  # noqa: PLR0911  one return for each way
         install_integrations(session)
         _run(program, is_module=is_module)
     except Interrupted as interrupted:
-        return _leave(session, interrupted)
+        return _leave(session, interrupted.exit_code)
     except PeerError as error:
-        # Not recorded as Holdfast's verdict: the launcher may start the ranks anew.
+        # Not recorded as Holdfast's verdict: the launcher may start the ranks anew, and waits for this one.
         _log.error("%s", error)
-        return ExitCode.FAILED
+        return _leave(session, error.exit_code)
     except HoldfastError as error:
         session.record.ended(error.exit_code, str(error))
         if session.place.is_first or error.exit_code == ExitCode.USAGE:
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:  # noqa: PLR0911  one return for each way
             _print_user_traceback(error)
             return ExitCode.FAILED
     if session.interrupted is not None:  # the program caught the interruption and went on to its end
-        return _leave(session, session.interrupted)
+        return _leave(session, session.interrupted.exit_code)
     return ExitCode.OK
 
 
@@ -73,11 +73,11 @@ def _run(program: list[str], *, is_module: bool) -> None:
         runpy.run_path(program[0], run_name="__main__")
 
 
-def _leave(session: Session, interrupted: Interrupted) -> int:
+def _leave(session: Session, exit_code: int) -> int:
     # Loggers and trackers flush in their exit handlers; the deadline still holds while they do.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    session.end_now(interrupted.exit_code)
-    return interrupted.exit_code
+    session.end_now(exit_code)
+    return exit_code
 
 
 def _die_with(launcher_pid: int | None) -> None:

@@ -92,6 +92,8 @@ class Session:
     def _end_outside(self, number: int) -> None:
         # Nothing of the training is in danger here: it has not begun, or its last step is committed.
         with self._ending:
+            if self.interrupted is not None:  # it is leaving already; only faster now
+                self.end_now(self.interrupted.exit_code)
             saved = self.saved_step is not None and self.saved_step == self.step
             reason = "nothing was trained yet" if self.step == 0 else "the last step was not committed"
             event = events.Interrupted(step=self.step, saved=saved, reason=reason)

@@ -154,6 +154,7 @@ class TrainerRun:
 
         trainer = self._trainer
         callback = HoldfastCallback(self)
+        start: Start | None = None
         try:
             with self._lease, Takeover(trainer) as takeover:
                 start = agree_on_start(self._session, self._peers, self._output)
@@ -166,7 +167,7 @@ class TrainerRun:
                     raise self._save_given_up(given_up.moment) from None
         finally:
             self._session.termination.leave_training()
-            self._output.release()
+            self._output.release(start.attempt_id if start else None)
             with contextlib.suppress(ValueError):
                 trainer.remove_callback(callback)
 
@@ -243,6 +244,7 @@ class TrainerRun:
         session.step = int(trainer.state.global_step)
         session.termination.enter_training()
         self._loop_started_s = clock.monotonic_s()
+        self._tell_progress(force=True)
         if self._resumed is None:
             return
         pending = self._resumed.pending
