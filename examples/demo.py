@@ -26,6 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "demo-output"
+HOLDFAST = Path(sys.executable).with_name("holdfast")
 SCRIPT = "examples/finetune.py"
 SCRIPT_OPTIONS = [
     *("--cpu", "--max-bytes", "50000", "--block-size", "64", "--eval-blocks", "16", "--epochs", "3"),
@@ -40,6 +41,7 @@ RUN_LIMIT_S = 240.0
 EXIT_LIMIT_S = 60.0
 POLL_S = 0.1
 PR_SET_CHILD_SUBREAPER = 36
+SHOWN_DIFFERENCES = 10
 LOSSES = ("loss", "eval_loss", "train_loss")
 
 Event = dict[str, Any]
@@ -87,8 +89,15 @@ class Run:
         self.status = status
         self.num_events_before = len(read_events(self.folder))
         folder = str(self.folder.relative_to(ROOT))
-        holdfast = str(Path(sys.executable).with_name("holdfast"))
-        self.command = [holdfast, "run", "--nproc-per-node", str(NUM_RANKS), "--output-dir", folder, SCRIPT]
+        self.command = [
+            str(HOLDFAST),
+            "run",
+            "--nproc-per-node",
+            str(NUM_RANKS),
+            "--output-dir",
+            folder,
+            SCRIPT,
+        ]
         self.command += ["--output-dir", folder, *SCRIPT_OPTIONS]
         # One thread a rank, as torchrun sets it: ranks that fight for cores take twice as long.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
@@ -180,6 +189,13 @@ def descendants() -> list[int]:
         found += below
         queue += below
     return found
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path("/proc", str(pid), "cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return "(gone by now)"
 
 
 def wait_for_descendants(limit_s: float) -> list[int]:
@@ -283,6 +299,12 @@ def check_checkpoint(checkpoint: Path) -> Check:
     return Check(label=label, value=value, held=bool(files) and not differences, differences=differences)
 
 
+def check_processes() -> Check:
+    """Look for processes that outlive their run; give them a moment, their parent may have gone first."""
+    left = [f"{pid}: {command_line(pid)}" for pid in wait_for_descendants(5.0)]
+    return Check(label="processes left behind", value=str(len(left)), held=not left, differences=left)
+
+
 def preempt(run: Run) -> float:
     """Send SIGTERM to one rank in the middle of the run; return the seconds until `holdfast run` exited."""
     if run.wait(until=lambda: past_signal_step(run)) is not None:
@@ -308,6 +330,8 @@ def demonstrate() -> list[Check]:
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir()
 
+    if not HOLDFAST.exists():
+        raise DemoError(f"there is no {HOLDFAST}: `make venv` installs it")
     reference = Run("reference", "reference", status)
     print(f"$ {' '.join(['holdfast', *reference.command[1:]])}")
     print(
@@ -316,20 +340,19 @@ def demonstrate() -> list[Check]:
     finished(reference)
     preempted = Run("preempted", "preempted", status)
     exit_s = preempt(preempted)
-    left_behind = wait_for_descendants(5.0)
+    left_behind = check_processes()
     code = preempted.process.returncode
     if code != INTERRUPTED:
         raise DemoError(f"preempted: exit code {code} instead of {INTERRUPTED}\n{preempted.log_tail()}")
     saved = preempted.event("saved")
     reached = max(preempted.event("interrupted")["step"], preempted.progress()["step"])
+    periodic = [event["step"] for event in preempted.events("saved") if event["trigger"] == "periodic"]
     # Taken now: the resumed run may prune this checkpoint later.
     checkpoint = check_checkpoint(ROOT / saved["path"])
 
     resumed = finished(Run("preempted", "resumed", status))
-    left_behind += wait_for_descendants(5.0)
     resumed_step = resumed.event("resumed")["step"]
     num_lost = reached - resumed_step
-    periodic = [event["step"] for event in preempted.events("saved") if event["trigger"] == "periodic"]
     return [
         Check(label=f"exit code after SIGTERM to rank {SIGNALLED_RANK} alone", value=str(code), held=True),
         Check(label="exit code of the same command again", value="0", held=True),
@@ -347,7 +370,7 @@ def demonstrate() -> list[Check]:
         check_losses(reference.folder, preempted.folder, resumed_step),
         check_weights(reference.folder, preempted.folder),
         checkpoint,
-        Check(label="processes left behind", value=str(len(left_behind)), held=not left_behind),
+        left_behind if left_behind.differences else check_processes(),
         Check(label="seconds in all", value=f"{time.monotonic() - start:.0f}"),
     ]
 
@@ -362,7 +385,9 @@ def print_table(checks: list[Check]) -> None:
     for check in checks:
         if check.differences:
             print(f"\n{check.label}:")
-            print("\n".join(f"  {difference}" for difference in check.differences))
+            print("\n".join(f"  {difference}" for difference in check.differences[:SHOWN_DIFFERENCES]))
+            if num_hidden := len(check.differences[SHOWN_DIFFERENCES:]):
+                print(f"  and {num_hidden} more")
 
 
 def main() -> int:

@@ -173,6 +173,8 @@ def main() -> None:
     trainer.save_model(str(Path(args.output_dir, "final")))
     if trainer.is_world_process_zero():
         print(f"evaluation loss {metrics['eval_loss']:.4f}")
+    # Leaves the process group; without it a gloo rank now and then aborts while the interpreter shuts down.
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":
