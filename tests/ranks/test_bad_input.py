@@ -55,7 +55,7 @@ def test_a_script_that_raises_shows_its_own_traceback_once(tmp_path: Path) -> No
     job = holdfast(output, program=tiny(output, "--raise-at-start"))
     with no_orphans(job):
         assert job.wait() == 1
-    assert job.text.count("this script fails on purpose") == 1
+    assert job.text.count("RuntimeError: this script fails on purpose") == 1
     assert "runpy" not in job.text
 
 

@@ -63,6 +63,25 @@ class OutputFolder:
         self.progress = self.control / "progress.json"
         self._lock: FolderLock | None = None
 
+    def check_usable(self) -> None:
+        """Whether the folder can exist; cheap, creates the folder and nothing in it.
+
+        Raises:
+            StorageError: it cannot be created, or is a file.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> StorageError:
+        is_file = isinstance(error, NotADirectoryError | FileExistsError)
+        return StorageError(
+            f"the output folder {self.root} {'is not a folder' if is_file else 'cannot be used'}: {error.strerror}; "
+            "training was not started",
+            hint="name a writable folder with --output-dir",
+        )
+
     def prepare(self) -> None:
         """Create what is missing and prove that it can be written.
 
@@ -76,11 +95,7 @@ class OutputFolder:
             files.write_atomic(probe, b"", durable=False)
             probe.unlink()
         except OSError as error:
-            what = "is not a folder" if isinstance(error, NotADirectoryError | FileExistsError) else "cannot be used"
-            raise StorageError(
-                f"the output folder {self.root} {what}: {error.strerror}; training was not started",
-                hint="name a writable folder with --output-dir",
-            ) from error
+            raise self._unusable(error) from error
 
     def claim(self, owner: dict[str, Any], *, wait_s: float, waiting: Callable[[str], None]) -> bool:
         """Become the one writer, waiting for one that is just leaving.

@@ -1,6 +1,7 @@
 """Runs the user's program as one rank: signals, hooks, the program, and the exit code that is true."""
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from holdfast.errors import ExitCode, HoldfastError, Interrupted, PeerError, UsageError
 from holdfast.training.integrations import install_integrations
@@ -49,7 +51,16 @@ def main(arguments: list[str]) -> int:  # noqa: PLR0911  one return for each way
             return ExitCode.FAILED
     if session.interrupted is not None:  # the program caught the interruption and went on to its end
         return _leave(session, session.interrupted.exit_code)
+    _leave_process_groups()
     return ExitCode.OK
+
+
+def _leave_process_groups() -> None:
+    # A gloo group that is still open when the interpreter goes can abort the process, after all the work is done.
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            distributed.destroy_process_group()
 
 
 def _parse(arguments: list[str]) -> tuple[bool, list[str]]:

@@ -1,11 +1,12 @@
 """Where Holdfast meets the training frameworks: each is hooked when the user's program imports it."""
 
-from holdfast.training.integrations import transformers
+from holdfast.training.integrations import torch_store, transformers
 from holdfast.training.session import Session
 
 
 def install_integrations(session: Session) -> None:
     """Make every known framework answer to `session` from the moment it is imported."""
+    torch_store.install(session)
     transformers.install(session)
 
 

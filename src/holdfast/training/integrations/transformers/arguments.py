@@ -2,9 +2,11 @@
 
 import functools
 import logging
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from holdfast.checkpoint.commit import OutputFolder
 from holdfast.errors import UsageError
 from holdfast.training.session import Session
 from holdfast.training.settings import RunSettings
@@ -24,6 +26,9 @@ def hook(module: ModuleType, session: Session) -> None:
     @functools.wraps(validate)
     def post_init(self: Any) -> None:
         apply_settings(self, session.settings)
+        if self.output_dir:
+            # Before the Trainer stumbles over it with a traceback, and before a model is loaded for nothing.
+            OutputFolder(Path(self.output_dir)).check_usable()
         validate(self)
 
     arguments.__post_init__ = post_init
