@@ -20,13 +20,15 @@ def install(session: Session) -> None:
         return
 
     def hook(module: ModuleType) -> None:
+        from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
         rendezvous: Any = module
         create = rendezvous._create_c10d_store
 
         @functools.wraps(create)
         def create_for_this_start(*args: Any, **kwargs: Any) -> Any:
             prefix = f"holdfast/start-{session.place.restart}"
-            return rendezvous.PrefixStore(prefix, create(*args, **kwargs))
+            return PrefixStore(prefix, create(*args, **kwargs))
 
         rendezvous._create_c10d_store = create_for_this_start
 
