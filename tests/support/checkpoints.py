@@ -1,0 +1,61 @@
+"""Makes small committed checkpoints without training anything."""
+
+from pathlib import Path
+
+from holdfast.checkpoint.commit import OutputFolder, WorkingCheckpoint
+from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
+
+FILES = {
+    0: {
+        "model.safetensors": bytes(range(256)) * 20,
+        "sub/optimizer.pt": b"optimizer" * 300,
+        "rng_state_0.pth": b"zero",
+    },
+    1: {"rng_state_1.pth": b"one"},
+}
+
+
+def describe(step: int, *, attempt: int = 1):
+    def make(files: tuple[FileEntry, ...]) -> Manifest:
+        return Manifest(
+            run_id="run",
+            attempt=attempt,
+            step=step,
+            epoch=step / 10,
+            trigger=Trigger.PERIODIC,
+            world_size=2,
+            global_batch=8,
+            gradient_accumulation=2,
+            samples_seen=8 * step,
+            strategy="ddp",
+            libraries={"torch": "2.13.0"},
+            created="2026-01-01T00:00:00.000Z",
+            files=files,
+        )
+
+    return make
+
+
+def prepared(root: Path) -> OutputFolder:
+    output = OutputFolder(root)
+    output.prepare()
+    return output
+
+
+def written(output: OutputFolder, step: int, files: dict[int, dict[str, bytes]] | None = None) -> WorkingCheckpoint:
+    """What the ranks have written, before anybody seals it."""
+    working = WorkingCheckpoint(output, attempt_id="attempt", step=step)
+    for rank, contents in (FILES if files is None else files).items():
+        folder = working.rank_root(rank) / working.name
+        for name, content in contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    return working
+
+
+def commit(output: OutputFolder, step: int, files: dict[int, dict[str, bytes]] | None = None) -> Path:
+    working = written(output, step, files)
+    parts = [working.seal(rank) for rank in (FILES if files is None else files)]
+    working.commit(parts, describe(step))
+    working.discard()
+    return working.target

@@ -1,0 +1,100 @@
+"""Samples per step: the Trainer's own arithmetic, and keeping it with another number of ranks."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
+from holdfast.errors import ConflictError
+from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+
+
+def trainer(batch: int, accumulation: int, ranks: int, samples: int = 103, drop_last: bool = False) -> Any:
+    args = SimpleNamespace(
+        gradient_accumulation_steps=accumulation,
+        dataloader_drop_last=drop_last,
+        train_sampling_strategy="random",
+    )
+    return SimpleNamespace(
+        args=args,
+        train_dataset=range(samples),
+        get_total_train_batch_size=lambda args: batch * args.gradient_accumulation_steps * ranks,
+    )
+
+
+def manifest(geometry: Geometry, strategy: str = "ddp") -> Manifest:
+    return Manifest(
+        run_id="r",
+        attempt=1,
+        step=4,
+        epoch=0.5,
+        trigger=Trigger.JIT,
+        world_size=geometry.world_size,
+        global_batch=geometry.global_batch,
+        gradient_accumulation=geometry.accumulation,
+        samples_seen=4 * geometry.global_batch,
+        strategy=strategy,
+        created="x",
+        files=(FileEntry(path="a", size_bytes=1, digest="xxh3-128:" + "0" * 32),),
+    )
+
+
+@given(
+    samples=st.integers(1, 400),
+    batch=st.integers(1, 7),
+    accumulation=st.integers(1, 5),
+    ranks=st.integers(1, 4),
+    drop_last=st.booleans(),
+)
+def test_steps_per_epoch_are_the_trainers(
+    samples: int, batch: int, accumulation: int, ranks: int, drop_last: bool
+) -> None:
+    """The same as batching, sharding over ranks and accumulating one after the other."""
+    geometry = Geometry.of(trainer(batch, accumulation, ranks, samples, drop_last), ranks)
+    batches = samples // batch if drop_last else math.ceil(samples / batch)
+    per_rank = batches // ranks if drop_last else math.ceil(batches / ranks)
+    assert geometry.steps_per_epoch == max(1, math.ceil(per_rank / accumulation))
+
+
+@pytest.mark.parametrize("before", [1, 2, 3, 4])
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_every_pair_of_world_sizes_keeps_the_batch(before: int, after: int) -> None:
+    """With 12 micro-batches per step, any of 1 to 4 ranks can keep it."""
+    old = Geometry.of(trainer(2, 12 // before, before), before)
+    now = trainer(2, 12 // before, after)
+    kept, _ = adapt(now, manifest(old), Geometry.of(now, after), allow_change=False)
+    assert kept.global_batch == old.global_batch == 24
+    assert now.args.gradient_accumulation_steps == 12 // after
+    assert kept.steps_per_epoch == old.steps_per_epoch
+
+
+def test_what_cannot_be_kept_is_refused_with_the_option() -> None:
+    """No whole number of micro-batches, a changed script, a sharded checkpoint, an order bound to the batch."""
+    old = Geometry.of(trainer(2, 1, 2), 2)
+    for ranks, batch, strategy, order, word in [
+        (3, 2, "ddp", "random", "no gradient accumulation"),
+        (2, 3, "ddp", "random", "was changed"),
+        (1, 2, "fsdp", "random", "fsdp"),
+        (1, 2, "ddp", "group_by_length", "group_by_length"),
+    ]:
+        now = trainer(batch, 1, ranks)
+        now.args.train_sampling_strategy = order
+        geometry = Geometry.of(now, ranks)
+        with pytest.raises(ConflictError, match=word) as error:
+            adapt(now, manifest(old, strategy), geometry, allow_change=False)
+        assert "--allow-batch-change" in str(error.value)
+        assert adapt(now, manifest(old, strategy), geometry, allow_change=True) == (geometry, None)
+
+
+def test_position_and_samples_seen_are_inverse_at_steps() -> None:
+    """After any number of steps, the samples seen lead back to epoch and micro-batch."""
+    geometry = Geometry.of(trainer(2, 3, 2, samples=100), 2)
+    assert geometry.steps_per_epoch == 9
+    for step in range(40):
+        seen = geometry.samples_seen(step=step, epoch=step / 9, regular=True)
+        epochs, micro = geometry.position(seen)
+        assert (epochs, micro) == (step // 9, step % 9 * 3)

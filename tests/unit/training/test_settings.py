@@ -1,0 +1,66 @@
+"""Settings: the options of a run, carried through the environment."""
+
+import dataclasses
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.training.settings import RunSettings, variable
+
+CHANGED = RunSettings(
+    output_dir="out",
+    save_strategy="steps",
+    save_steps=5,
+    save_total_limit=2,
+    grace_s=12.5,
+    resume="never",
+    from_scratch=True,
+    allow_batch_change=True,
+    peer_timeout_s=7.0,
+    verbosity=1,
+    record_folder="/x",
+    launcher_pid=12,
+)
+
+
+@pytest.mark.parametrize("settings", [RunSettings(), CHANGED])
+def test_the_environment_carries_every_setting(settings: RunSettings) -> None:
+    """Written to HOLDFAST_* and read back, the settings are equal."""
+    assert RunSettings.from_environment(settings.to_environment()) == settings
+
+
+def test_every_setting_was_changed_above() -> None:
+    """A new setting must be added to the round trip."""
+    for field in dataclasses.fields(RunSettings):
+        assert getattr(CHANGED, field.name) != getattr(RunSettings(), field.name), field.name
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("save_steps", "0"),
+        ("save_steps", "many"),
+        ("save_strategy", "sometimes"),
+        ("save_total_limit", "0"),
+        ("grace_s", "0"),
+        ("grace_s", "soon"),
+        ("grace_s", "nan"),
+        ("from_scratch", "maybe"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(name: str, text: str) -> None:
+    """The message names the setting and the value."""
+    with pytest.raises(UsageError) as error:
+        RunSettings.from_environment({variable(name): text})
+    assert text in str(error.value)
+    assert name.removesuffix("_s").replace("_", "-").upper() in str(error.value).replace("_", "-").upper()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"save_strategy": "epoch", "save_steps": 5}, {"from_scratch": True, "resume": "checkpoint-4"}],
+)
+def test_contradictions_are_refused(options: dict[str, object]) -> None:
+    """Of two options that exclude each other none is silently ignored."""
+    with pytest.raises(UsageError, match="contradicts"):
+        RunSettings(**options)  # pyright: ignore

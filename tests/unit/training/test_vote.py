@@ -1,0 +1,48 @@
+"""The vote: one rank's wish is enough, and ranks that drifted apart do not agree on anything."""
+
+import pytest
+
+from holdfast.errors import PeerError
+from holdfast.foundation.environment import Place
+from holdfast.training.peers import Peers, Reduction
+from holdfast.training.vote import Ballot, Decision, Vote
+
+
+class TwoRanks(Peers):
+    """This rank's values, and another rank's beside them."""
+
+    def __init__(self, other: list[int]) -> None:
+        super().__init__(Place(), timeout_s=1)
+        self.other = other
+
+    def start_maximum(self, values: list[int]) -> Reduction:
+        return super().start_maximum([max(pair) for pair in zip(values, self.other, strict=True)])
+
+
+def test_another_ranks_signal_is_everybodys_stop() -> None:
+    """The decision names signal and rank of whoever was told."""
+    vote = Vote(TwoRanks([15, 1, 0, 0, 7, -7, 1, -1]))
+    decision = vote.take(Ballot(), step=7)
+    assert decision == Decision(stop_signal=15, stop_rank=1)
+    assert decision.stop
+
+
+@pytest.mark.parametrize("other", [[0, -1, 0, 0, 8, -8, 1, -1], [0, -1, 0, 0, 7, -7, 2, -2]])
+def test_ranks_at_different_points_fail(other: list[int]) -> None:
+    """Another step, or another number of votes: an error, and nothing is saved."""
+    with pytest.raises(PeerError, match="different points"):
+        Vote(TwoRanks(other)).take(Ballot(), step=7)
+
+
+def test_nothing_decided_is_taken_back() -> None:
+    """A stop that was heard stays, with its first cause."""
+    both = Decision(stop_signal=15, stop_rank=0) | Decision(stop_signal=2, stop_rank=1, save=True)
+    assert both == Decision(stop_signal=15, stop_rank=0, save=True)
+
+
+def test_a_vote_that_was_not_begun_wishes_nothing() -> None:
+    """Hearing twice is harmless."""
+    vote = Vote(Peers(Place(), timeout_s=1))
+    vote.start(Ballot(save=True), step=1)
+    assert vote.collect().save
+    assert vote.collect() == Decision()
