@@ -115,9 +115,7 @@ class Run:
 
     def events(self, name: str) -> list[Event]:
         """Return this start's events of one kind, oldest first."""
-        return [
-            event for event in read_events(self.folder)[self.num_events_before :] if event["event"] == name
-        ]
+        return [event for event in read_events(self.folder)[self.num_events_before :] if event["event"] == name]
 
     def event(self, name: str) -> Event:
         events = self.events(name)
@@ -158,9 +156,7 @@ class Run:
 
     def log_tail(self, num_lines: int = 15) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-num_lines:]
-        return "\n".join(
-            [f"the last lines of {self.log.relative_to(ROOT)}:", *(f"  | {line}" for line in lines)]
-        )
+        return "\n".join([f"the last lines of {self.log.relative_to(ROOT)}:", *(f"  | {line}" for line in lines)])
 
 
 def read_events(folder: Path) -> list[Event]:
@@ -334,9 +330,7 @@ def demonstrate() -> list[Check]:
         raise DemoError(f"there is no {HOLDFAST}: `make venv` installs it")
     reference = Run("reference", "reference", status)
     print(f"$ {' '.join(['holdfast', *reference.command[1:]])}")
-    print(
-        f"  output in {OUTPUT.relative_to(ROOT)}/reference.log, preempted.log and resumed.log\n", flush=True
-    )
+    print(f"  output in {OUTPUT.relative_to(ROOT)}/reference.log, preempted.log and resumed.log\n", flush=True)
     finished(reference)
     preempted = Run("preempted", "preempted", status)
     exit_s = preempt(preempted)

@@ -96,9 +96,7 @@ def parse_args() -> argparse.Namespace:
         description="Train a small language model on the source code of the Python standard library.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument(
-        "--output-dir", default="finetune-output", help="checkpoints, and the model in final/"
-    )
+    parser.add_argument("--output-dir", default="finetune-output", help="checkpoints, and the model in final/")
     parser.add_argument("--max-bytes", type=int, default=1_000_000, help="bytes of source text to learn from")
     parser.add_argument("--vocab-size", type=int, default=4096, help="tokens in the vocabulary, at least 257")
     parser.add_argument("--block-size", type=int, default=128, help="tokens in one sample")
@@ -173,8 +171,6 @@ def main() -> None:
     trainer.save_model(str(Path(args.output_dir, "final")))
     if trainer.is_world_process_zero():
         print(f"evaluation loss {metrics['eval_loss']:.4f}")
-    # Leaves the process group; without it a gloo rank now and then aborts while the interpreter shuts down.
-    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

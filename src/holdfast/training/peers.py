@@ -56,7 +56,12 @@ class Peers:
         self.place = place
         self._timeout_s = timeout_s
         self._group: torch.distributed.ProcessGroup | None = None
+        self._kept_alive: Any = None
         if place.world_size > 1:
+            # A script that destroys its process group and then drops its model runs the destructor of torch's
+            # gloo group, which waits for a thread that waits for the interpreter's lock: a hang after all the work.
+            # With a reference held here the destructor never runs; the process ends with os._exit.
+            self._kept_alive = dist.group.WORLD
             timeout = datetime.timedelta(seconds=timeout_s)
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="holdfast")

@@ -1,19 +1,18 @@
 """Runs the user's program as one rank: signals, hooks, the program, and the exit code that is true."""
 
 import atexit
-import contextlib
 import ctypes
 import logging
 import os
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from holdfast.errors import ExitCode, HoldfastError, Interrupted, PeerError, UsageError
+from holdfast.errors import ExitCode, HoldfastError, PeerError, UsageError
 from holdfast.training.integrations import install_integrations
 from holdfast.training.session import Session, start_session
 
@@ -22,45 +21,58 @@ _PR_SET_PDEATHSIG = 1
 _USAGE = "python -m holdfast.training SCRIPT [ARGS…]  or  python -m holdfast.training -m MODULE [ARGS…]"
 
 
-def main(arguments: list[str]) -> int:  # noqa: PLR0911  one return for each way a program can end
-    """Run the program named by `arguments` and return the exit code of this process."""
+def main(arguments: list[str]) -> int:
+    """Run the program named by `arguments`; ends the process with its true exit code.
+
+    Returns:
+        Only when the session cannot begin: the exit code for that.
+    """
     try:
         session = start_session()
     except (HoldfastError, ValueError) as error:
         sys.stderr.write(f"holdfast: error: {error}\n")
         return ExitCode.USAGE
     _die_with(session.settings.launcher_pid)
+    code = _run_to_its_end(session, arguments)
+    is_prompt = session.interrupted is not None or code == ExitCode.FAILED
+    if session.interrupted is not None:  # also when the program caught the interruption and went on to its end
+        code = session.interrupted.exit_code
+    _leave(session, code, wait_for_threads=not is_prompt)
+    return code
+
+
+def _run_to_its_end(session: Session, arguments: list[str]) -> int:
     try:
         is_module, program = _parse(arguments)
         install_integrations(session)
         _run(program, is_module=is_module)
-    except Interrupted as interrupted:
-        return _leave(session, interrupted.exit_code)
     except PeerError as error:
-        # Not recorded as Holdfast's verdict: the launcher may start the ranks anew, and waits for this one.
+        # Not recorded as Holdfast's verdict: the launcher may start the ranks anew.
         _log.error("%s", error)
-        return _leave(session, error.exit_code)
+        return error.exit_code
     except HoldfastError as error:
         session.record.ended(error.exit_code, str(error))
         if session.place.is_first or error.exit_code == ExitCode.USAGE:
             _log.error("%s", error)
         return error.exit_code
+    except SystemExit as error:
+        return _code_of(error)
+    except KeyboardInterrupt as error:
+        _print_user_traceback(error)
+        return ExitCode.SIGINT
     except Exception as error:  # noqa: BLE001  the user's program failed: its traceback, its exit code
         if session.interrupted is None:
             _print_user_traceback(error)
-            return ExitCode.FAILED
-    if session.interrupted is not None:  # the program caught the interruption and went on to its end
-        return _leave(session, session.interrupted.exit_code)
-    _leave_process_groups()
+        return ExitCode.FAILED
     return ExitCode.OK
 
 
-def _leave_process_groups() -> None:
-    # A gloo group that is still open when the interpreter goes can abort the process, after all the work is done.
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            distributed.destroy_process_group()
+def _code_of(error: SystemExit) -> int:
+    """What the interpreter makes of `sys.exit(…)`."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    sys.stderr.write(f"{error.code}\n")
+    return 1
 
 
 def _parse(arguments: list[str]) -> tuple[bool, list[str]]:
@@ -84,11 +96,17 @@ def _run(program: list[str], *, is_module: bool) -> None:
         runpy.run_path(program[0], run_name="__main__")
 
 
-def _leave(session: Session, exit_code: int) -> int:
-    # Loggers and trackers flush in their exit handlers; the deadline still holds while they do.
+def _leave(session: Session, exit_code: int, *, wait_for_threads: bool) -> None:
+    """End the process without tearing the interpreter down.
+
+    The tear-down takes longer than the save of a small model, and it can hang for ever: the destructor of torch's
+    gloo group joins threads that wait for the interpreter's lock, which it holds. Whatever the interpreter promises a program at its end is done here.
+    """
+    if wait_for_threads:
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    # Loggers and trackers flush in their exit handlers; after an interruption the deadline still holds.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     session.end_now(exit_code)
-    return exit_code
 
 
 def _die_with(launcher_pid: int | None) -> None:
