@@ -29,9 +29,9 @@ OUTPUT = ROOT / "demo-output"
 HOLDFAST = Path(sys.executable).with_name("holdfast")
 SCRIPT = "examples/finetune.py"
 SCRIPT_OPTIONS = [
-    *("--cpu", "--max-bytes", "50000", "--block-size", "64", "--eval-blocks", "16", "--epochs", "3"),
+    *("--cpu", "--max-bytes", "26000", "--block-size", "64", "--eval-blocks", "16", "--epochs", "3"),
     *("--batch-size", "2", "--grad-accum", "2", "--logging-steps", "5", "--eval-steps", "20"),
-    *("--save-steps", "20"),
+    *("--save-steps", "10"),
 ]
 NUM_RANKS = 2
 SIGNALLED_RANK = 1

@@ -224,11 +224,14 @@ def _verdict(exit_codes: dict[int, int], records: dict[int, RankRecord], stop: S
     for code in (ExitCode.NOTHING_VALID, ExitCode.CONFLICT, ExitCode.STORAGE, ExitCode.USAGE, ExitCode.FAILED):
         if code in own:
             return code
-    if ExitCode.TERMINATED_UNSAVED in own or stop.signal:
+    # A sibling that was told to leave because of a failure is not the failure.
+    told_to_leave = {0, ExitCode.TERMINATED_UNSAVED, -signal.SIGTERM}
+    failed = {rank: code for rank, code in exit_codes.items() if code not in told_to_leave}
+    if stop.signal or (ExitCode.TERMINATED_UNSAVED in own and not failed):
         if stop.killed:
             _log.error("ranks that did not leave within the grace period were killed; nothing was saved by them")
         return _code_of_signal(stop.signal)
-    rank, code = min(exit_codes.items(), key=lambda item: (item[1] in {0, 143, -signal.SIGTERM}, item[0]))
+    rank, code = min((failed or exit_codes).items())
     reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     _log.error("rank %s %s; its own output above says why", rank, reason)
     return 128 - code if code < 0 else code

@@ -100,7 +100,8 @@ def _leave(session: Session, exit_code: int, *, wait_for_threads: bool) -> None:
     """End the process without tearing the interpreter down.
 
     The tear-down takes longer than the save of a small model, and it can hang for ever: the destructor of torch's
-    gloo group joins threads that wait for the interpreter's lock, which it holds. Whatever the interpreter promises a program at its end is done here.
+    gloo group joins threads that wait for the interpreter's lock, which it holds. Whatever the interpreter promises
+    a program at its end is done here.
     """
     if wait_for_threads:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

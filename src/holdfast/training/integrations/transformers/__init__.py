@@ -1,6 +1,7 @@
 """Hugging Face Trainer, and every trainer built on it: hooked when the user's script imports transformers.
 
 - `arguments`: the options of `holdfast run` replace the script's own, where they were given.
+- `hook`: every `train()` of the process becomes a run.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
 - `saving`: the Trainer's own `_save_checkpoint`, led into a working folder and committed.
 - `state`: what the Trainer does not save and an exact continuation needs.
@@ -21,13 +22,13 @@ def install(session: Session) -> None:
 
         hook(module, session)
 
-    def hook_trainer(module: ModuleType) -> None:
-        from holdfast.training.integrations.transformers.run import hook
+    def trainer_imported(module: ModuleType) -> None:
+        from holdfast.training.integrations.transformers.hook import hook_trainer
 
-        hook(module, session)
+        hook_trainer(module, session)
 
     after_import("transformers.training_args", hook_arguments)
-    after_import("transformers.trainer", hook_trainer)
+    after_import("transformers.trainer", trainer_imported)
 
 
 __all__ = ["install"]

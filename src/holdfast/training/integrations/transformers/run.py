@@ -6,18 +6,16 @@ The Trainer's loop stays the Trainer's. For the time of the call a few methods o
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import Trigger
-from holdfast.errors import HoldfastError, Interrupted, UsageError
+from holdfast.errors import Interrupted, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
@@ -41,16 +39,6 @@ from holdfast.training.resume import lease
 from holdfast.training.session import Session
 from holdfast.training.start import Start, agree_on_start
 
-_REPLACED = (
-    "_maybe_log_save_evaluate",
-    "_save_checkpoint",
-    "_evaluate",
-    "_run_epoch",
-    "_finalize_training",
-    "_load_rng_state",
-    "_init_training_state",
-)
-
 
 class _GiveUp(BaseException):
     """Leaves a step or an evaluation unfinished; the state of `moment` is what counts."""
@@ -58,44 +46,6 @@ class _GiveUp(BaseException):
     def __init__(self, moment: Moment) -> None:
         super().__init__()
         self.moment = moment
-
-
-def hook(module: ModuleType, session: Session) -> None:
-    """Make every `Trainer.train()` of the process run under `session`.
-
-    Raises:
-        HoldfastError: this release of transformers has another training loop.
-    """
-    trainer_class: Any = module.Trainer
-    missing = [name for name in _REPLACED if not hasattr(trainer_class, name)]
-    if missing:
-        raise HoldfastError(
-            f"this release of transformers has no Trainer.{missing[0]}; training was not started",
-            hint='install a supported one: pip install "holdfast[transformers]"',
-        )
-    train, save_model = trainer_class.train, trainer_class.save_model
-
-    @functools.wraps(train)
-    def train_under_holdfast(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        _stay_interrupted(session)
-        if kwargs.get("trial") or (args and args[0]):
-            return train(self, resume_from_checkpoint, *args, **kwargs)  # a hyper-parameter trial is not a run
-        run = TrainerRun(session, self)
-        return run.train(lambda resume: train(self, resume, *args, **kwargs), resume_from_checkpoint)
-
-    @functools.wraps(save_model)
-    def save_model_unless_interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _stay_interrupted(session)
-        return save_model(self, *args, **kwargs)
-
-    trainer_class.train = train_under_holdfast
-    trainer_class.save_model = save_model_unless_interrupted
-
-
-def _stay_interrupted(session: Session) -> None:
-    # A script that catches SystemExit must not go on to save a half-trained model as the final one.
-    if session.interrupted is not None:
-        raise session.interrupted
 
 
 class TrainerRun:
@@ -535,4 +485,4 @@ def _check_supported(session: Session, trainer: Any, root: Path) -> None:
         )
 
 
-__all__ = ["TrainerRun", "hook"]
+__all__ = ["TrainerRun"]
