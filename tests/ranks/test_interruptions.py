@@ -99,8 +99,8 @@ def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> 
     options = ("--eval-strategy", "steps", "--eval-steps", "4", "--epochs", "1")
     job = holdfast(output, *TWO, program=tiny(output, *options, "--eval-ms", "2000"))
     with no_orphans(job):
-        job.wait_for_step(1)
-        time.sleep(3)  # three steps take milliseconds: the evaluation is running
+        job.wait_for("the log line of step 3", lambda: "'loss'" in job.text)
+        time.sleep(1)  # the next step takes milliseconds, its evaluation 8 s
         job.signal()
         assert job.wait(15) == 75, job.text
     assert assert_saved_and_valid(output) == 4
@@ -108,7 +108,6 @@ def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> 
     job = holdfast(output, *TWO, program=tiny(output, *options))
     with no_orphans(job):
         assert job.wait() == 0, job.text
-    assert job.text.count("eval_loss") == job.text.count("'eval_runtime'")
     assert "'eval_loss'" in job.text.split("attempt 2")[1].split("'loss'")[0], "the evaluation came too late"
 
 
