@@ -189,7 +189,12 @@ class Manifest:
             reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
             raise ManifestError(f"it is malformed: {reason}") from error
         stated = record.pop(_SELF, None)
-        if stated != digest_bytes(_canonical(record)) or data != _canonical({**record, _SELF: stated}):
+        try:
+            is_intact = stated == digest_bytes(_canonical(record)) and data == _canonical({**record, _SELF: stated})
+        except (ValueError, RecursionError) as error:
+            # 1e999 and nesting at the very limit can be read, and only writing them fails.
+            raise ManifestError(f"it is malformed: {error}") from error
+        if not is_intact:
             raise ManifestError("it was altered after it was written: its own digest does not match")
         return manifest
 
