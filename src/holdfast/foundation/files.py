@@ -117,8 +117,8 @@ def discard(path: Path, *, trash: Path) -> None:
 
 
 def delete_tree(path: Path) -> None:
-    """Delete a file, link or folder; links are never followed, and what is gone already is fine."""
-    if path.is_symlink() or path.is_file():
+    """Delete a file, link, pipe or folder; links are never followed, and what is gone already is fine."""
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     shutil.rmtree(path, ignore_errors=True)
