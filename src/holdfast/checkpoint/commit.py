@@ -256,7 +256,8 @@ class WorkingCheckpoint:
             describe: makes the manifest for the files, sorted by path.
 
         Raises:
-            SaveError: a part is missing, or two ranks wrote different content under one name.
+            SaveError: a part is missing, two ranks wrote different content under one name, or the whole is not
+                a checkpoint.
             OSError: the disk is full, gone, or read-only.
         """
         broken = [f"rank {part.rank}: {part.error}" for part in parts if part.error is not None]
@@ -267,7 +268,10 @@ class WorkingCheckpoint:
             for entry in part.files:
                 if entries.setdefault(entry.path, entry) != entry:
                     raise SaveError(f"two ranks wrote {entry.path} with different content")
-        manifest = describe(tuple(entries[path] for path in sorted(entries)))
+        try:
+            manifest = describe(tuple(entries[path] for path in sorted(entries)))
+        except ValueError as error:
+            raise SaveError(f"no manifest can say what the ranks wrote: {error}") from error
         present = {path: status.st_size for path, status in files.regular_files(self._merged)}
         if present != {entry.path: entry.size_bytes for entry in manifest.files}:
             raise SaveError(f"the files in {self._merged} are not those that the ranks reported")
