@@ -95,6 +95,12 @@ def _named(path: Path, progress: Progress | None) -> ResumePoint:
             f"--resume {path} is not a valid checkpoint: {verdict.faults[0]}; training was not started",
             hint="name another one, or leave --resume out for the newest valid one",
         )
+    if step_of(path) not in {None, verdict.manifest.step}:
+        raise CheckpointError(
+            f"--resume {path} is not a valid checkpoint: its manifest says step {verdict.manifest.step}, the folder's "
+            f"name says {step_of(path)}; training was not started",
+            hint="give the folder its own name back, or name another one",
+        )
     return ResumePoint(path=path, manifest=verdict.manifest)
 
 
