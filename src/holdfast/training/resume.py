@@ -76,6 +76,9 @@ def choose(
         if found is None:
             return None
         point = ResumePoint(path=found[0], manifest=found[1])
+        # Damaged ones ahead of it would count as the newest, and retention would delete good ones in their favour.
+        ahead = [path for path in list_checkpoints(output.root) if (step_of(path) or 0) > point.manifest.step]
+        _set_aside(output, ahead, report)
     report(
         Resumed(
             step=point.manifest.step,
