@@ -314,7 +314,14 @@ def test_a_hostile_path_opens_and_writes_nothing_outside(path: str, tmp_path: Pa
 def test_a_hostile_name_in_the_output_folder_is_no_checkpoint(tmp_path: Path) -> None:
     """Only `checkpoint-<step>` in plain digits is looked at; everything else is left alone."""
     output = OutputFolder(tmp_path)
-    for name in ("checkpoint-", "checkpoint-01", "checkpoint--1", "checkpoint-1\n", "checkpoint-١", "checkpoint-1.5"):
+    for name in (
+        "checkpoint-",
+        "checkpoint-01",
+        "checkpoint--1",
+        "checkpoint-1\n",
+        "checkpoint-\u0661",
+        "checkpoint-1.5",
+    ):
         (tmp_path / name).mkdir()
     (tmp_path / ("checkpoint-" + "9" * 19)).mkdir()
     assert output.committed() == []
