@@ -100,8 +100,8 @@ def _named(path: Path, progress: Progress | None) -> ResumePoint:
         )
     if step_of(path) not in {None, verdict.manifest.step}:
         raise CheckpointError(
-            f"--resume {path} is not a valid checkpoint: its manifest says step {verdict.manifest.step}, the folder's "
-            f"name says {step_of(path)}; training was not started",
+            f"--resume {path} is not a valid checkpoint: its manifest says step {verdict.manifest.step}, "
+            f"the folder's name says {step_of(path)}; training was not started",
             hint="give the folder its own name back, or name another one",
         )
     return ResumePoint(path=path, manifest=verdict.manifest)
