@@ -16,9 +16,9 @@ import contextlib
 import dataclasses
 import json
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints
@@ -256,7 +256,8 @@ class WorkingCheckpoint:
             describe: makes the manifest for the files, sorted by path.
 
         Raises:
-            SaveError: a part is missing, or two ranks wrote different content under one name.
+            SaveError: a part is missing, two ranks wrote different content under one name, or the whole is not
+                a checkpoint.
             OSError: the disk is full, gone, or read-only.
         """
         broken = [f"rank {part.rank}: {part.error}" for part in parts if part.error is not None]
@@ -267,13 +268,14 @@ class WorkingCheckpoint:
             for entry in part.files:
                 if entries.setdefault(entry.path, entry) != entry:
                     raise SaveError(f"two ranks wrote {entry.path} with different content")
-        manifest = describe(tuple(entries[path] for path in sorted(entries)))
+        try:
+            manifest = describe(tuple(entries[path] for path in sorted(entries)))
+        except ValueError as error:
+            raise SaveError(f"no manifest can say what the ranks wrote: {error}") from error
         present = {path: status.st_size for path, status in files.regular_files(self._merged)}
         if present != {entry.path: entry.size_bytes for entry in manifest.files}:
             raise SaveError(f"the files in {self._merged} are not those that the ranks reported")
-        for folder in sorted({self._merged / path for path in present}, reverse=True):
-            if folder.parent != self._merged:
-                files.fsync_folder(folder.parent)
+        _fsync_folders(self._merged, present)
         files.write_atomic(self._merged / MANIFEST_NAME, manifest.to_bytes(), durable=True)
         files.publish_folder(self._merged, self.target, trash=self._output.trash)
         return manifest
@@ -281,6 +283,13 @@ class WorkingCheckpoint:
     def discard(self) -> None:
         """Delete what is left of the working folder, after the commit or instead of it."""
         files.delete_tree(self._root)
+
+
+def _fsync_folders(root: Path, paths: Iterable[str]) -> None:
+    """Make the names of `paths` survive a power loss, up to and without those in `root` itself."""
+    parents = {parent for path in paths for parent in PurePosixPath(path).parents}
+    for parent in sorted(parents - {PurePosixPath()}, reverse=True):
+        files.fsync_folder(root / parent)
 
 
 def reseal(folder: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
@@ -304,6 +313,7 @@ def reseal(folder: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
             added.append(FileEntry(path=path, size_bytes=size_bytes, digest=digest))
     if not added:
         return manifest, []
+    _fsync_folders(folder, [entry.path for entry in added])
     entries = sorted([*manifest.files, *added], key=lambda entry: entry.path)
     resealed = dataclasses.replace(manifest, files=tuple(entries))
     files.write_atomic(folder / MANIFEST_NAME, resealed.to_bytes(), durable=True)

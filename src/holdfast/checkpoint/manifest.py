@@ -24,6 +24,7 @@ MAX_MANIFEST_BYTES = 64 << 20
 """More than a million files; a larger manifest is not read into memory."""
 
 _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # both blocks of control characters
 _MAX_PATH_BYTES = 4096
 _SELF = "manifest_digest"
 _T = TypeVar("_T")
@@ -67,7 +68,7 @@ def path_fault(path: str) -> str | None:
     """Why `path` must not be used inside a checkpoint, or None when it may."""
     if not path or len(path.encode("utf-8", "surrogatepass")) > _MAX_PATH_BYTES:
         return "is empty or too long"
-    if any(ord(character) < 32 or 0xD800 <= ord(character) <= 0xDFFF for character in path) or "\\" in path:
+    if _UNPRINTABLE.search(path):
         return "has a control character, a surrogate or a backslash"
     if path.startswith("/"):
         return "is absolute"
@@ -189,7 +190,12 @@ class Manifest:
             reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
             raise ManifestError(f"it is malformed: {reason}") from error
         stated = record.pop(_SELF, None)
-        if stated != digest_bytes(_canonical(record)) or data != _canonical({**record, _SELF: stated}):
+        try:
+            is_intact = stated == digest_bytes(_canonical(record)) and data == _canonical({**record, _SELF: stated})
+        except (ValueError, RecursionError) as error:
+            # 1e999 and nesting at the very limit can be read, and only writing them fails.
+            raise ManifestError(f"it is malformed: {error}") from error
+        if not is_intact:
             raise ManifestError("it was altered after it was written: its own digest does not match")
         return manifest
 

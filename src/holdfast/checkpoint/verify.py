@@ -64,10 +64,15 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         reason = "it is a link" if path.is_symlink() else f"it cannot be read: {error.strerror}"
         raise ManifestError(reason) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # asked first: fdopen refuses a folder, and keeps it open
+        os.close(descriptor)
+        raise ManifestError("it is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ManifestError("it is not a regular file")
-        return Manifest.from_bytes(file.read(MAX_MANIFEST_BYTES + 1))
+        try:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+        except OSError as error:
+            raise ManifestError(f"it cannot be read: {error.strerror}") from error
+    return Manifest.from_bytes(data)
 
 
 def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], None] | None = None) -> Verdict:

@@ -77,8 +77,7 @@ def publish_folder(source: Path, target: Path, *, trash: Path) -> None:
     if not os.path.lexists(target):
         source.rename(target)
     elif target.is_symlink() or not target.is_dir():
-        target.rename(trash / uuid.uuid4().hex)
-        source.rename(target)
+        _replace(source, target, trash)
     else:
         _exchange(source, target, trash)
     fsync_folder(target.parent)
@@ -96,8 +95,17 @@ def _exchange(source: Path, target: Path, trash: Path) -> None:
         if error not in _CANNOT_EXCHANGE:
             raise OSError(error, os.strerror(error), str(target))
     # Network file systems cannot exchange: for a moment the name is missing, and the older checkpoint counts.
-    target.rename(trash / uuid.uuid4().hex)
-    source.rename(target)
+    _replace(source, target, trash)
+
+
+def _replace(source: Path, target: Path, trash: Path) -> None:
+    replaced = trash / uuid.uuid4().hex
+    target.rename(replaced)
+    try:
+        source.rename(target)
+    except OSError:
+        replaced.rename(target)  # or a failed save would cost the checkpoint that it was to replace
+        raise
 
 
 def discard(path: Path, *, trash: Path) -> None:
@@ -109,8 +117,8 @@ def discard(path: Path, *, trash: Path) -> None:
 
 
 def delete_tree(path: Path) -> None:
-    """Delete a file, link or folder; links are never followed, and what is gone already is fine."""
-    if path.is_symlink() or path.is_file():
+    """Delete a file, link, pipe or folder; links are never followed, and what is gone already is fine."""
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     shutil.rmtree(path, ignore_errors=True)

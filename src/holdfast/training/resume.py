@@ -76,6 +76,9 @@ def choose(
         if found is None:
             return None
         point = ResumePoint(path=found[0], manifest=found[1])
+        # Damaged ones ahead of it would count as the newest, and retention would delete good ones in their favour.
+        ahead = [path for path in list_checkpoints(output.root) if (step_of(path) or 0) > point.manifest.step]
+        _set_aside(output, ahead, report)
     report(
         Resumed(
             step=point.manifest.step,
@@ -94,6 +97,12 @@ def _named(path: Path, progress: Progress | None) -> ResumePoint:
         raise CheckpointError(
             f"--resume {path} is not a valid checkpoint: {verdict.faults[0]}; training was not started",
             hint="name another one, or leave --resume out for the newest valid one",
+        )
+    if step_of(path) not in {None, verdict.manifest.step}:
+        raise CheckpointError(
+            f"--resume {path} is not a valid checkpoint: its manifest says step {verdict.manifest.step}, "
+            f"the folder's name says {step_of(path)}; training was not started",
+            hint="give the folder its own name back, or name another one",
         )
     return ResumePoint(path=path, manifest=verdict.manifest)
 

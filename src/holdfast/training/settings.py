@@ -86,8 +86,8 @@ class RunSettings:
         environ = os.environ if environ is None else environ
         values: dict[str, object] = {}
         for setting in fields(cls):
-            text = environ.get(variable(setting.name), "").strip()
-            if text:
+            text = environ.get(variable(setting.name), "")
+            if text.strip():
                 values[setting.name] = _parse(variable(setting.name), text, _kind(setting.type))
         return cls(**values)  # pyright: ignore[reportArgumentType]
 
@@ -111,9 +111,10 @@ def _kind(annotation: object) -> str:
 
 
 def _parse(name: str, text: str, kind: str) -> object:
-    if kind == "bool" and text.lower() in _TRUE | _FALSE:
-        return text.lower() in _TRUE
     if kind == "bool":
+        word = text.strip().lower()
+        if word in _TRUE | _FALSE:
+            return word in _TRUE
         raise UsageError(f"{name}={text!r} must be 1 or 0")
     try:
         if kind == "int":

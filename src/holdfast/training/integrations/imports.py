@@ -2,7 +2,6 @@
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -11,9 +10,9 @@ Hook = Callable[[ModuleType], None]
 
 
 class _HookedLoader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, hook: Hook) -> None:
+    def __init__(self, loader: importlib.abc.Loader, hooks: dict[str, Hook]) -> None:
         self._loader = loader
-        self._hook = hook
+        self._hooks = hooks
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -24,7 +23,10 @@ class _HookedLoader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._hook(module)
+        # Only now is the hook used up: a probe with `find_spec`, or an import that fails, leaves it for the next.
+        hook = self._hooks.pop(module.__name__, None)
+        if hook is not None:
+            hook(module)
 
 
 class _HookFinder(importlib.abc.MetaPathFinder):
@@ -34,14 +36,15 @@ class _HookFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        hook = self.hooks.pop(fullname, None)
-        if hook is None:
+        if fullname not in self.hooks:
             return None
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return None
-        spec.loader = _HookedLoader(spec.loader, hook)
-        return spec
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _HookedLoader(spec.loader, self.hooks)
+                return spec
+        return None
 
 
 _finder = _HookFinder()

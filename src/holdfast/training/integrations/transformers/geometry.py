@@ -53,10 +53,18 @@ class Geometry:
         """Optimizer steps in an epoch; None when the data set cannot tell its length."""
         if self.num_samples is None:
             return None
-        per_micro_step = max(1, self.global_batch // self.accumulation)
-        whole, rest = divmod(self.num_samples, per_micro_step)
+        whole, rest = divmod(self.num_samples, self._per_micro_step)
         micro_steps = whole if self.drop_last or not rest else whole + 1
         return max(1, -(-micro_steps // self.accumulation))
+
+    @property
+    def _per_micro_step(self) -> int:
+        return max(1, self.global_batch // self.accumulation)
+
+    def _samples_per_epoch(self, num_samples: int) -> int:
+        """What an epoch shows of `num_samples`: an incomplete last batch that is dropped is never seen."""
+        dropped = num_samples % self._per_micro_step if self.drop_last else 0
+        return max(1, num_samples - dropped)
 
     def samples_seen(self, *, step: int, epoch: float, regular: bool) -> int:
         """Samples the optimizer has seen after `step` steps.
@@ -69,17 +77,17 @@ class Geometry:
         steps_per_epoch = self.steps_per_epoch
         if self.num_samples is None or steps_per_epoch is None:
             return step * self.global_batch
+        in_epoch = self._samples_per_epoch(self.num_samples)
         if not regular:
-            return round(epoch * self.num_samples)
+            return round(epoch * in_epoch)
         epochs, steps = divmod(step, steps_per_epoch)
-        in_epoch = steps_per_epoch * self.global_batch if self.drop_last else self.num_samples
-        return epochs * min(in_epoch, self.num_samples) + min(steps * self.global_batch, self.num_samples)
+        return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
 
     def position(self, samples_seen: int) -> tuple[int, int]:
         """Where `samples_seen` lies: whole epochs, and micro-batches per rank to skip in the running one."""
         if self.num_samples is None:
             return 0, samples_seen // self.global_batch * self.accumulation
-        epochs, rest = divmod(samples_seen, self.num_samples)
+        epochs, rest = divmod(samples_seen, self._samples_per_epoch(self.num_samples))
         return epochs, rest // self.global_batch * self.accumulation
 
 

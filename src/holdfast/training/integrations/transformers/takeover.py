@@ -20,7 +20,9 @@ class Takeover:
     def replace(self, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Let `make(original)` answer to `name`; `original` is bound and includes every subclass's version."""
         own = cast("dict[str, Any]", self._target.__dict__)
-        if name in own:
+        if name in self._before or name in self._added:
+            pass  # replaced before: what stood there first is what comes back
+        elif name in own:
             self._before[name] = own[name]
         else:
             self._added.add(name)

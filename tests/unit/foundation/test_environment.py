@@ -1,0 +1,30 @@
+"""Where a process stands among its peers."""
+
+import pytest
+
+from holdfast.foundation.environment import Place
+
+
+def test_a_lone_process_is_first_of_one() -> None:
+    """Without torchrun's variables, or with empty ones, there is one rank."""
+    assert Place.from_environment({}) == Place.from_environment({"RANK": "", "WORLD_SIZE": ""}) == Place()
+    assert Place().is_first
+
+
+def test_torchruns_variables_are_read() -> None:
+    """Rank, world, local rank and restarts arrive, and only rank 0 is first."""
+    place = Place.from_environment(
+        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"}
+    )
+    assert place == Place(rank=3, world_size=4, local_rank=1, restart=2)
+    assert not place.is_first
+
+
+@pytest.mark.parametrize(
+    ("environ", "word"),
+    [({"RANK": "x"}, "RANK='x'"), ({"RANK": "1"}, "WORLD_SIZE=1"), ({"RANK": "-1"}, "RANK=-1")],
+)
+def test_what_cannot_be_is_named(environ: dict[str, str], word: str) -> None:
+    """A variable that is no number, or a rank outside the world, is in the message."""
+    with pytest.raises(ValueError, match=word):
+        Place.from_environment(environ)

@@ -1,0 +1,43 @@
+"""Errors: what happened, what to do, and the exit code that says so."""
+
+import pytest
+
+from holdfast import errors
+from holdfast.errors import ExitCode, HoldfastError, Interrupted
+
+CODES = {
+    "HoldfastError": 1,
+    "UsageError": 2,
+    "ConflictError": 11,
+    "StorageError": 13,
+    "CheckpointError": 14,
+    "ManifestError": 14,
+    "NothingValidError": 14,
+    "SaveError": 1,
+    "PeerError": 1,
+}
+
+
+def test_every_error_has_the_exit_code_of_the_table() -> None:
+    """The codes are a promise to schedulers; a new error must be added to the table."""
+    kinds = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, HoldfastError)
+    }
+    assert {name: int(kind.exit_code) for name, kind in kinds.items()} == CODES
+
+
+def test_the_hint_follows_the_message() -> None:
+    """One line holds both, and a message alone stands alone."""
+    assert str(HoldfastError("it broke", hint="mend it")) == "it broke — mend it"
+    assert str(HoldfastError("it broke")) == "it broke"
+
+
+def test_an_interruption_passes_through_except_exception() -> None:
+    """The user's `except Exception` does not swallow it, and the interpreter exits with 75."""
+    interrupted = Interrupted(ExitCode.INTERRUPTED_SAVED, "saved")
+    assert not isinstance(interrupted, Exception)
+    assert interrupted.code == 75
+    with pytest.raises(SystemExit):
+        raise interrupted

@@ -1,0 +1,65 @@
+"""The epoch of `Geometry` against accelerate's own sharding, walked through batch by batch."""
+
+import itertools
+
+import pytest
+
+from holdfast.training.integrations.transformers.geometry import Geometry
+
+
+def walk(num_samples: int, batch: int, ranks: int, *, drop_last: bool) -> list[list[int]]:
+    """The samples of each micro-step over all ranks, as torch batches them and accelerate deals them out."""
+    batches = [list(range(start, min(start + batch, num_samples))) for start in range(0, num_samples, batch)]
+    if drop_last:
+        batches = [samples for samples in batches if len(samples) == batch]
+    dealt = [list(group) for group in (batches[start : start + ranks] for start in range(0, len(batches), ranks))]
+    if drop_last:
+        dealt = [group for group in dealt if len(group) == ranks]
+    return [list(itertools.chain.from_iterable(group)) for group in dealt]
+
+
+GRID = list(itertools.product(range(1, 60, 2), (1, 2, 3, 5), (1, 2, 3), (1, 2, 3, 4), (True, False)))
+
+
+def test_steps_and_samples_of_every_step_are_those_of_the_walk() -> None:
+    """For 2880 shapes of run: as many steps as the walk has, and as many samples after each of them."""
+    for num_samples, batch, accumulation, ranks, drop_last in GRID:
+        micro_steps = walk(num_samples, batch, ranks, drop_last=drop_last)
+        geometry = Geometry(
+            world_size=ranks,
+            accumulation=accumulation,
+            global_batch=batch * accumulation * ranks,
+            num_samples=num_samples,
+            drop_last=drop_last,
+        )
+        shape = (num_samples, batch, accumulation, ranks, drop_last)
+        steps = [micro_steps[start : start + accumulation] for start in range(0, len(micro_steps), accumulation)]
+        assert geometry.steps_per_epoch == max(1, len(steps)), shape
+        if not steps:
+            continue
+        seen = 0
+        for step in range(2 * len(steps) + 1):
+            assert geometry.samples_seen(step=step, epoch=0.0, regular=True) == seen, (shape, step)
+            micro_done = (step % len(steps)) * accumulation
+            assert geometry.position(seen) == (step // len(steps), micro_done), (shape, step)
+            seen += sum(len(samples) for samples in steps[step % len(steps)])
+
+
+def test_the_walk_is_accelerates() -> None:
+    """The walk above has as many micro-steps as accelerate's sampler yields on each rank."""
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    from torch.utils.data import BatchSampler, SequentialSampler
+
+    for num_samples, batch, _, ranks, drop_last in GRID[::7]:
+        sampler = BatchSampler(SequentialSampler(range(num_samples)), batch, drop_last)
+        for rank in range(ranks):
+            shard = data_loader.BatchSamplerShard(sampler, num_processes=ranks, process_index=rank)
+            assert len(list(shard)) == len(walk(num_samples, batch, ranks, drop_last=drop_last))
+
+
+def test_a_data_set_without_a_length_counts_micro_batches() -> None:
+    """No epoch is known: samples are steps times the batch, and the position is micro-batches from the start."""
+    geometry = Geometry(world_size=2, accumulation=3, global_batch=12, num_samples=None, drop_last=False)
+    assert geometry.steps_per_epoch is None
+    assert geometry.samples_seen(step=5, epoch=0.0, regular=False) == 60
+    assert geometry.position(60) == (0, 15)

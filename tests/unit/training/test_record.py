@@ -1,0 +1,34 @@
+"""How a rank ended, told to its launcher."""
+
+from pathlib import Path
+
+from holdfast.training.record import RecordFile, read_records
+
+
+def test_the_first_verdict_stands(tmp_path: Path) -> None:
+    """What follows an ending is only the way out; steps and messages arrive as written."""
+    record = RecordFile(str(tmp_path), 3, 1)
+    assert not read_records(tmp_path, 1)[3].has_stepped
+    record.stepped()
+    record.ended(75, "saved")
+    record.ended(1, "later")
+    read = read_records(tmp_path, 1)[3]
+    assert (read.has_stepped, read.exit_code, read.message) == (True, 75, "saved")
+    assert read_records(tmp_path, 0) == {}
+
+
+def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
+    """A torn, foreign or misnamed record costs nobody the others."""
+    RecordFile(str(tmp_path), 0, 0)
+    for rank, text in enumerate(["", "[]", "3", '{"rank": 1}', '{"unknown": 1}', '{"rank": [], "pid": 1}'], start=1):
+        (tmp_path / "0" / f"rank-{rank}.json").write_text(text)
+    assert list(read_records(tmp_path, 0)) == [0]
+
+
+def test_without_a_launcher_nothing_is_written(tmp_path: Path) -> None:
+    """No folder, or one that is gone with its launcher, changes nothing for the rank."""
+    for folder in (None, str(tmp_path / "gone")):
+        record = RecordFile(folder, 0, 0)
+        record.stepped()
+        record.ended(0, "")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,153 @@
+"""Where a run begins: the newest valid checkpoint, or a named one, and nothing good is lost on the way."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.catalog import list_checkpoints
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.checkpoint.retention import select_superseded
+from holdfast.checkpoint.verify import verify
+from holdfast.errors import CheckpointError, NothingValidError
+from holdfast.foundation import files
+from holdfast.foundation.events import Event
+from holdfast.training.resume import ResumePoint, choose, lease
+from holdfast.training.settings import RunSettings
+from tests.support.checkpoints import commit, prepared
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> OutputFolder:
+    folder = prepared(tmp_path / "out")
+    for step in (4, 8, 12):
+        commit(folder, step)
+    return folder
+
+
+def flip(path: Path) -> None:
+    content = bytearray((path / "model.safetensors").read_bytes())
+    content[7] ^= 1
+    (path / "model.safetensors").write_bytes(content)
+
+
+def start(output: OutputFolder, restart: int = 0, **options: object) -> tuple[ResumePoint | None, list[str]]:
+    events: list[Event] = []
+    point = choose(output, RunSettings(**options), restart=restart, report=events.append)  # type: ignore[arg-type]
+    return point, [event.name for event in events]
+
+
+def names(output: OutputFolder) -> list[str]:
+    return [path.name for path in list_checkpoints(output.root)]
+
+
+def test_the_newest_valid_one_is_chosen(output: OutputFolder) -> None:
+    """Nothing is wrong: the highest step, one event, and nothing moves."""
+    point, events = start(output)
+    assert point is not None
+    assert point.manifest.step == 12
+    assert events == ["resumed"]
+    assert names(output) == ["checkpoint-12", "checkpoint-8", "checkpoint-4"]
+
+
+def test_an_empty_folder_means_step_0(tmp_path: Path) -> None:
+    """Nothing there is nothing to report."""
+    assert start(prepared(tmp_path / "out")) == (None, [])
+
+
+def test_a_damaged_newest_one_never_costs_a_good_one(output: OutputFolder) -> None:
+    """It is moved aside, so that retention, which reads manifests only, does not keep it in a good one's place."""
+    flip(output.root / "checkpoint-12")
+    point, events = start(output)
+    assert point is not None
+    assert point.manifest.step == 8
+    assert events == ["checkpoint_rejected", "set_aside", "resumed"]
+    saved = commit(output, 9)
+    output.prune(select_superseded(output.committed(), keep_newest=1))
+    assert list_checkpoints(output.root) == [saved]
+    assert verify(saved).is_valid
+    assert len(list(output.root.glob("set-aside-*/checkpoint-12"))) == 1
+
+
+def test_nothing_valid_moves_nothing(output: OutputFolder) -> None:
+    """All are damaged: an error, and the folder is as it was."""
+    for path in list_checkpoints(output.root):
+        flip(path)
+    with pytest.raises(NothingValidError, match="3 checkpoint"):
+        start(output)
+    assert len(names(output)) == 3
+
+
+@pytest.mark.parametrize("options", [{"from_scratch": True}, {"resume": "never"}])
+def test_from_scratch_moves_everything_and_deletes_nothing(output: OutputFolder, options: dict[str, object]) -> None:
+    """The old run stays readable beside the new one."""
+    point, events = start(output, **options)
+    assert point is None
+    assert events == ["set_aside"]
+    assert names(output) == []
+    assert all(verify(path).is_valid for path in output.root.glob("set-aside-*/*"))
+    assert len(list(output.root.glob("set-aside-*/*"))) == 3
+
+
+def test_from_scratch_means_the_first_start_only(output: OutputFolder) -> None:
+    """Ranks that torch elastic started anew go on from what they saved since."""
+    point, _ = start(output, restart=1, from_scratch=True)
+    assert point is not None
+    assert point.manifest.step == 12
+
+
+def test_a_named_one_sets_the_later_ones_aside(output: OutputFolder) -> None:
+    """Going back to step 8 keeps 4 and 8, and moves 12 away; a restart takes the newest again."""
+    point, events = start(output, resume=str(output.root / "checkpoint-8"))
+    assert point is not None
+    assert point.manifest.step == 8
+    assert events == ["set_aside", "resumed"]
+    assert names(output) == ["checkpoint-8", "checkpoint-4"]
+    commit(output, 10)
+    again, _ = start(output, restart=1, resume=str(output.root / "checkpoint-8"))
+    assert again is not None
+    assert again.manifest.step == 10
+
+
+def test_a_named_one_from_elsewhere_sets_all_aside(output: OutputFolder, tmp_path: Path) -> None:
+    """A checkpoint of another folder begins a course that none here belongs to."""
+    other = commit(prepared(tmp_path / "other"), 6)
+    point, _ = start(output, resume=str(other))
+    assert point is not None
+    assert point.path == other
+    assert names(output) == []
+
+
+def test_a_named_one_under_a_wrong_name_is_refused_and_stays(output: OutputFolder) -> None:
+    """A renamed checkpoint is not moved aside from under the run that was to continue it."""
+    renamed = (output.root / "checkpoint-8").rename(output.root / "checkpoint-99")
+    with pytest.raises(CheckpointError, match=r"manifest says step 8.*name says 99"):
+        start(output, resume=str(renamed))
+    assert verify(renamed).is_valid
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing", "link"])
+def test_a_named_one_that_is_not_valid_is_refused(output: OutputFolder, damage: str) -> None:
+    """Somebody asked for this one: no other is taken in its place, and nothing moves."""
+    path = output.root / "checkpoint-8"
+    if damage == "flipped":
+        flip(path)
+    elif damage == "missing":
+        path = output.root / "checkpoint-7"
+    else:
+        (output.root / "linked").symlink_to(path)
+        path = output.root / "linked"
+    with pytest.raises(CheckpointError, match="not a valid checkpoint"):
+        start(output, resume=str(path))
+    assert len(names(output)) == 3
+
+
+def test_a_lease_covers_the_checkpoint_that_is_read(output: OutputFolder) -> None:
+    """While ranks read it nobody prunes it, and without a checkpoint the lease is nothing."""
+    point, _ = start(output)
+    assert point is not None
+    with lease(point):
+        assert files.is_being_read(point.path / MANIFEST_NAME)
+    assert not files.is_being_read(point.path / MANIFEST_NAME)
+    with lease(None):
+        pass
