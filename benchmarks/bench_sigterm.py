@@ -1,108 +1,183 @@
-"""Seconds from SIGTERM to the job's exit: Holdfast against the Trainer's own enable_jit_checkpoint.
+"""Seconds from SIGTERM to the end of the job: Holdfast against the Trainer's own just-in-time checkpoint.
 
-The same script, model and settings (tests/programs/tiny.py, steps of about 50 ms), interleaved in one run; SIGTERM to
-one process, and to the launcher of two ranks. Counted until the process has gone, and whether it left a checkpoint
-that one can resume from. Printed beside: the machine's limit, an fsynced write of the checkpoint's bytes plus one
-step. Goal: 10 times sooner.
+The same script with the same settings runs under both, interleaved, alone and with two ranks: `python -m
+holdfast.training` against `python`, `holdfast run` against `torchrun`. The signal goes to the process that was
+started, at a random moment of a step in mid-training, and the clock stops when that process has ended. For each
+trial it is said whether a checkpoint of one step was left that can be resumed from: for Holdfast one that passes
+its own verification, for the peer one without its marker of an unfinished save and with every rank's file.
+
+The machine's limit is one step and the same bytes written and fsynced.
 """
 
 import argparse
+import datetime
+import itertools
 import os
+import random
 import signal
-import socket
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from figures import print_load, print_machine, row, verdict
 
-from tests.support.jobs import TINY, Job, environment, no_orphans
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.support.jobs import TINY, Job, environment, no_orphans, read_events
 
-from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.verify import verify
 
-STEP_MS = 50
-SCRIPT = ["--step-ms", str(STEP_MS), "--grad-accum", "1", "--epochs", "200", "--logging-steps", "1"]
+GOAL_RATIO = 10
+PHASES = ("signal → stop heard", "save and commit", "commit → leaving", "leaving → exit")
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+@dataclass(slots=True)
+class Trial:
+    """One job that was signalled."""
+
+    seconds: float
+    is_valid: bool
+    exit_code: int
+    remark: str
+    sizes: list[int] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
 
 
-def command(who: str, ranks: int, output: Path) -> list[str]:
-    script = [str(TINY), "--out", str(output), *SCRIPT]
-    if who == "holdfast":
-        if ranks == 1:
-            return [sys.executable, "-m", "holdfast.training", *script]
-        return [sys.executable, "-m", "holdfast.cli.main", "run", "--nproc-per-node", str(ranks), *script]
-    script.append("--jit")
-    if ranks == 1:
-        return [sys.executable, *script]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", free_port()]
-    return [sys.executable, *torchrun, *script]
+def command(product: str, num_ranks: int, output: Path, options: argparse.Namespace) -> list[str]:
+    program = [str(TINY), "--out", str(output), "--max-steps", "5000", "--samples", "50000", "--grad-accum", "1"]
+    program += ["--logging-steps", "1", "--save-strategy", "no", "--step-ms", str(options.step_ms)]
+    python = [sys.executable]
+    ranks = ["--nproc-per-node", str(num_ranks)]
+    if product == "holdfast":
+        launcher = ["-m", "holdfast.training"] if num_ranks == 1 else ["-m", "holdfast.cli.main", "run", *ranks]
+        return [*python, *launcher, *program]
+    launcher = [] if num_ranks == 1 else ["-m", "torch.distributed.run", "--standalone", *ranks]
+    return [*python, *launcher, *program, "--jit"]
 
 
-def trial(who: str, ranks: int, folder: Path) -> tuple[float, bool, int]:
-    """Seconds from the signal to the exit, whether the checkpoint is whole, and its size in bytes."""
-    output = folder / "run"
-    folder.mkdir()
-    job = Job(command(who, ranks, output), output, log=folder / "log", env=environment())
+def run_trial(product: str, num_ranks: int, folder: Path, delay_s: float, options: argparse.Namespace) -> Trial:
+    output = folder / "output"
+    log = folder / "log.txt"
+    job = Job(command(product, num_ranks, output, options), output, log=log, env=environment(PYTHONUNBUFFERED="1"))
     with no_orphans(job):
-        job.wait_for("five steps", lambda: job.text.count("'loss'") >= 5, timeout_s=120)
-        start = time.perf_counter()
-        job.process.send_signal(signal.SIGTERM)
-        job.wait(120)
-        took = time.perf_counter() - start
-    found = list_checkpoints(output)
-    if not found:
-        return took, False, 0
-    size = sum(path.stat().st_size for path in found[0].rglob("*") if path.is_file())
-    if who == "holdfast":
-        return took, verify(found[0]).is_valid, size
-    states = ["rng_state.pth"] if ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(ranks)]
-    whole = all((found[0] / name).exists() for name in ["trainer_state.json", *states])
-    return took, whole and not (found[0] / "checkpoint-is-incomplete.txt").exists(), size
+        job.wait_for("loss lines", lambda: job.text.count("'loss'") >= options.steps, timeout_s=180)
+        time.sleep(delay_s)
+        watchdog = threading.Timer(options.limit_s, job.process.kill)
+        watchdog.start()
+        wall_s, started_s = time.time(), time.perf_counter()
+        job.signal(signal.SIGTERM)
+        exit_code = job.process.wait()  # without a timeout: the variant with one polls, up to 50 ms late
+        seconds = time.perf_counter() - started_s
+        watchdog.cancel()
+    is_valid, remark = judge(product, num_ranks, output)
+    trial = Trial(seconds=seconds, is_valid=is_valid, exit_code=exit_code, remark=remark)
+    folders = list(output.glob("checkpoint-*"))
+    trial.sizes = [path.stat().st_size for path in folders[0].rglob("*") if path.is_file()] if folders else []
+    if product == "holdfast":
+        trial.phases = phases(output, wall_s, wall_s + seconds)
+    return trial
 
 
-def fsynced_write_s(size: int, folder: Path) -> float:
-    start = time.perf_counter()
-    with (folder / "limit").open("wb") as file:
-        file.write(os.urandom(size))
-        file.flush()
-        os.fsync(file.fileno())
-    return time.perf_counter() - start
+def judge(product: str, num_ranks: int, output: Path) -> tuple[bool, str]:
+    """Whether one checkpoint of one step can be resumed from, and what was found."""
+    folders = sorted(output.glob("checkpoint-*"))
+    names = ", ".join(path.name for path in folders) or "no checkpoint"
+    if len(folders) != 1:
+        return False, names
+    if product == "holdfast":
+        faults = verify(folders[0]).faults
+        return not faults, "; ".join(str(fault) for fault in faults) or names
+    rng = ["rng_state.pth"] if num_ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(num_ranks)]
+    needed = ["model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", *rng]
+    missing = [name for name in needed if not (folders[0] / name).is_file()]
+    if (folders[0] / "checkpoint-is-incomplete.txt").exists():
+        missing.append("the end of the save")
+    return not missing, f"{names} lacks {', '.join(missing)}" if missing else names
+
+
+def phases(output: Path, signalled_s: float, ended_s: float) -> dict[str, float]:
+    """Where the time went, from the run's own events; they carry milliseconds."""
+    moments = [signalled_s]
+    for name in ("stop_requested", "saved", "interrupted"):
+        found = read_events(output, name)
+        if not found:
+            return {}
+        moments.append(datetime.datetime.fromisoformat(found[-1]["time"]).timestamp())
+    moments.append(ended_s)
+    return dict(zip(PHASES, (after - before for before, after in itertools.pairwise(moments)), strict=True))
+
+
+def limit_s(sizes: list[int], step_s: float, folder: Path) -> list[float]:
+    """One step, and as many files of the same sizes written and fsynced."""
+    seconds = []
+    for turn in range(5):
+        target = folder / f"limit-{turn}"
+        started_s = time.perf_counter()
+        target.mkdir()
+        for index, size in enumerate(sizes):
+            with (target / str(index)).open("wb") as file:
+                file.write(bytes(size))
+                file.flush()
+                os.fsync(file.fileno())
+        descriptor = os.open(target, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        seconds.append(time.perf_counter() - started_s + step_s)
+    return seconds
+
+
+def report(num_ranks: int, trials: dict[str, list[Trial]], limits: list[float]) -> None:
+    print(f"\n   {num_ranks} rank{'s' if num_ranks > 1 else ''}: seconds from SIGTERM to the end of the job")
+    for product, done in trials.items():
+        print(row(product, [trial.seconds for trial in done], unit="s"))
+        valid = sum(trial.is_valid for trial in done)
+        codes = sorted({trial.exit_code for trial in done})
+        print(f"     checkpoint of one step, fit for resume: {valid} of {len(done)}; exit codes {codes}")
+        for remark in sorted({trial.remark for trial in done if not trial.is_valid}):
+            print(f"     not fit: {remark}")
+    print(row("limit: one step, the same bytes fsynced", limits, unit="s"))
+    for phase in PHASES:
+        print(row(f"  Holdfast: {phase}", [t.phases[phase] for t in trials["holdfast"] if t.phases], unit="s"))
+    own, peer = ([trial.seconds for trial in trials[product]] for product in ("holdfast", "trainer jit"))
+    print(
+        f"   {'ratio to the limit (holdfast ÷ limit)':<46} {statistics.median(own) / statistics.median(limits):.2f}"
+    )
+    ratio = statistics.median(peer) / statistics.median(own)
+    print(
+        verdict("times sooner, medians (peer ÷ holdfast)", value=ratio, goal=GOAL_RATIO, at_most=False, unit="times")
+    )
+    print(f"   {'times sooner, minima':<46} {min(peer) / min(own):.3f} times")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=5, help="of each product, for each number of ranks")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], choices=(1, 2))
+    parser.add_argument("--step-ms", type=float, default=50)
+    parser.add_argument("--steps", type=int, default=15, help="log lines to wait for before the signal")
+    parser.add_argument("--limit-s", type=float, default=120, help="kill a job that has not ended by then")
+    parser.add_argument("--seed", type=int, default=1, help="moment of the signal within a step")
+    parser.add_argument("--folder", type=Path, help="keep the outputs here")
     options = parser.parse_args()
-    print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, {options.trials} trials each, interleaved")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for ranks in (1, 2):
-            times: dict[str, list[float]] = {"holdfast": [], "transformers": []}
-            whole = {"holdfast": 0, "transformers": 0}
-            size = 0
+    print_machine("from SIGTERM to the end of the job")
+    print(f"   {options.trials} trials each, steps of {options.step_ms:g} ms, seed {options.seed}")
+    moments = random.Random(options.seed)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as temporary:
+        root = options.folder or Path(temporary)
+        for num_ranks in options.ranks:
+            trials: dict[str, list[Trial]] = {"holdfast": [], "trainer jit": []}
             for number in range(options.trials):
-                for who, taken in times.items():
-                    took, is_whole, bytes_ = trial(who, ranks, folder / f"{who}-{ranks}-{number}")
-                    taken.append(took)
-                    whole[who] += is_whole
-                    size = max(size, bytes_)
-            for who, taken in times.items():
-                print(
-                    f"{ranks} rank(s) {who:<13} median {statistics.median(taken):6.2f} s  min {min(taken):6.2f} s  "
-                    f"whole checkpoints {whole[who]}/{options.trials}"
-                )
-            ratio = statistics.median(times["transformers"]) / statistics.median(times["holdfast"])
-            limit = STEP_MS / 1000 + fsynced_write_s(size, folder)
-            verdict = "reached" if ratio >= 10 else "missed"
-            print(f"{ranks} rank(s) ratio {ratio:.1f}, goal 10: {verdict}; limit {limit:.2f} s")
+                for product in list(trials) if number % 2 == 0 else list(trials)[::-1]:
+                    folder = root / f"{num_ranks}-{number}-{product.split()[0]}"
+                    folder.mkdir(parents=True)
+                    delay_s = moments.uniform(0, options.step_ms / 1000)
+                    trials[product].append(run_trial(product, num_ranks, folder, delay_s, options))
+            sizes = next((trial.sizes for trial in trials["holdfast"] if trial.sizes), [])
+            report(num_ranks, trials, limit_s(sizes, options.step_ms / 1000, folder))
+    print_load("after")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ closed connection. Every call is a collective: all ranks make the same calls in 
 """
 
 import datetime
+from array import array
 from typing import Any, TypeVar
 
 import torch
@@ -18,13 +19,15 @@ _T = TypeVar("_T")
 # Its functions are decorated without types.
 dist: Any = torch.distributed
 
+NUM_VALUES = 9
+"""How many integers a reduction carries."""
+
 
 class Reduction:
     """An all-reduce under way."""
 
-    def __init__(self, peers: "Peers", values: torch.Tensor, work: torch.distributed.Work | None) -> None:
+    def __init__(self, peers: "Peers", work: torch.distributed.Work | None) -> None:
         self._peers = peers
-        self._values = values
         self._work = work
 
     def wait(self) -> list[int]:
@@ -38,7 +41,7 @@ class Reduction:
                 self._work.wait()
             except RuntimeError as error:
                 raise self._peers.lost("vote") from error
-        return [int(value) for value in self._values]
+        return self._peers.values.tolist()
 
 
 class Peers:
@@ -57,6 +60,14 @@ class Peers:
         self._timeout_s = timeout_s
         self._group: torch.distributed.ProcessGroup | None = None
         self._kept_alive: Any = None
+        # One tensor for every reduction, over an array that is quick to fill and to read, handed to the backend
+        # itself: a new tensor, and `dist.all_reduce` with its checks and its way through the dispatcher, cost more
+        # than the exchange (docs/benchmarks.md).
+        self._backend: Any = None
+        self._maximum = dist.AllreduceOptions()
+        self._maximum.reduceOp = dist.ReduceOp.MAX
+        self.values = array("q", [0] * NUM_VALUES)
+        self._tensor = torch.frombuffer(self.values, dtype=torch.int64)
         if place.world_size > 1:
             # A script that destroys its process group and then drops its model runs the destructor of torch's
             # gloo group, which waits for a thread that waits for the interpreter's lock: a hang after all the work.
@@ -64,20 +75,25 @@ class Peers:
             self._kept_alive = dist.group.WORLD
             timeout = datetime.timedelta(seconds=timeout_s)
             try:
-                self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="holdfast")
+                group: Any = dist.new_group(backend="gloo", timeout=timeout, group_desc="holdfast")
             except (RuntimeError, ValueError) as error:
                 raise self.lost("start") from error
+            self._group = group
+            self._backend = group._get_backend(torch.device("cpu"))
 
     def start_maximum(self, values: list[int]) -> Reduction:
-        """Begin an element-wise maximum over all ranks and return at once."""
-        tensor = torch.tensor(values, dtype=torch.int64)
+        """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks and return at once.
+
+        One reduction at a time: the next one may begin when the last one has been waited for.
+        """
+        self.values[:] = array("q", values)
         if self._group is None:
-            return Reduction(self, tensor, None)
+            return Reduction(self, None)
         try:
-            work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            work = self._backend.allreduce([self._tensor], self._maximum)
         except RuntimeError as error:
             raise self.lost("vote") from error
-        return Reduction(self, tensor, work)
+        return Reduction(self, work)
 
     def gather(self, value: _T) -> list[_T]:
         """Every rank's value, by rank.
@@ -118,4 +134,4 @@ class Peers:
         )
 
 
-__all__ = ["Peers", "Reduction"]
+__all__ = ["NUM_VALUES", "Peers", "Reduction"]

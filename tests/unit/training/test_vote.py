@@ -21,13 +21,13 @@ class TwoRanks(Peers):
 
 def test_another_ranks_signal_is_everybodys_stop() -> None:
     """The decision names signal and rank of whoever was told."""
-    vote = Vote(TwoRanks([15, 1, 0, 0, 7, -7, 1, -1]))
-    decision = vote.take(Ballot(), step=7)
-    assert decision == Decision(stop_signal=15, stop_rank=1)
+    vote = Vote(TwoRanks([15, 1, 0, 0, 120, 7, -7, 1, -1]))
+    decision = vote.take(Ballot(step_ms=90), step=7)
+    assert decision == Decision(stop_signal=15, stop_rank=1, step_ms=120)
     assert decision.stop
 
 
-@pytest.mark.parametrize("other", [[0, -1, 0, 0, 8, -8, 1, -1], [0, -1, 0, 0, 7, -7, 2, -2]])
+@pytest.mark.parametrize("other", [[0, -1, 0, 0, 0, 8, -8, 1, -1], [0, -1, 0, 0, 0, 7, -7, 2, -2]])
 def test_ranks_at_different_points_fail(other: list[int]) -> None:
     """Another step, or another number of votes: an error, and nothing is saved."""
     with pytest.raises(PeerError, match="different points"):

@@ -1,6 +1,10 @@
 """What the ranks have agreed on so far within one `train()` call, and whether a step can still be finished.
 
 Nothing that was decided is taken back: a stop that was heard in an evaluation still holds at the next boundary.
+
+A vote begun before the optimizer is heard in the step in which a signal came; it also makes a short step wait,
+because the optimizer of a small model leaves no time to hide it. So the ranks agree: while steps are short, the vote
+begins with the step, and a signal may be heard one such step later (docs/adr/0002).
 """
 
 from holdfast.foundation import clock
@@ -10,6 +14,9 @@ from holdfast.training.vote import Ballot, Decision, Vote
 
 _SAVE_GUESS_S = 1.0
 """How long a save may take, before one was measured."""
+_SHORT_STEP_MS = 250
+"""Steps shorter than this on every rank begin with the vote: what it costs beside the optimizer, 1.3 ms on two
+ranks of one machine (docs/benchmarks.md), is more than the half percent of them that it may cost."""
 
 
 class Agreement:
@@ -25,6 +32,8 @@ class Agreement:
         self._vote = Vote(peers)
         self._micro_step_s: float | None = None
         self._micro_started_s = clock.monotonic_s()
+        self._step_started_s = self._micro_started_s
+        self._step_ms = 0
         self._num_micro_steps = 0
         self.decision = Decision()
         """Everything decided so far; `save` is reset by `save_done`."""
@@ -51,16 +60,33 @@ class Agreement:
 
     def save_done(self) -> None:
         """The checkpoint that was asked for exists."""
-        self.decision = Decision(
-            stop_signal=self.decision.stop_signal,
-            stop_rank=self.decision.stop_rank,
-            give_up=self.decision.give_up,
-        )
+        self.decision = self.decision._replace(save=False)
 
-    def step_begins(self) -> None:
-        """The first micro-batch of a step begins."""
+    def step_begins(self, step: int) -> None:
+        """The first micro-batch of a step begins: vote, if steps are short.
+
+        Args:
+            step: optimizer steps done.
+        """
         self._num_micro_steps = 0
-        self._micro_started_s = clock.monotonic_s()
+        self._micro_started_s = self._step_started_s = clock.monotonic_s()
+        if self._votes_with_step:
+            self.exchange(step)
+
+    def gradients_complete(self, step: int) -> None:
+        """The optimizer works next: vote, if steps are long.
+
+        Args:
+            step: optimizer steps done.
+        """
+        self.micro_step_ends()
+        if not self._votes_with_step:
+            self.exchange(step)
+
+    def step_ends(self) -> None:
+        """The optimizer is done: hear the vote, which is the step's last."""
+        self._step_ms = max(1, round(1000 * (clock.monotonic_s() - self._step_started_s)))
+        self.hear()
 
     def micro_step_ends(self) -> None:
         """A micro-batch is done: measure it."""
@@ -79,13 +105,18 @@ class Agreement:
         """Seconds to finish the step and save it, from what was measured so far."""
         return micro_steps_left * (self._micro_step_s or 0.0) + (self.save_s or _SAVE_GUESS_S)
 
+    @property
+    def _votes_with_step(self) -> bool:
+        # From what all ranks heard, at a point that all ranks reach: they never disagree.
+        return 0 < self.decision.step_ms < _SHORT_STEP_MS
+
     def _ballot(self, micro_steps_left: int) -> Ballot:
         termination = self._termination
         save, termination.save_requested = termination.save_requested, False
         if termination.stop_signal:
             termination.begin_stop()
         give_up = micro_steps_left > 0 and self.needed_s(micro_steps_left) > termination.available_s
-        return Ballot(stop_signal=termination.stop_signal, save=save, give_up=give_up)
+        return Ballot(stop_signal=termination.stop_signal, save=save, give_up=give_up, step_ms=self._step_ms)
 
     def _add(self, decision: Decision) -> None:
         if decision.stop and not self.decision.stop:

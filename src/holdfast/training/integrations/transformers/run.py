@@ -284,7 +284,7 @@ class TrainerRun:
     def begin_step(self) -> None:
         """The first micro-batch of a step is next."""
         self._settling = False
-        self._agreement.step_begins()
+        self._agreement.step_begins(self._step)
 
     def end_micro_step(self) -> None:
         """Between two micro-batches: vote, and give the step up when all agree that it would come too late."""
@@ -304,9 +304,8 @@ class TrainerRun:
             raise _GiveUp(moment)
 
     def before_optimizer(self) -> None:
-        """Gradients are complete: vote now, and hear the outcome when the step is done."""
-        self._agreement.micro_step_ends()
-        self._agreement.exchange(self._step)
+        """Gradients are complete."""
+        self._agreement.gradients_complete(self._step)
 
     def poll(self) -> None:
         """Inside an evaluation that can be repeated: leave it when all agree to stop."""
@@ -340,7 +339,7 @@ class TrainerRun:
         self._lease.close()
         self._session.step = self._step
         self._session.record.stepped()
-        agreement.hear()
+        agreement.step_ends()
         self._pending = Pending(
             epoch_end=float(trainer.state.epoch).is_integer(),
             grad_norm=None if grad_norm is None else float(grad_norm),
