@@ -37,13 +37,13 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 check: lint ## formatting, lint, types, layers and the unit tests (under a minute)
-	$(BIN)/pytest -m 'not ranks and not slow'
+	$(BIN)/pytest -m 'not ranks'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
-	$(BIN)/pytest -m 'not slow'
-
-test-long: lint ## `test` and the many repetitions (tens of minutes)
 	$(BIN)/pytest
+
+test-long: $(INSTALLED) ## interrupt two nodes 20 times in each pattern (half an hour)
+	HOLDFAST_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
 
 bench: $(INSTALLED) ## run every benchmark
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark"; done
