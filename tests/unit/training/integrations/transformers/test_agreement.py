@@ -1,0 +1,80 @@
+"""Where in the step the ranks vote: all at the same place, which follows the slowest rank's pace."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.foundation import clock
+from holdfast.foundation.environment import Place
+from holdfast.training.integrations.transformers.agreement import Agreement
+from holdfast.training.peers import Peers, Reduction
+from holdfast.training.termination import Termination
+
+STEP_MS_AT = 4  # of the values of a ballot
+
+
+class OtherRank(Peers):
+    """Another rank that votes at the same points and says that its steps take `step_ms`."""
+
+    def __init__(self, step_ms: int) -> None:
+        super().__init__(Place(), timeout_s=1)
+        self.step_ms = step_ms
+        self.num_votes = 0
+
+    def start_maximum(self, values: list[int]) -> Reduction:
+        self.num_votes += 1
+        theirs = [*values]
+        theirs[STEP_MS_AT] = self.step_ms
+        return super().start_maximum([max(pair) for pair in zip(values, theirs, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("other_ms", "own_s", "place"),
+    [(50, 0.05, (1, 0)), (400, 0.05, (0, 1)), (50, 0.4, (0, 1)), (249, 0.249, (1, 0)), (250, 0.1, (0, 1))],
+)
+def test_the_slowest_rank_sets_the_place(
+    other_ms: int, own_s: float, place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One vote per step: with the step when steps are short on every rank, otherwise before the optimizer."""
+    now_s = 0.0
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+    termination = Termination(within_s=30, on_outside=lambda _: None, on_deadline=lambda: None)
+    session: Any = SimpleNamespace(termination=termination)
+    peers = OtherRank(other_ms)
+    agreement = Agreement(session, peers)
+    places = []
+    for number in range(6):
+        begun = peers.num_votes
+        agreement.step_begins(number)
+        with_step = peers.num_votes - begun
+        now_s += own_s
+        agreement.gradients_complete(number)
+        agreement.step_ends()
+        places.append((with_step, peers.num_votes - begun - with_step))
+    assert all(sum(votes) == 1 for votes in places)
+    assert places[0] == (0, 1), "nothing was measured yet"
+    assert places[3:] == [place] * 3
+
+
+def test_a_wish_that_comes_late_in_a_short_step_is_heard_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vote of a short step is cast at its beginning; what comes after it is not lost."""
+    now_s = 0.0
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+    termination = Termination(within_s=30, on_outside=lambda _: None, on_deadline=lambda: None)
+    session: Any = SimpleNamespace(termination=termination)
+    agreement = Agreement(session, OtherRank(50))
+    for number in range(3):
+        agreement.step_begins(number)
+        now_s += 0.05
+        agreement.gradients_complete(number)
+        agreement.step_ends()
+    agreement.step_begins(3)
+    termination.save_requested = True
+    agreement.gradients_complete(3)
+    agreement.step_ends()
+    assert not agreement.decision.save
+    agreement.step_begins(4)
+    agreement.gradients_complete(4)
+    agreement.step_ends()
+    assert agreement.decision.save
