@@ -6,7 +6,11 @@ The tree:
 HoldfastError                 anything this package raises on purpose
 ├── UsageError            2   a setting or an argument cannot be meant
 ├── ConflictError        11   somebody else holds the output folder, or the checkpoint contradicts the settings
-├── StorageError         13   the output folder cannot be used
+├── StorageError         13   the place for checkpoints cannot be used
+│   ├── ObjectNotFoundError  13   there is no object under this key
+│   ├── ConditionError       13   another writer was first
+│   ├── AccessDeniedError    13   wrong key, no permission
+│   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is not what its manifest says
 │   └── ManifestError    14   the manifest itself is unreadable or unacceptable
 ├── NothingValidError    14   checkpoints exist, and none of them is valid
@@ -75,6 +79,22 @@ class StorageError(HoldfastError):
     exit_code = ExitCode.STORAGE
 
 
+class ObjectNotFoundError(StorageError):
+    """There is no object under this key, or no such bucket."""
+
+
+class ConditionError(StorageError):
+    """A conditional write was not done, because the object exists or has changed: another writer was first."""
+
+
+class AccessDeniedError(StorageError):
+    """The store refuses these credentials, or grants them too little."""
+
+
+class TransientError(StorageError):
+    """The store is busy, slow, cut off or out of reach; the same request may succeed later."""
+
+
 class CheckpointError(HoldfastError):
     """A checkpoint is not what its manifest says."""
 
@@ -116,15 +136,19 @@ class Interrupted(SystemExit):
 
 
 __all__ = [
+    "AccessDeniedError",
     "CheckpointError",
+    "ConditionError",
     "ConflictError",
     "ExitCode",
     "HoldfastError",
     "Interrupted",
     "ManifestError",
     "NothingValidError",
+    "ObjectNotFoundError",
     "PeerError",
     "SaveError",
     "StorageError",
+    "TransientError",
     "UsageError",
 ]

@@ -1,1 +1,1 @@
-"""Bytes at a place. Empty so far: local folders need no more than `holdfast.foundation.files`."""
+"""Bytes at a place: where checkpoints live (`location`), what a place can do (`store`), folders and object stores."""

@@ -1,0 +1,148 @@
+"""What a place for checkpoints can do: one small Protocol, the same for a folder and for an object store."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.storage.location import Location
+
+Progress = Callable[[int], None]
+"""Told the number of bytes moved since its last call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """One object.
+
+    Args:
+        key: relative to the store's location, with `/`.
+        size_bytes: its size.
+        version: changes with every write of the object: an ETag, or what a folder has instead.
+        modified_s: when it was written, seconds since 1970 by the store's clock.
+    """
+
+    key: str
+    size_bytes: int
+    version: str
+    modified_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """When a write may happen.
+
+    Args:
+        version: the object must still be this version; None: there must be no object.
+    """
+
+    version: str | None = None
+
+
+ABSENT = Condition()
+"""Write only when there is no object under the key."""
+
+
+class Store(Protocol):
+    """Objects by key at one location.
+
+    A key is relative, with `/`, without `.`, `..`, an empty part or a control character (`check_key`).
+
+    What every implementation promises, and the contract suite tests:
+
+    - a reader sees an object whole or not at all, and the old one until the new one is whole;
+    - after a write returned, every reader sees it, and on a folder it survives a power loss;
+    - of several writers with the same condition at most one succeeds, and the others get ConditionError;
+    - a request that fails in transit is repeated until `deadline_s` (`holdfast.foundation.clock.monotonic_s`);
+      when its own earlier, unanswered try has already done the work, it counts as done;
+    - memory stays bounded whatever the size of an object, except for `read`, which returns what was asked for;
+    - all methods may be called from several threads at once, after and never before a fork.
+
+    All may raise AccessDeniedError and TransientError (the deadline passed); what else is said at each.
+    """
+
+    @property
+    def location(self) -> Location:
+        """Where this is."""
+        ...
+
+    def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
+        """Yield every object whose key is `prefix` or below `prefix/`, sorted by key; nothing when there is none."""
+        ...
+
+    def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
+        """What is under `key`.
+
+        Raises:
+            ObjectNotFoundError: nothing.
+        """
+        ...
+
+    def read(
+        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+    ) -> memoryview:
+        """Read `length` bytes from `start`, or to the end; exactly that many, or an error.
+
+        Raises:
+            ObjectNotFoundError: nothing is there.
+            StorageError: the object has fewer bytes than asked for.
+        """
+        ...
+
+    def write(
+        self, key: str, data: bytes, *, condition: Condition | None = None, deadline_s: float | None = None
+    ) -> str:
+        """Write a small object in one request and return its version.
+
+        Raises:
+            ConditionError: the condition does not hold; nothing was written.
+        """
+        ...
+
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        *,
+        fence: Callable[[], None] | None = None,
+        progress: Progress | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Write the file `source`, of any size, in parts when it is large.
+
+        Called again after it was cut off, also by another process, it sends only the parts that are missing.
+        It replaces what is there.
+
+        Args:
+            key: where.
+            source: a regular file that does not change meanwhile.
+            fence: called immediately before the object becomes visible; what it raises stops the upload. Together
+                with `sweep` it keeps a writer that was replaced from writing over its successor (docs/adr/0007).
+            progress: also told at once of the parts that were there already.
+            deadline_s: when to give up.
+        """
+        ...
+
+    def delete(self, key: str, *, deadline_s: float | None = None) -> None:
+        """Delete an object; one that does not exist is fine."""
+        ...
+
+    def sweep(self, prefix: str = "", *, deadline_s: float | None = None) -> int:
+        """Delete the unfinished uploads at or below `prefix`, whoever began them, and return how many there were.
+
+        None of them can become visible afterwards.
+        """
+        ...
+
+
+def check_key(key: str) -> str:
+    """Return `key`, or raise ValueError when it could leave its location or mean two things."""
+    parts = key.split("/")
+    if any(part in {"", ".", ".."} for part in parts) or any(
+        ord(letter) < 32 or ord(letter) == 127 for letter in key
+    ):
+        raise ValueError(f"the key {key!r} is empty, absolute, has a control character, or leaves its folder")
+    return key
+
+
+__all__ = ["ABSENT", "Condition", "Progress", "Store", "StoredObject", "check_key"]
