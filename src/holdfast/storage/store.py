@@ -1,6 +1,6 @@
 """What a place for checkpoints can do: one small Protocol, the same for a folder and for an object store."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -67,7 +67,7 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
-        """Yield every object whose key is `prefix` or below `prefix/`, sorted by key; nothing when there is none."""
+        """Yield every object below `prefix/`, or all of them, sorted by key; nothing when there is none."""
         ...
 
     def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
@@ -127,10 +127,14 @@ class Store(Protocol):
         """Delete an object; one that does not exist is fine."""
         ...
 
-    def sweep(self, prefix: str = "", *, deadline_s: float | None = None) -> int:
-        """Delete the unfinished uploads at or below `prefix`, whoever began them, and return how many there were.
+    def sweep(self, *, keep: Collection[str] = (), deadline_s: float | None = None) -> int:
+        """Delete all unfinished uploads, whoever began them, and return how many there were.
 
         None of them can become visible afterwards.
+
+        Args:
+            keep: keys whose uploads are to be continued.
+            deadline_s: when to give up.
         """
         ...
 

@@ -1,0 +1,241 @@
+"""A folder as a store. Deadlines are not looked at: a file system call cannot be taken back."""
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import uuid
+from collections.abc import Callable, Collection, Generator, Iterator
+from pathlib import Path
+
+from holdfast.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
+from holdfast.foundation import files
+from holdfast.storage.location import Location
+from holdfast.storage.store import Condition, Progress, StoredObject, check_key
+
+_CHUNK_BYTES = 8 << 20
+_WORKING = re.compile(r"\.(.+)\.[0-9a-f]{32}\.part")
+
+
+class LocalStore:
+    """The files below a folder, by their relative paths. Links are neither listed nor followed.
+
+    Args:
+        location: a `file` location; the folder need not exist yet.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._root = location.folder
+
+    @property
+    def location(self) -> Location:
+        """See `Store`."""
+        return self._location
+
+    def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
+        """See `Store`."""
+        folder = self._path(prefix) if prefix else self._root
+        if folder.is_symlink() and prefix:
+            return
+        try:
+            found = list(files.regular_files(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise _translated(error, folder) from error
+        for path, status in found:
+            if stat.S_ISREG(status.st_mode) and not _WORKING.fullmatch(path.rpartition("/")[2]):
+                yield _object(f"{prefix}/{path}" if prefix else path, status)
+
+    def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
+        """See `Store`."""
+        with self._open(key) as descriptor:
+            return _object(key, os.fstat(descriptor))
+
+    def read(
+        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+    ) -> memoryview:
+        """See `Store`."""
+        with self._open(key) as descriptor:
+            size_bytes = os.fstat(descriptor).st_size
+            count = max(0, size_bytes - start) if length is None else length
+            if start + count > size_bytes:
+                raise StorageError(f"{self._path(key)} has {size_bytes} bytes, not {start + count}; nothing was read")
+            buffer = memoryview(bytearray(count))
+            done = 0
+            while done < count:
+                step = os.preadv(descriptor, [buffer[done : done + _CHUNK_BYTES]], start + done)
+                if step == 0:
+                    raise StorageError(f"{self._path(key)} became shorter while it was read")
+                done += step
+            return buffer.toreadonly()
+
+    def write(
+        self, key: str, data: bytes, *, condition: Condition | None = None, deadline_s: float | None = None
+    ) -> str:
+        """See `Store`."""
+        path = self._path(key)
+        with _translating(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            working = _working_path(path)
+            try:
+                with working.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    version = _version(os.fstat(file.fileno()))
+                self._publish(working, path, condition)
+            finally:
+                working.unlink(missing_ok=True)
+            return version
+
+    def _publish(self, working: Path, path: Path, condition: Condition | None) -> None:
+        # The folder's lock makes look and rename one step for all writers that come this way.
+        with _locked(path.parent):
+            if condition is not None:
+                try:
+                    present = _version(os.stat(path, follow_symlinks=False))
+                except FileNotFoundError:
+                    present = None
+                if present != condition.version:
+                    raise ConditionError(
+                        f"{path} {'exists already' if condition.version is None else 'has changed'}; "
+                        "nothing was written",
+                        hint="another run writes to the same place; stop one of them",
+                    )
+            working.rename(path)
+            files.fsync_folder(path.parent)
+
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        *,
+        fence: Callable[[], None] | None = None,
+        progress: Progress | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """See `Store`; a folder takes the file as a whole."""
+        path = self._path(key)
+        with _translating(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            working = _working_path(path)
+            try:
+                with source.open("rb") as reader, working.open("xb") as writer:
+                    size_bytes = os.fstat(reader.fileno()).st_size
+                    done = 0
+                    while count := os.sendfile(writer.fileno(), reader.fileno(), done, _CHUNK_BYTES):
+                        done += count
+                        if progress is not None:
+                            progress(count)
+                    if done != size_bytes:
+                        raise StorageError(f"{source} changed while it was copied; nothing was written")
+                    os.fsync(writer.fileno())
+                if fence is not None:
+                    fence()
+                self._publish(working, path, None)
+            finally:
+                working.unlink(missing_ok=True)
+
+    def delete(self, key: str, *, deadline_s: float | None = None) -> None:
+        """See `Store`; folders that become empty go too."""
+        path = self._path(key)
+        with _translating(path):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            files.fsync_folder(path.parent)
+            for parent in path.parents:
+                if parent == self._root or not _is_below(parent, self._root):
+                    break
+                try:
+                    parent.rmdir()
+                except OSError:
+                    break
+
+    def sweep(self, *, keep: Collection[str] = (), deadline_s: float | None = None) -> int:
+        """See `Store`."""
+        num_swept = 0
+        with _translating(self._root), contextlib.suppress(FileNotFoundError):
+            for path, _ in list(files.regular_files(self._root)):
+                folder, _, name = path.rpartition("/")
+                match = _WORKING.fullmatch(name)
+                if match and f"{folder}/{match[1]}".lstrip("/") not in keep:
+                    (self._root / path).unlink(missing_ok=True)
+                    num_swept += 1
+        return num_swept
+
+    def _path(self, key: str) -> Path:
+        path = self._root / check_key(key)
+        for parent in path.parents:
+            if parent == self._root:
+                break
+            if parent.is_symlink():
+                raise StorageError(f"{parent} is a link, and links are not followed; nothing was done")
+        return path
+
+    @contextlib.contextmanager
+    def _open(self, key: str) -> Generator[int]:
+        path = self._path(key)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise _translated(error, path) from error
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ObjectNotFoundError(f"{path} is not a file")
+            with _translating(path):
+                yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _object(key: str, status: os.stat_result) -> StoredObject:
+    return StoredObject(
+        key=key, size_bytes=status.st_size, version=_version(status), modified_s=status.st_mtime_ns / 1e9
+    )
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def _working_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+
+
+def _is_below(path: Path, root: Path) -> bool:
+    return path != root and path.is_relative_to(root)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # no locks here: look and rename remain two steps
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _translating(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _translated(error, path) from error
+
+
+def _translated(error: OSError, path: Path) -> StorageError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ObjectNotFoundError(f"there is no {path}")
+    if isinstance(error, PermissionError):
+        return AccessDeniedError(f"{path} may not be used: {error.strerror}", hint="check owner and mode")
+    return StorageError(f"{path} cannot be used: {error.strerror or error}")
+
+
+__all__ = ["LocalStore"]

@@ -1,0 +1,326 @@
+"""An object store: S3 and what speaks like it, Google Cloud Storage, Azure. Requests go through obstore.
+
+Repeating is done here and not by obstore, whose ten retries would hide faults and know no deadline. Large files go
+into S3 through `multipart`, which can continue an upload; where Holdfast holds no keys of its own (a role, a token
+file), and for the other stores, obstore sends them, and a cut upload begins anew.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import obstore
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from holdfast.errors import ConditionError, ObjectNotFoundError, StorageError, TransientError
+from holdfast.storage import failures
+from holdfast.storage.location import Location, Scheme
+from holdfast.storage.multipart import LEAST_PART_BYTES, part_bytes_of, upload_in_parts
+from holdfast.storage.options import StorageOptions
+from holdfast.storage.retry import retry
+from holdfast.storage.s3_uploads import S3Uploads
+from holdfast.storage.store import ABSENT, Condition, Progress, StoredObject, check_key
+
+_SHORTEST_TRY_S = 0.25
+_NUM_FENCED_TRIES = 5
+_T = TypeVar("_T")
+_Client = Any  # obstore's stores have no common public type with what they are made from
+
+
+class ObjectStore:
+    """The objects below a prefix of a bucket.
+
+    Args:
+        location: `s3`, `gs` or `az`.
+        options: how to reach it.
+    """
+
+    def __init__(self, location: Location, options: StorageOptions) -> None:
+        self._location = location
+        self._options = options
+        self._clients: dict[float, _Client] = {}
+        self._lock = threading.Lock()
+        self._uploads = (
+            S3Uploads(location.bucket, options) if location.scheme is Scheme.S3 and options.has_keys else None
+        )
+
+    @property
+    def location(self) -> Location:
+        """See `Store`."""
+        return self._location
+
+    def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
+        """See `Store`."""
+        if prefix:
+            check_key(prefix)
+
+        def everything(client: _Client) -> Sequence[Any]:
+            pages: Any = obstore.list(client, prefix or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
+            return [item for page in pages for item in page]
+
+        # As a whole, because a page that was cut off must not look like the end.
+        found = self._call("LIST", prefix, everything, deadline_s)
+        for item in sorted(found, key=lambda item: item["path"]):
+            yield _object(item["path"], item)
+
+    def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
+        """See `Store`."""
+        check_key(key)
+        return _object(key, self._call("HEAD", key, lambda client: obstore.head(client, key), deadline_s))
+
+    def read(
+        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+    ) -> memoryview:
+        """See `Store`."""
+        check_key(key)
+        if length == 0:
+            return memoryview(b"")
+
+        def get(client: _Client) -> memoryview:
+            if start == 0 and length is None:
+                return memoryview(obstore.get(client, key).bytes())
+            if length is None:
+                return memoryview(obstore.get(client, key, options={"range": {"offset": start}}).bytes())
+            data = memoryview(obstore.get_range(client, key, start=start, length=length))
+            if len(data) != length:
+                raise self._too_short(client, key, start + length)
+            return data
+
+        return self._call("GET", key, get, deadline_s)
+
+    def _too_short(self, client: _Client, key: str, end: int) -> StorageError:
+        size_bytes = obstore.head(client, key)["size"]
+        if size_bytes < end:
+            return StorageError(f"{self._name(key)} has {size_bytes} bytes, not {end}")
+        return TransientError(f"the answer for {self._name(key)} was cut off")
+
+    def write(
+        self, key: str, data: bytes, *, condition: Condition | None = None, deadline_s: float | None = None
+    ) -> str:
+        """See `Store`."""
+        check_key(key)
+        num_tries = 0
+
+        def put(client: _Client) -> str:
+            nonlocal num_tries
+            num_tries += 1
+            try:
+                return obstore.put(client, key, data, mode=_mode(condition), use_multipart=False)["e_tag"] or ""
+            except Exception as error:
+                translated = failures.from_obstore(error, f"PUT {self._name(key)}")
+                # An earlier try whose answer was lost may have done it.
+                if isinstance(translated, ConditionError) and num_tries > 1 and condition is not None:
+                    version = self._version_if_equal(client, key, data)
+                    if version is not None:
+                        return version
+                raise
+
+        return self._call("PUT", key, put, deadline_s)
+
+    def _version_if_equal(self, client: _Client, key: str, data: bytes) -> str | None:
+        found = obstore.get(client, key)
+        return (found.meta["e_tag"] or "") if bytes(found.bytes()) == data else None
+
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        *,
+        fence: Callable[[], None] | None = None,
+        progress: Progress | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """See `Store`."""
+        check_key(key)
+        size_bytes = source.stat().st_size
+        if size_bytes <= LEAST_PART_BYTES:
+            self._upload_small(key, source.read_bytes(), fence, deadline_s)
+        elif self._uploads is not None:
+            self._upload_in_parts(self._uploads, key, source, fence, progress, deadline_s)
+            return
+        else:
+            if fence is not None:
+                fence()
+            chunk = part_bytes_of(size_bytes)
+            # Path objects are read by obstore itself, part by part.
+            self._call(
+                "PUT",
+                key,
+                lambda client: obstore.put(client, key, source, chunk_size=chunk),
+                deadline_s,
+                is_long=True,
+            )
+        if progress is not None and size_bytes:
+            progress(size_bytes)
+
+    def _upload_small(
+        self, key: str, data: bytes, fence: Callable[[], None] | None, deadline_s: float | None
+    ) -> None:
+        if fence is None:
+            self.write(key, data, deadline_s=deadline_s)
+            return
+        # What is seen before the fence is what the write expects: a successor that came in between has changed it.
+        for is_last in [False] * (_NUM_FENCED_TRIES - 1) + [True]:
+            try:
+                condition = Condition(version=self.stat(key, deadline_s=deadline_s).version)
+            except ObjectNotFoundError:
+                condition = ABSENT
+            fence()
+            try:
+                self.write(key, data, condition=condition, deadline_s=deadline_s)
+            except ConditionError:
+                if is_last:
+                    raise
+            else:
+                return
+
+    def _upload_in_parts(
+        self,
+        uploads: S3Uploads,
+        key: str,
+        source: Path,
+        fence: Callable[[], None] | None,
+        progress: Progress | None,
+        deadline_s: float | None,
+    ) -> None:
+        size_bytes = source.stat().st_size
+        before = self._stat_or_none(key, deadline_s)
+
+        def has_arrived(etag: str) -> bool:
+            found = self._stat_or_none(key, deadline_s)
+            if found is None or found.size_bytes != size_bytes:
+                return False
+            version = found.version.strip('"')
+            # A server that makes other ETags than S3: then a new one must do.
+            return version == etag or ("-" not in version and (before is None or found.version != before.version))
+
+        upload_in_parts(
+            uploads,
+            self._full(key),
+            source,
+            has_arrived=has_arrived,
+            fence=fence,
+            progress=progress,
+            deadline_s=deadline_s,
+        )
+
+    def _stat_or_none(self, key: str, deadline_s: float | None) -> StoredObject | None:
+        try:
+            return self.stat(key, deadline_s=deadline_s)
+        except ObjectNotFoundError:
+            return None
+
+    def delete(self, key: str, *, deadline_s: float | None = None) -> None:
+        """See `Store`."""
+        check_key(key)
+        try:
+            self._call("DELETE", key, lambda client: obstore.delete(client, key), deadline_s)
+        except ObjectNotFoundError:
+            return
+
+    def sweep(self, *, keep: Collection[str] = (), deadline_s: float | None = None) -> int:
+        """See `Store`; only S3 shows unfinished uploads, the other stores forget theirs by themselves."""
+        if self._uploads is None:
+            return 0
+        prefix = f"{self._location.path}/" if self._location.path else ""
+        kept = {self._full(key) for key in keep}
+        num_swept = 0
+        for upload in list(self._uploads.find(prefix, deadline_s=deadline_s)):
+            if upload.key not in kept:
+                try:
+                    self._uploads.abort(upload, deadline_s=deadline_s)
+                except ObjectNotFoundError:
+                    continue
+                num_swept += 1
+        return num_swept
+
+    def _full(self, key: str) -> str:
+        return f"{self._location.path}/{key}" if self._location.path else key
+
+    def _name(self, key: str) -> str:
+        return f"{self._location.scheme}://{self._location.bucket}/{self._full(key)}"
+
+    def _call(
+        self,
+        verb: str,
+        key: str,
+        request: Callable[[_Client], _T],
+        deadline_s: float | None,
+        *,
+        is_long: bool = False,
+    ) -> _T:
+        what = f"{verb} {self._name(key)}"
+
+        def attempt(timeout_s: float) -> _T:
+            try:
+                return request(self._client(timeout_s))
+            except StorageError:
+                raise
+            # obstore's errors derive from several builtins; all of them are answers about the store.
+            except Exception as error:
+                raise failures.from_obstore(error, what) from error
+
+        try_s = 3600.0 if is_long else self._options.request_timeout_s
+        return retry(attempt, deadline_s=deadline_s, try_s=try_s)
+
+    def _client(self, timeout_s: float) -> _Client:
+        # A client has one timeout for all its requests; a few clients with halved ones keep any deadline.
+        bucket_s = _SHORTEST_TRY_S
+        while bucket_s * 2 <= timeout_s:
+            bucket_s *= 2
+        with self._lock:
+            if bucket_s not in self._clients:
+                self._clients[bucket_s] = _make_client(self._location, self._options, bucket_s)
+            return self._clients[bucket_s]
+
+
+def _make_client(location: Location, options: StorageOptions, timeout_s: float) -> _Client:
+    client_options: dict[str, Any] = {
+        "allow_http": True,
+        "timeout": timedelta(seconds=timeout_s),
+        "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
+        "allow_invalid_certificates": not options.verify_tls,
+    }
+    if options.ca_bundle:
+        client_options["root_certificate"] = Path(options.ca_bundle).read_bytes()
+    common: dict[str, Any] = {
+        "prefix": location.path or None,
+        "client_options": client_options,
+        "retry_config": {"max_retries": 0},
+    }
+    if location.scheme is Scheme.S3:
+        given = {
+            "endpoint": options.endpoint,
+            "access_key_id": options.access_key_id,
+            "secret_access_key": options.secret_access_key,
+            "session_token": options.session_token,
+        }
+        return S3Store(
+            location.bucket,
+            region=options.region,
+            unsigned_payload=True,
+            virtual_hosted_style_request=options.endpoint is None,
+            **{name: value for name, value in given.items() if value is not None},
+            **common,
+        )
+    if location.scheme is Scheme.GS:
+        return GCSStore(location.bucket, **common)
+    return AzureStore(location.bucket, **common)
+
+
+def _mode(condition: Condition | None) -> Any:
+    if condition is None:
+        return "overwrite"
+    return "create" if condition.version is None else {"e_tag": condition.version}
+
+
+def _object(key: str, item: Any) -> StoredObject:
+    modified: datetime = item["last_modified"]
+    return StoredObject(
+        key=key, size_bytes=item["size"], version=item["e_tag"] or "", modified_s=modified.timestamp()
+    )
+
+
+__all__ = ["ObjectStore"]
