@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints
-from holdfast.checkpoint.digest import digest_file
+from holdfast.checkpoint.digest import FileDigest, digest_file
 from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from holdfast.checkpoint.verify import read_manifest
 from holdfast.errors import ConflictError, ManifestError, SaveError, StorageError
@@ -240,8 +240,7 @@ class WorkingCheckpoint:
             if not stat.S_ISREG(status.st_mode):
                 raise SaveError(f"{path} is a link or a special file, which a checkpoint cannot hold")
             files.fsync_file(source / path)
-            size_bytes, digest = digest_file(source / path)
-            entries.append(FileEntry(path=path, size_bytes=size_bytes, digest=digest))
+            entries.append(_entry(path, digest_file(source / path)))
         for entry in entries:
             destination = self._merged / entry.path
             destination.parent.mkdir(parents=True, exist_ok=True)
@@ -285,6 +284,10 @@ class WorkingCheckpoint:
         files.delete_tree(self._root)
 
 
+def _entry(path: str, found: FileDigest) -> FileEntry:
+    return FileEntry(path=path, size_bytes=found.size_bytes, digest=found.digest, parts=found.parts)
+
+
 def _fsync_folders(root: Path, paths: Iterable[str]) -> None:
     """Make the names of `paths` survive a power loss, up to and without those in `root` itself."""
     parents = {parent for path in paths for parent in PurePosixPath(path).parents}
@@ -309,8 +312,7 @@ def reseal(folder: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
     for path, status in files.regular_files(folder):
         if path != MANIFEST_NAME and path not in named and stat.S_ISREG(status.st_mode):
             files.fsync_file(folder / path)
-            size_bytes, digest = digest_file(folder / path)
-            added.append(FileEntry(path=path, size_bytes=size_bytes, digest=digest))
+            added.append(_entry(path, digest_file(folder / path)))
     if not added:
         return manifest, []
     _fsync_folders(folder, [entry.path for entry in added])

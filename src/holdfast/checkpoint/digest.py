@@ -1,4 +1,7 @@
-"""Digests of files: XXH3-128, which finds damage at the speed of memory.
+"""Digests of files: XXH3-128, which finds damage at the speed of memory, in parts that can be checked one by one.
+
+A file of more than PART_BYTES is digested part by part, and its digest is that of its parts' digests: so parts that
+arrive in any order, on several threads, are checked as they come, and only a broken one is fetched again.
 
 It detects accidents, not forgers: somebody who can write the folder can also write the manifest. That nothing
 in a checkpoint is executed does not rest on the digest.
@@ -6,29 +9,55 @@ in a checkpoint is executed does not rest on the digest.
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 ALGORITHM = "xxh3-128"
+PART_BYTES = 64 << 20
+"""Part of the format: another value makes other digests."""
 _CHUNK_BYTES = 4 << 20
+_PREFIX = f"{ALGORITHM}:"
 
 
-def digest_bytes(data: bytes) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDigest:
+    """What a file's content is.
+
+    Args:
+        size_bytes: its size.
+        digest: `xxh3-128:<32 hex digits>` of the whole.
+        parts: the digests of its parts of PART_BYTES, in order; empty for a file of one part.
+    """
+
+    size_bytes: int
+    digest: str
+    parts: tuple[str, ...] = ()
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
     """The digest of `data`, as written in a manifest: `xxh3-128:<32 hex digits>`."""
-    return f"{ALGORITHM}:{xxhash.xxh3_128_hexdigest(data)}"
+    return f"{_PREFIX}{xxhash.xxh3_128_hexdigest(data)}"
 
 
-def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> tuple[int, str]:
+def digest_of_parts(parts: Sequence[str]) -> str:
+    """The digest of a file from those of its parts, all of them `xxh3-128:<32 hex digits>`."""
+    return digest_bytes(b"".join(bytes.fromhex(part.removeprefix(_PREFIX)) for part in parts))
+
+
+def num_parts(size_bytes: int) -> int:
+    """How many digests of parts a file of this size has; 0 when the file is one part."""
+    return 0 if size_bytes <= PART_BYTES else -(-size_bytes // PART_BYTES)
+
+
+def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> FileDigest:
     """Read `path` once.
 
     Args:
         path: a regular file; links are not followed.
         progress: called with the number of bytes read since the last call.
-
-    Returns:
-        Size in bytes and digest.
 
     Raises:
         OSError: unreadable, a link, or not a regular file.
@@ -37,15 +66,25 @@ def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> tu
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is not a regular file")
-        hasher = xxhash.xxh3_128()
         buffer = memoryview(bytearray(_CHUNK_BYTES))
-        size_bytes = 0
-        while count := file.readinto(buffer):
+        parts: list[str] = []
+        hasher = xxhash.xxh3_128()
+        in_part = size_bytes = 0
+        while count := file.readinto(buffer[: min(_CHUNK_BYTES, PART_BYTES - in_part)]):
             hasher.update(buffer[:count])
             size_bytes += count
+            in_part += count
+            if in_part == PART_BYTES:
+                parts.append(f"{_PREFIX}{hasher.hexdigest()}")
+                hasher.reset()
+                in_part = 0
             if progress is not None:
                 progress(count)
-    return size_bytes, f"{ALGORITHM}:{hasher.hexdigest()}"
+    if in_part or not parts:
+        parts.append(f"{_PREFIX}{hasher.hexdigest()}")
+    if len(parts) == 1:
+        return FileDigest(size_bytes=size_bytes, digest=parts[0])
+    return FileDigest(size_bytes=size_bytes, digest=digest_of_parts(parts), parts=tuple(parts))
 
 
-__all__ = ["ALGORITHM", "digest_bytes", "digest_file"]
+__all__ = ["ALGORITHM", "PART_BYTES", "FileDigest", "digest_bytes", "digest_file", "digest_of_parts", "num_parts"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, cast
 
-from holdfast.checkpoint.digest import ALGORITHM, digest_bytes
+from holdfast.checkpoint.digest import ALGORITHM, digest_bytes, digest_of_parts, num_parts
 from holdfast.errors import ManifestError
 
 MANIFEST_NAME = "holdfast-manifest.json"
@@ -48,11 +48,13 @@ class FileEntry:
         path: relative to the checkpoint's folder, with `/`; no `..`, nothing absolute, no control characters.
         size_bytes: its size.
         digest: `xxh3-128:<32 hex digits>`.
+        parts: digests of the file's parts of 64 MiB, for files of more than one.
     """
 
     path: str
     size_bytes: int
     digest: str
+    parts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         fault = path_fault(self.path)
@@ -62,6 +64,14 @@ class FileEntry:
             raise ValueError(f"size_bytes {self.size_bytes} of {self.path!r} must not be negative")
         if not _DIGEST.fullmatch(self.digest):
             raise ValueError(f"digest {self.digest!r} of {self.path!r} must be {ALGORITHM}:<32 hex digits>")
+        if not all(_DIGEST.fullmatch(part) for part in self.parts):
+            raise ValueError(f"parts of {self.path!r} must be {ALGORITHM}:<32 hex digits>")
+        if len(self.parts) != num_parts(self.size_bytes):
+            raise ValueError(
+                f"parts of {self.path!r} must be {num_parts(self.size_bytes)} digests, not {len(self.parts)}"
+            )
+        if self.parts and digest_of_parts(self.parts) != self.digest:
+            raise ValueError(f"digest of {self.path!r} must be that of its parts")
 
 
 def path_fault(path: str) -> str | None:
@@ -160,9 +170,7 @@ class Manifest:
             "strategy": self.strategy,
             "libraries": dict(self.libraries),
             "created": self.created,
-            "files": [
-                {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest} for entry in self.files
-            ],
+            "files": [_record(entry) for entry in self.files],
         }
         return _canonical({**record, _SELF: digest_bytes(_canonical(record))})
 
@@ -214,6 +222,7 @@ class Manifest:
                     path=_typed(entry, "path", str),
                     size_bytes=_typed(entry, "size_bytes", int),
                     digest=_typed(entry, "digest", str),
+                    parts=_texts(entry.get("parts", [])),
                 )
             )
         libraries = cast("dict[Any, Any]", _typed(record, "libraries", dict))
@@ -234,6 +243,17 @@ class Manifest:
             created=_typed(record, "created", str),
             files=tuple(entries),
         )
+
+
+def _record(entry: FileEntry) -> dict[str, Any]:
+    record = {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest}
+    return {**record, "parts": list(entry.parts)} if entry.parts else record
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in cast("list[Any]", value)):
+        raise TypeError("parts must be a list of texts")
+    return tuple(cast("list[str]", value))
 
 
 def _typed(record: Mapping[str, Any], name: str, kind: type[_T]) -> _T:

@@ -130,11 +130,11 @@ def _compare_content(folder: Path, manifest: Manifest, progress: Callable[[int, 
     faults: list[Fault] = []
     for entry in manifest.files:
         try:
-            size_bytes, digest = digest_file(folder / entry.path, advance)
+            found = digest_file(folder / entry.path, advance)
         except OSError as error:
             faults.append(Fault(file=entry.path, reason=f"it cannot be read: {error.strerror or error}"))
             continue
-        if (size_bytes, digest) != (entry.size_bytes, entry.digest):
+        if (found.size_bytes, found.digest) != (entry.size_bytes, entry.digest):
             faults.append(Fault(file=entry.path, reason="its content changed: the digest does not match"))
     return faults
 
