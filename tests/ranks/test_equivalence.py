@@ -42,9 +42,10 @@ def test_interrupted_run_equals_uninterrupted(
     """After SIGTERM to one rank at random steps, weights, optimizer and logged figures are the reference's."""
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
-    steps = sorted(random.Random(seed).sample(range(1, 34), num_interruptions))
+    # Of 36; the progress file may be half a second, ten steps, behind.
+    steps = sorted(random.Random(seed).sample(range(1, 25), num_interruptions))
     output = tmp_path / "run"
-    program = tiny(output, *SHAPES[shape].split(), "--step-ms", "25", "--eval-ms", "5")
+    program = tiny(output, *SHAPES[shape].split(), "--step-ms", "50", "--eval-ms", "5")
     for attempt, step in enumerate(steps, start=1):
         job = holdfast(output, "--nproc-per-node", "2", program=program)
         with no_orphans(job):
