@@ -42,6 +42,22 @@ def digest_bytes(data: bytes | memoryview) -> str:
     return f"{_PREFIX}{xxhash.xxh3_128_hexdigest(data)}"
 
 
+class Digester:
+    """The digest of bytes that come piece by piece."""
+
+    def __init__(self) -> None:
+        self._hasher = xxhash.xxh3_128()
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Add the next piece."""
+        self._hasher.update(data)
+
+    @property
+    def digest(self) -> str:
+        """Of all pieces so far: `xxh3-128:<32 hex digits>`."""
+        return f"{_PREFIX}{self._hasher.hexdigest()}"
+
+
 def digest_of_parts(parts: Sequence[str]) -> str:
     """The digest of a file from those of its parts, all of them `xxh3-128:<32 hex digits>`."""
     return digest_bytes(b"".join(bytes.fromhex(part.removeprefix(_PREFIX)) for part in parts))
@@ -68,23 +84,32 @@ def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> Fi
             raise OSError(f"{path} is not a regular file")
         buffer = memoryview(bytearray(_CHUNK_BYTES))
         parts: list[str] = []
-        hasher = xxhash.xxh3_128()
+        digester = Digester()
         in_part = size_bytes = 0
         while count := file.readinto(buffer[: min(_CHUNK_BYTES, PART_BYTES - in_part)]):
-            hasher.update(buffer[:count])
+            digester.update(buffer[:count])
             size_bytes += count
             in_part += count
             if in_part == PART_BYTES:
-                parts.append(f"{_PREFIX}{hasher.hexdigest()}")
-                hasher.reset()
+                parts.append(digester.digest)
+                digester = Digester()
                 in_part = 0
             if progress is not None:
                 progress(count)
     if in_part or not parts:
-        parts.append(f"{_PREFIX}{hasher.hexdigest()}")
+        parts.append(digester.digest)
     if len(parts) == 1:
         return FileDigest(size_bytes=size_bytes, digest=parts[0])
     return FileDigest(size_bytes=size_bytes, digest=digest_of_parts(parts), parts=tuple(parts))
 
 
-__all__ = ["ALGORITHM", "PART_BYTES", "FileDigest", "digest_bytes", "digest_file", "digest_of_parts", "num_parts"]
+__all__ = [
+    "ALGORITHM",
+    "PART_BYTES",
+    "Digester",
+    "FileDigest",
+    "digest_bytes",
+    "digest_file",
+    "digest_of_parts",
+    "num_parts",
+]

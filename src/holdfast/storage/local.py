@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
 from holdfast.foundation import files
 from holdfast.storage.location import Location
-from holdfast.storage.store import Condition, Progress, StoredObject, check_key
+from holdfast.storage.store import Condition, Progress, StoredObject, check_key, is_below
 
 _CHUNK_BYTES = 8 << 20
 _WORKING = re.compile(r"\.(.+)\.[0-9a-f]{32}\.part")
@@ -163,7 +163,7 @@ class LocalStore:
             for path, _ in list(files.regular_files(self._root)):
                 folder, _, name = path.rpartition("/")
                 match = _WORKING.fullmatch(name)
-                if match and f"{folder}/{match[1]}".lstrip("/") not in keep:
+                if match and not is_below(f"{folder}/{match[1]}".lstrip("/"), keep):
                     (self._root / path).unlink(missing_ok=True)
                     num_swept += 1
         return num_swept

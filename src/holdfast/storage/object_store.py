@@ -21,7 +21,7 @@ from holdfast.storage.multipart import LEAST_PART_BYTES, part_bytes_of, upload_i
 from holdfast.storage.options import StorageOptions
 from holdfast.storage.retry import retry
 from holdfast.storage.s3_uploads import S3Uploads
-from holdfast.storage.store import ABSENT, Condition, Progress, StoredObject, check_key
+from holdfast.storage.store import ABSENT, Condition, Progress, StoredObject, check_key, is_below
 
 _SHORTEST_TRY_S = 0.25
 _NUM_FENCED_TRIES = 5
@@ -225,10 +225,10 @@ class ObjectStore:
         if self._uploads is None:
             return 0
         prefix = f"{self._location.path}/" if self._location.path else ""
-        kept = {self._full(key) for key in keep}
+        kept = [self._full(folder) for folder in keep]
         num_swept = 0
         for upload in list(self._uploads.find(prefix, deadline_s=deadline_s)):
-            if upload.key not in kept:
+            if not is_below(upload.key, kept):
                 try:
                     self._uploads.abort(upload, deadline_s=deadline_s)
                 except ObjectNotFoundError:

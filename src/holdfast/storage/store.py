@@ -133,7 +133,7 @@ class Store(Protocol):
         None of them can become visible afterwards.
 
         Args:
-            keep: keys whose uploads are to be continued.
+            keep: folders, such as `checkpoint-20`, whose uploads are to be continued.
             deadline_s: when to give up.
         """
         ...
@@ -149,4 +149,9 @@ def check_key(key: str) -> str:
     return key
 
 
-__all__ = ["ABSENT", "Condition", "Progress", "Store", "StoredObject", "check_key"]
+def is_below(key: str, folders: Collection[str]) -> bool:
+    """Whether `key` is below one of `folders`."""
+    return any(key.startswith(f"{folder}/") for folder in folders)
+
+
+__all__ = ["ABSENT", "Condition", "Progress", "Store", "StoredObject", "check_key", "is_below"]
