@@ -212,14 +212,15 @@ class WorkingCheckpoint:
         output: where it is to appear.
         attempt_id: names this start of the run, so that a zombie of an earlier one writes elsewhere.
         step: optimizer steps done.
+        target: where it is to appear instead of `checkpoint-<step>`.
     """
 
-    def __init__(self, output: OutputFolder, *, attempt_id: str, step: int) -> None:
+    def __init__(self, output: OutputFolder, *, attempt_id: str, step: int, target: Path | None = None) -> None:
+        self.target = target or output.root / checkpoint_name(step)
+        self.name = self.target.name
         self._output = output
-        self._root = output.work / attempt_id / checkpoint_name(step)
+        self._root = output.work / attempt_id / self.name
         self._merged = self._root / "merged"
-        self.name = checkpoint_name(step)
-        self.target = output.root / self.name
 
     def rank_root(self, rank: int) -> Path:
         """Where rank `rank` lets its framework write: it creates `<rank_root>/checkpoint-<step>/`."""
@@ -240,7 +241,7 @@ class WorkingCheckpoint:
             if not stat.S_ISREG(status.st_mode):
                 raise SaveError(f"{path} is a link or a special file, which a checkpoint cannot hold")
             files.fsync_file(source / path)
-            entries.append(_entry(path, digest_file(source / path)))
+            entries.append(entry_of(path, digest_file(source / path)))
         for entry in entries:
             destination = self._merged / entry.path
             destination.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +285,8 @@ class WorkingCheckpoint:
         files.delete_tree(self._root)
 
 
-def _entry(path: str, found: FileDigest) -> FileEntry:
+def entry_of(path: str, found: FileDigest) -> FileEntry:
+    """What a manifest says of a file whose digest was taken."""
     return FileEntry(path=path, size_bytes=found.size_bytes, digest=found.digest, parts=found.parts)
 
 
@@ -312,7 +314,7 @@ def reseal(folder: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
     for path, status in files.regular_files(folder):
         if path != MANIFEST_NAME and path not in named and stat.S_ISREG(status.st_mode):
             files.fsync_file(folder / path)
-            added.append(_entry(path, digest_file(folder / path)))
+            added.append(entry_of(path, digest_file(folder / path)))
     if not added:
         return manifest, []
     _fsync_folders(folder, [entry.path for entry in added])
@@ -322,4 +324,4 @@ def reseal(folder: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
     return resealed, [entry.path for entry in added]
 
 
-__all__ = ["OutputFolder", "Part", "WorkingCheckpoint", "reseal"]
+__all__ = ["OutputFolder", "Part", "WorkingCheckpoint", "entry_of", "reseal"]

@@ -52,7 +52,7 @@ def run(
         typer.Option(
             metavar="DIR",
             envvar="HOLDFAST_OUTPUT_DIR",
-            help="Where checkpoints go, instead of the script's own folder.",
+            help="Where checkpoints go, instead of the script's own folder: a path, s3://, gs://, az:// or pvc://.",
         ),
     ] = None,
     save_strategy: Annotated[
@@ -79,6 +79,30 @@ def run(
             help="Keep the newest N checkpoints; the last good one is never deleted.",
         ),
     ] = None,
+    local_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="HOLDFAST_LOCAL_DIR",
+            help="The folder in front of an object store.  [one below ~/.cache/holdfast]",
+        ),
+    ] = None,
+    store_total_limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            envvar="HOLDFAST_STORE_TOTAL_LIMIT",
+            help="Keep the newest N checkpoints in the object store.  [all]",
+        ),
+    ] = None,
+    on_upload_failure: Annotated[
+        str,
+        typer.Option(
+            metavar="continue|stop",
+            envvar="HOLDFAST_ON_UPLOAD_FAILURE",
+            help="What to do when checkpoints do not arrive in the object store.",
+        ),
+    ] = "continue",
     grace: Annotated[
         float,
         typer.Option(
@@ -135,6 +159,9 @@ def run(
         save_strategy=save_strategy,
         save_steps=save_steps,
         save_total_limit=save_total_limit,
+        local_dir=local_dir,
+        store_total_limit=store_total_limit,
+        on_upload_failure=on_upload_failure,
         grace_s=grace,
         resume=resume,
         from_scratch=from_scratch,

@@ -252,6 +252,84 @@ class Finished(Event):
         return f"training finished at step {self.step}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded(Event):
+    """A checkpoint is committed in the object store too."""
+
+    step: int
+    location: str
+    size_bytes: int
+    duration_s: float
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
+        duration = format_duration(self.duration_s)
+        return f"uploaded {self.location}, {format_bytes(self.size_bytes)} in {duration}, {rate}/s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadFailed(Event):
+    """A checkpoint did not arrive in the object store; it is tried again while the run lasts."""
+
+    is_warning: ClassVar[bool] = True
+    step: int
+    name_in_store: str
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return f"{self.name_in_store} is not uploaded yet: {self.reason}; it stands locally and is tried again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadSuperseded(Event):
+    """A checkpoint is not uploaded, because a newer one took its turn."""
+
+    step: int
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return f"step {self.step} is not uploaded: a newer checkpoint took its turn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadUnfinished(Event):
+    """The run ends, and the object store does not have its newest checkpoint."""
+
+    is_warning: ClassVar[bool] = True
+    location: str
+    folder: str
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return (
+            f"the newest checkpoint did not arrive in {self.location} in time; it stands in {self.folder}, and the "
+            "same command on this machine goes on from it and uploads it"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched(Event):
+    """A checkpoint was brought from the object store."""
+
+    step: int
+    location: str
+    size_bytes: int
+    duration_s: float
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
+        duration = format_duration(self.duration_s)
+        return f"fetched {self.location}, {format_bytes(self.size_bytes)} in {duration}, {rate}/s"
+
+
 class EventLog:
     """Appends events as JSON lines to a file; several processes may append to the same one.
 
@@ -284,6 +362,7 @@ __all__ = [
     "CheckpointRejected",
     "Event",
     "EventLog",
+    "Fetched",
     "Finished",
     "Interrupted",
     "Pruned",
@@ -295,4 +374,8 @@ __all__ = [
     "SetAside",
     "StepGivenUp",
     "StopRequested",
+    "UploadFailed",
+    "UploadSuperseded",
+    "UploadUnfinished",
+    "Uploaded",
 ]

@@ -219,7 +219,7 @@ def _verdict(exit_codes: dict[int, int], records: dict[int, RankRecord], stop: S
     if exit_codes and not any(exit_codes.values()):
         return ExitCode.OK
     own = {record.exit_code: record for record in records.values() if record.exit_code is not None}
-    if ExitCode.INTERRUPTED_SAVED in own:
+    if ExitCode.INTERRUPTED_SAVED in own and ExitCode.STORAGE not in own:
         return ExitCode.INTERRUPTED_SAVED
     for code in (ExitCode.NOTHING_VALID, ExitCode.CONFLICT, ExitCode.STORAGE, ExitCode.USAGE, ExitCode.FAILED):
         if code in own:

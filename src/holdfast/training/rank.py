@@ -12,6 +12,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.final import adopt_scripts_model
 from holdfast.errors import ExitCode, HoldfastError, PeerError, UsageError
 from holdfast.training.integrations import install_integrations
 from holdfast.training.session import Session, start_session
@@ -34,6 +36,8 @@ def main(arguments: list[str]) -> int:
         return ExitCode.USAGE
     _die_with(session.settings.launcher_pid)
     code = _run_to_its_end(session, arguments)
+    if session.interrupted is None:
+        _finish_uploads(session, code)
     is_prompt = session.interrupted is not None or code == ExitCode.FAILED
     if session.interrupted is not None:  # also when the program caught the interruption and went on to its end
         code = session.interrupted.exit_code
@@ -65,6 +69,17 @@ def _run_to_its_end(session: Session, arguments: list[str]) -> int:
             _print_user_traceback(error)
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+def _finish_uploads(session: Session, code: int) -> None:
+    if session.uploads is None:
+        return
+    if code == ExitCode.OK:
+        try:
+            adopt_scripts_model(OutputFolder(Path(session.uploads.folder)))
+        except (OSError, ValueError, HoldfastError) as error:
+            _log.warning("the model that the script saved is not uploaded: %s; the one kept by Holdfast is", error)
+    session.finish_uploads(newest_only=code != ExitCode.OK)
 
 
 def _code_of(error: SystemExit) -> int:

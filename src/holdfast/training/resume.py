@@ -14,7 +14,7 @@ from holdfast.checkpoint.catalog import list_checkpoints, newest_valid, set_asid
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
 from holdfast.checkpoint.verify import Fault, verify
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, NothingValidError
 from holdfast.foundation import clock, files
 from holdfast.foundation.events import CheckpointRejected, Event, Resumed, SetAside
 from holdfast.training.settings import RunSettings
@@ -37,6 +37,7 @@ def choose(
     restart: int,
     report: Callable[[Event], None],
     progress: Progress | None = None,
+    elsewhere: Callable[[int | None], ResumePoint | None] | None = None,
 ) -> ResumePoint | None:
     """Pick the checkpoint to go on from; the first rank does it, holding the output folder.
 
@@ -47,6 +48,7 @@ def choose(
         restart: how often the ranks were started anew.
         report: told what was rejected, set aside and chosen.
         progress: see `holdfast.checkpoint.verify.verify`.
+        elsewhere: brings a valid checkpoint newer than a step, or than none, into the folder, if there is one.
 
     Returns:
         The checkpoint, or None to begin at step 0.
@@ -68,14 +70,10 @@ def choose(
         else:
             _set_aside(output, list_checkpoints(output.root), report)
     else:
-
-        def rejected(path: Path, fault: Fault) -> None:
-            report(CheckpointRejected(path=str(path), file=fault.file, reason=fault.reason))
-
-        found = newest_valid(output.root, rejected=rejected, progress=progress)
-        if found is None:
+        newest = _newest(output, report=report, progress=progress, elsewhere=elsewhere)
+        if newest is None:
             return None
-        point = ResumePoint(path=found[0], manifest=found[1])
+        point = newest
         # Damaged ones ahead of it would count as the newest, and retention would delete good ones in their favour.
         ahead = [path for path in list_checkpoints(output.root) if (step_of(path) or 0) > point.manifest.step]
         _set_aside(output, ahead, report)
@@ -89,6 +87,29 @@ def choose(
         )
     )
     return point
+
+
+def _newest(
+    output: OutputFolder,
+    *,
+    report: Callable[[Event], None],
+    progress: Progress | None,
+    elsewhere: Callable[[int | None], ResumePoint | None] | None,
+) -> ResumePoint | None:
+    def rejected(path: Path, fault: Fault) -> None:
+        report(CheckpointRejected(path=str(path), file=fault.file, reason=fault.reason))
+
+    nothing_valid: NothingValidError | None = None
+    local: ResumePoint | None = None
+    try:
+        found = newest_valid(output.root, rejected=rejected, progress=progress)
+        local = ResumePoint(path=found[0], manifest=found[1]) if found else None
+    except NothingValidError as error:
+        nothing_valid = error
+    newer = elsewhere(local.manifest.step if local else None) if elsewhere else None
+    if newer is None and nothing_valid is not None:
+        raise nothing_valid
+    return newer or local
 
 
 def _named(path: Path, progress: Progress | None) -> ResumePoint:

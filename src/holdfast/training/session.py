@@ -6,13 +6,14 @@ it knows what a signal means there and which exit code is true.
 
 import logging
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode, Interrupted
-from holdfast.foundation import console, events
+from holdfast.foundation import clock, console, events
 from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Event, EventLog
 from holdfast.training.record import RecordFile
@@ -21,7 +22,10 @@ from holdfast.training.termination import Termination
 
 if TYPE_CHECKING:
     from holdfast.training.peers import Peers
+    from holdfast.training.uploads import Uploads
 
+_LEAVING_S = 0.5
+"""What a process needs to leave after the last upload."""
 _current: "Session | None" = None
 
 
@@ -51,6 +55,10 @@ class Session:
         """Set once the run has been told to leave; whoever continues anyway is stopped again."""
         self.peers: Peers | None = None
         """The ranks' process group, made by the first integration that needs it."""
+        self.uploads: Uploads | None = None
+        """The mover of the newest training with an object store; on the first rank only."""
+        self.upload_failure: str | None = None
+        """Why this run stops, when uploads fail and the user wants it to stop."""
         self.output_folders: set[Path] = set()
         """Where this process has trained into; a second training there would take the first one's checkpoints."""
         self._events = EventLog(None)
@@ -75,10 +83,33 @@ class Session:
         """
         event = events.Interrupted(step=self.step, saved=saved, reason=reason)
         code = ExitCode.INTERRUPTED_SAVED if saved else ExitCode.TERMINATED_UNSAVED
+        if self.upload_failure is not None:
+            code = ExitCode.STORAGE
         self.record.ended(code, event.line)
         self.report(event)
         self.interrupted = Interrupted(code, event.line)
         return self.interrupted
+
+    def finish_uploads(self, *, newest_only: bool) -> None:
+        """Wait for the mover; when somebody asked to stop, until the deadline at most, and say so."""
+        uploads = self.uploads
+        if uploads is None:
+            return
+        available_s = self.termination.available_s
+        limit_s = self.settings.grace_s - self.settings.margin_s if newest_only else float("inf")
+        wait_s = min(available_s, limit_s)
+        deadline_s = None if wait_s == float("inf") else clock.monotonic_s() + max(0.0, wait_s - _LEAVING_S)
+        if not uploads.finish(newest_only=newest_only, deadline_s=deadline_s):
+            self.report(events.UploadUnfinished(location=uploads.location, folder=uploads.folder))
+
+    def watch_uploads(self) -> None:
+        """At a step's end: stop the run when uploads fail and the user wants that."""
+        if self.uploads is None or self.settings.on_upload_failure != "stop" or self.upload_failure is not None:
+            return
+        self.upload_failure = self.uploads.failure()
+        if self.upload_failure is not None:
+            self.log.error("stopping, because uploads fail: %s", self.upload_failure)
+            self.termination.stop_signal = signal.SIGTERM
 
     def end_now(self, code: int) -> None:
         """Leave without the interpreter's tear-down, which takes longer than a save; does not return."""
@@ -100,6 +131,7 @@ class Session:
             code = ExitCode.INTERRUPTED_SAVED if saved else ExitCode.TERMINATED_UNSAVED
             self.record.ended(code, event.line)
             self.report(event)
+            self.finish_uploads(newest_only=True)
             self.end_now(code)
 
     def _end_at_deadline(self) -> None:

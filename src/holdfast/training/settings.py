@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from holdfast.errors import UsageError
+from holdfast.storage.location import parse_location
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
+UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
 _PREFIX = "HOLDFAST_"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
@@ -23,6 +25,12 @@ class RunSettings:
     """Optimizer steps between periodic checkpoints; implies `steps`."""
     save_total_limit: int | None = None
     """How many checkpoints to keep; never the last good one is deleted."""
+    local_dir: str | None = None
+    """The folder in front of an object store; None chooses one below the user's cache folder."""
+    store_total_limit: int | None = None
+    """How many checkpoints to keep in the object store; None keeps all."""
+    on_upload_failure: str = "continue"
+    """`continue` training when uploads fail, or `stop` it, with a checkpoint."""
     grace_s: float = 30.0
     """Seconds that the platform grants between SIGTERM and SIGKILL."""
     resume: str = "auto"
@@ -41,8 +49,7 @@ class RunSettings:
     """The process whose death ends the rank; set by the launcher."""
 
     def __post_init__(self) -> None:
-        if self.output_dir is not None and not self.output_dir.strip():
-            raise UsageError("--output-dir is empty", hint="name a folder")
+        self._check_places()
         if self.save_strategy is not None and self.save_strategy not in SAVE_STRATEGIES:
             raise UsageError(
                 f"--save-strategy {self.save_strategy!r} is unknown",
@@ -70,6 +77,25 @@ class RunSettings:
             raise UsageError("--resume is empty", hint="use auto, never, or the path of a checkpoint")
         if self.from_scratch and self.resume not in {"auto", "never"}:
             raise UsageError(f"--from-scratch contradicts --resume {self.resume}", hint="leave one of them out")
+
+    def _check_places(self) -> None:
+        if self.output_dir is not None and not self.output_dir.strip():
+            raise UsageError("--output-dir is empty", hint="name a folder")
+        if self.output_dir is not None:
+            try:
+                parse_location(self.output_dir)
+            except ValueError as error:
+                raise UsageError(f"--output-dir: {error}") from error
+        if self.store_total_limit is not None and self.store_total_limit < 1:
+            raise UsageError(
+                f"--store-total-limit {self.store_total_limit} must be at least 1",
+                hint="leave it out to keep every checkpoint in the object store",
+            )
+        if self.on_upload_failure not in UPLOAD_FAILURE_ANSWERS:
+            raise UsageError(
+                f"--on-upload-failure {self.on_upload_failure!r} is unknown",
+                hint=f"use one of {', '.join(UPLOAD_FAILURE_ANSWERS)}",
+            )
 
     @property
     def margin_s(self) -> float:
@@ -127,4 +153,4 @@ def _parse(name: str, text: str, kind: str) -> object:
     return text
 
 
-__all__ = ["SAVE_STRATEGIES", "RunSettings", "variable"]
+__all__ = ["SAVE_STRATEGIES", "UPLOAD_FAILURE_ANSWERS", "RunSettings", "variable"]

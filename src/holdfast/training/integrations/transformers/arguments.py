@@ -8,10 +8,17 @@ from typing import Any
 
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.errors import UsageError
+from holdfast.storage.access import check_access
+from holdfast.storage.location import Location, parse_location
+from holdfast.storage.opening import open_store
+from holdfast.storage.options import StorageOptions
+from holdfast.training.output_place import place_output
 from holdfast.training.session import Session
 from holdfast.training.settings import RunSettings
 
 _log = logging.getLogger("holdfast")
+_LOCATION = "_holdfast_location"
+"""Where a `TrainingArguments` remembers the object store, while its `output_dir` is the folder in front of it."""
 
 
 def hook(module: ModuleType, session: Session) -> None:
@@ -29,6 +36,9 @@ def hook(module: ModuleType, session: Session) -> None:
         if self.output_dir:
             # Before the Trainer stumbles over it with a traceback, and before a model is loaded for nothing.
             OutputFolder(Path(self.output_dir)).check_usable()
+        remote = remote_location(self)
+        if remote is not None and session.place.is_first and session.place.restart == 0:
+            _check_remote(remote)
         validate(self)
 
     arguments.__post_init__ = post_init
@@ -36,8 +46,14 @@ def hook(module: ModuleType, session: Session) -> None:
 
 def apply_settings(args: Any, settings: RunSettings) -> None:
     """Set what the options say on `args`; an option that was left out changes nothing."""
-    if settings.output_dir is not None:
-        args.output_dir = settings.output_dir
+    wanted = settings.output_dir or args.output_dir
+    if wanted:
+        place = place_output(wanted, local_dir=settings.local_dir)
+        if place.remote is not None:
+            setattr(args, _LOCATION, str(place.remote))
+        elif str(place.folder) != args.output_dir and hasattr(args, _LOCATION):
+            delattr(args, _LOCATION)
+        args.output_dir = str(place.folder)
     if settings.save_steps is not None:
         args.save_strategy = "steps"
         args.save_steps = settings.save_steps
@@ -45,6 +61,26 @@ def apply_settings(args: Any, settings: RunSettings) -> None:
         args.save_strategy = settings.save_strategy
     if settings.save_total_limit is not None:
         args.save_total_limit = settings.save_total_limit
+
+
+def remote_location(args: Any) -> Location | None:
+    """The object store that `apply_settings` has put a folder in front of, or None."""
+    text = getattr(args, _LOCATION, None)
+    return None if text is None else parse_location(text)
+
+
+def _check_remote(location: Location) -> None:
+    try:
+        options = StorageOptions.from_environment()
+    except ValueError as error:
+        raise UsageError(f"{error}; training was not started") from error
+    if not options.verify_tls:
+        _log.warning(
+            "HOLDFAST_VERIFY_TLS=0: the certificate of %s is NOT verified; anybody in between can read and change "
+            "the checkpoints",
+            options.endpoint or location,
+        )
+    check_access(open_store(location, options))
 
 
 def finish_settings(args: Any, settings: RunSettings) -> None:
@@ -68,4 +104,4 @@ def finish_settings(args: Any, settings: RunSettings) -> None:
         args.enable_jit_checkpoint = False
 
 
-__all__ = ["apply_settings", "finish_settings", "hook"]
+__all__ = ["apply_settings", "finish_settings", "hook", "remote_location"]

@@ -20,7 +20,7 @@ from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
 from holdfast.training.integrations.transformers.agreement import Agreement
-from holdfast.training.integrations.transformers.arguments import finish_settings
+from holdfast.training.integrations.transformers.arguments import finish_settings, remote_location
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
 from holdfast.training.integrations.transformers.saving import RunFacts, Saver
 from holdfast.training.integrations.transformers.state import (
@@ -68,6 +68,7 @@ class TrainerRun:
         _check_supported(session, trainer, root)
         session.output_folders.add(root.absolute())
         self._output = OutputFolder(root)
+        self._location = remote_location(trainer.args)
         self._peers = session.peers or Peers(session.place, timeout_s=session.settings.peer_timeout_s)
         session.peers = self._peers
         self._agreement = Agreement(session, self._peers)
@@ -107,7 +108,7 @@ class TrainerRun:
         start: Start | None = None
         try:
             with self._lease, Takeover(trainer) as takeover:
-                start = agree_on_start(self._session, self._peers, self._output)
+                start = agree_on_start(self._session, self._peers, self._output, self._location)
                 self._prepare(start)
                 self._take_over(takeover)
                 trainer.add_callback(callback)
@@ -340,6 +341,7 @@ class TrainerRun:
         self._session.step = self._step
         self._session.record.stepped()
         agreement.step_ends()
+        self._session.watch_uploads()
         self._pending = Pending(
             epoch_end=float(trainer.state.epoch).is_integer(),
             grad_norm=None if grad_norm is None else float(grad_norm),
@@ -421,7 +423,9 @@ class TrainerRun:
         saved = self._session.saved_step is not None and self._session.saved_step == self._step
         reason = "" if saved else "no step was finished" if self._step == 0 else "the save failed"
         self._tell_progress(force=True)
-        return self._session.interrupt(saved=saved, reason=reason)
+        interrupted = self._session.interrupt(saved=saved, reason=reason)
+        self._session.finish_uploads(newest_only=True)
+        return interrupted
 
     def _announce_stop(self) -> None:
         decision = self._agreement.decision
@@ -446,6 +450,8 @@ class TrainerRun:
             result = original(trial, num_train_samples, start_time - self._elapsed_before_s)
             self._tell_progress(force=True)
             self._session.report(Finished(step=self._step))
+            if self._location is not None:
+                self._saver.save_final()
             return result
 
         return finalize

@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast._version import __version__
 from holdfast.checkpoint.commit import OutputFolder, Part, WorkingCheckpoint, reseal
+from holdfast.checkpoint.final import final_folder
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 from holdfast.checkpoint.retention import select_superseded
 from holdfast.errors import HoldfastError
@@ -130,6 +131,33 @@ class Saver:
         )
         self._prune()
         return True
+
+    def save_final(self) -> None:
+        """Keep the finished model for the object store, in the layout that `from_pretrained` reads.
+
+        A failure is reported; the checkpoints have the same weights.
+        """
+        step = int(self._trainer.state.global_step)
+        working = WorkingCheckpoint(
+            self._output, attempt_id=self._facts.attempt_id, step=step, target=final_folder(self._output)
+        )
+        rank = self._session.place.rank
+        try:
+            self._trainer.save_model(str(working.rank_root(rank) / working.name))
+            part = working.seal(rank)
+        except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
+            part = Part(rank=rank, error=f"{type(error).__name__}: {error}")
+        parts = self._peers.gather(part)
+        if not self._session.place.is_first:
+            return
+        try:
+            working.commit(parts, lambda entries: self._describe(step, Trigger.FINAL, entries))
+        except (HoldfastError, OSError) as error:
+            consequence = "the newest checkpoint has the same weights"
+            self._session.report(
+                SaveFailed(step=step, trigger=Trigger.FINAL, reason=str(error), consequence=consequence)
+            )
+        working.discard()
 
     def adopt_added_files(self) -> None:
         """Name in the manifest what callbacks have added to the newest checkpoint since its commit."""

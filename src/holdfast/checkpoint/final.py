@@ -1,0 +1,88 @@
+"""The final model: what the object store gets as `final/` when the training has come to its own end.
+
+Holdfast keeps the model as it was when `train()` returned. A script that saves its own, into `final/` or into the
+output folder itself, knows better what it wants: then that is taken.
+"""
+
+import dataclasses
+import os
+import shutil
+import stat
+import uuid
+from pathlib import Path
+
+from holdfast.checkpoint.commit import OutputFolder, entry_of
+from holdfast.checkpoint.digest import digest_file
+from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.verify import read_manifest
+from holdfast.foundation import files
+
+FINAL = "final"
+_MODEL_FILES = ("config.json", "adapter_config.json", "model.safetensors", "adapter_model.safetensors")
+
+
+def final_folder(output: OutputFolder) -> Path:
+    """Where the final model waits for the mover."""
+    return output.control / FINAL
+
+
+def adopt_scripts_model(output: OutputFolder) -> bool:
+    """Put the model that the script saved by itself into the place of the one that Holdfast kept, if there is one.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        OSError: the disk is full or gone.
+    """
+    kept = final_folder(output)
+    if not (kept / MANIFEST_NAME).is_file():
+        return False
+    source, paths = _scripts_model(output.root)
+    manifest = read_manifest(kept)
+    saved_ns = (kept / MANIFEST_NAME).stat().st_mtime_ns
+    # Only what was written since: an older model belongs to an earlier run in the same folder.
+    if not paths or max((source / path).stat().st_mtime_ns for path in paths) < saved_ns:
+        return False
+    working = output.work / f"final-{uuid.uuid4().hex}"
+    entries: list[FileEntry] = []
+    for path in paths:
+        target = working / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _link_or_copy(source / path, target)
+        entries.append(entry_of(path, digest_file(target)))
+    seal_final(output, working, dataclasses.replace(manifest, files=tuple(entries)))
+    return True
+
+
+def seal_final(output: OutputFolder, working: Path, manifest: Manifest) -> None:
+    """Make `working`, which holds the files that `manifest` names, the final model that waits for the mover."""
+    for entry in manifest.files:
+        files.fsync_file(working / entry.path)
+    files.write_atomic(working / MANIFEST_NAME, manifest.to_bytes(), durable=True)
+    files.publish_folder(working, final_folder(output), trash=output.trash)
+
+
+def _scripts_model(root: Path) -> tuple[Path, list[str]]:
+    own = root / FINAL
+    if own.is_dir() and not own.is_symlink():
+        return own, _regular(own)
+    with os.scandir(root) as entries:
+        at_root = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+    return root, at_root if any(name in at_root for name in _MODEL_FILES) else []
+
+
+def _regular(folder: Path) -> list[str]:
+    return [
+        path for path, status in files.regular_files(folder) if stat.S_ISREG(status.st_mode) and path != MANIFEST_NAME
+    ]
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(source, target, follow_symlinks=False)
+
+
+__all__ = ["FINAL", "adopt_scripts_model", "final_folder", "seal_final"]

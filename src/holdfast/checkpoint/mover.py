@@ -1,0 +1,197 @@
+"""The mover: which of the local folder's checkpoints goes to the object store next, and taking it there.
+
+It needs nothing but the folder: what is there and not yet in the store is to be moved, newest first. A periodic
+checkpoint whose turn had not come when a newer one appeared is superseded; one in flight is finished, unless a
+deadline leaves time for the newest only.
+"""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.checkpoint.catalog import step_of
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.final import FINAL, final_folder
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
+from holdfast.checkpoint.remote import RemoteFolder
+from holdfast.checkpoint.retention import select_superseded
+from holdfast.errors import ConflictError, HoldfastError, ManifestError
+from holdfast.foundation import clock, files
+from holdfast.foundation.events import Event, Uploaded, UploadFailed, UploadSuperseded
+
+_TRY_FOR_S = 600.0
+
+
+class _GivesWayError(Exception):
+    """An upload in flight is no longer the one that the remaining time is for."""
+
+
+class Mover:
+    """Moves what a folder holds.
+
+    Args:
+        output: the local folder.
+        remote: the claimed location.
+        keep_newest: how many checkpoints to keep in the store; None keeps all.
+        report: told what happened.
+    """
+
+    def __init__(
+        self,
+        output: OutputFolder,
+        remote: RemoteFolder,
+        *,
+        keep_newest: int | None,
+        report: Callable[[Event], None],
+    ) -> None:
+        self._output = output
+        self._remote = remote
+        self._keep_newest = keep_newest
+        self._report = report
+        self._done: dict[str, bytes] = {}
+        self._seen: set[str] = set()
+        self._status: dict[str, object] = {}
+        self._told_failure: str | None = None
+        self.with_final = False
+        """Set when the training has come to its own end, and the final model will not change any more."""
+        self.newest_only = False
+        """Set when the remaining time is for the newest checkpoint alone."""
+        self.deadline_s: float | None = None
+        """Set when there is a last moment; by the monotonic clock."""
+
+    def next(self) -> Path | None:
+        """What is to be moved next: the newest checkpoint, then older ones that somebody asked for, then the final.
+
+        Older periodic ones are superseded by now, and those that retention took away are too.
+        """
+        folders = self._output.committed()
+        present = {path.name for path in folders}
+        for name in self._seen - present:
+            self._supersede(Path(name))
+        self._seen = present - self._done.keys()
+        for index, folder in enumerate(folders):
+            if self._done.get(folder.name) == _manifest_of(folder) or (self.newest_only and index > 0):
+                continue
+            if index > 0 and _is_periodic(folder):
+                self._done[folder.name] = _manifest_of(folder)
+                self._supersede(folder)
+                continue
+            return folder
+        final = final_folder(self._output)
+        data = _manifest_of(final)
+        return final if self.with_final and data and self._done.get(FINAL) != data else None
+
+    def _supersede(self, folder: Path) -> None:
+        self._seen = self._seen - {folder.name}
+        self._report(UploadSuperseded(step=step_of(folder) or 0))
+
+    def move_next(self) -> bool:
+        """Move one checkpoint, and prune the store when it arrived.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            ConflictError: another attempt has claimed the location: nothing more is to be moved.
+            StorageError: it did not arrive.
+        """
+        folder = self.next()
+        if folder is None:
+            self._tell("idle")
+            return False
+        with contextlib.ExitStack() as lease:
+            try:
+                lease.enter_context(files.reading(folder / MANIFEST_NAME))
+                data = _manifest_of(folder)
+                manifest = Manifest.from_bytes(data)
+            except (OSError, ManifestError):
+                return True  # pruned or replaced at this moment; the next look shows what is there
+            self._move(folder, manifest)
+            self._done[folder.name] = data
+            self._seen -= {folder.name}
+        if folder.name != FINAL:
+            self._prune()
+        return True
+
+    def _move(self, folder: Path, manifest: Manifest) -> None:
+        started_s, done_bytes, lock = clock.monotonic_s(), 0, threading.Lock()
+
+        def progress(num_bytes: int) -> None:
+            nonlocal done_bytes
+            with lock:
+                done_bytes += num_bytes
+                self._tell("uploading", folder, done_bytes, manifest.size_bytes)
+            if self.newest_only and folder.name != FINAL and folder != next(iter(self._output.committed()), folder):
+                raise _GivesWayError
+
+        self._tell("uploading", folder, 0, manifest.size_bytes)
+        deadline_s = clock.monotonic_s() + _TRY_FOR_S
+        try:
+            arrived = self._remote.publish(
+                folder,
+                name=folder.name,
+                record=self._output.control / f"upload-{folder.name}.json",
+                progress=progress,
+                deadline_s=min(deadline_s, self.deadline_s or deadline_s),
+            )
+        except _GivesWayError:
+            self._report(UploadSuperseded(step=manifest.step))
+            return
+        except ConflictError:
+            raise
+        except HoldfastError as error:
+            self._tell("failing", folder, done_bytes, manifest.size_bytes, error=str(error))
+            if self._told_failure != folder.name:  # once for each checkpoint, not for each try
+                self._told_failure = folder.name
+                self._report(UploadFailed(step=manifest.step, name_in_store=folder.name, reason=str(error)))
+            raise
+        if arrived:
+            self._report(
+                Uploaded(
+                    step=manifest.step,
+                    location=str(self._remote.store.location.child(folder.name)),
+                    size_bytes=manifest.size_bytes,
+                    duration_s=round(clock.monotonic_s() - started_s, 3),
+                )
+            )
+
+    def _prune(self) -> None:
+        if self._keep_newest is None or self.newest_only:
+            return
+        steps = self._remote.steps(deadline_s=self.deadline_s)
+        for name in select_superseded([Path(f"checkpoint-{step}") for step in steps], keep_newest=self._keep_newest):
+            self._remote.take_down(step_of(name) or 0, deadline_s=self.deadline_s)
+
+    def _tell(
+        self, state: str, folder: Path | None = None, done_bytes: int = 0, total_bytes: int = 0, error: str = ""
+    ) -> None:
+        status: dict[str, object] = {"state": state}
+        if folder is not None:
+            status |= {"name": folder.name, "done_bytes": done_bytes, "total_bytes": total_bytes}
+        if error:
+            status["error"] = error
+        if status == self._status:
+            return
+        self._status = status
+        with contextlib.suppress(OSError):
+            data = json.dumps({"time": clock.utc_now(), **status}).encode()
+            files.write_atomic(self._output.control / "upload.json", data, durable=False)
+
+
+def _is_periodic(folder: Path) -> bool:
+    try:
+        return Manifest.from_bytes(_manifest_of(folder)).trigger == Trigger.PERIODIC
+    except ManifestError:
+        return True
+
+
+def _manifest_of(folder: Path) -> bytes:
+    try:
+        return (folder / MANIFEST_NAME).read_bytes()
+    except OSError:
+        return b""
+
+
+__all__ = ["Mover"]

@@ -1,0 +1,161 @@
+"""The mover's process: started by the first rank, it outlives it, and shares nothing with it but the folder.
+
+    python -m holdfast.checkpoint.mover_process PLAN
+
+PLAN is a `MoverPlan` as JSON. Commands come on stdin, one JSON object a line: `{"newest_only": …, "deadline_s": … or
+null}` asks to finish, with a deadline by the monotonic clock. The end of stdin without one means that the training's
+process died: the newest checkpoint then gets the grace period. Exit code 0: everything is in the store.
+"""
+
+import dataclasses
+import json
+import os
+import select
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.mover import Mover
+from holdfast.checkpoint.remote import RemoteFolder
+from holdfast.errors import ConflictError, ExitCode, HoldfastError
+from holdfast.foundation import clock, console
+from holdfast.foundation.events import Event, EventLog
+from holdfast.storage.location import parse_location
+from holdfast.storage.opening import open_store
+
+_LOOK_EVERY_S = 0.25
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverPlan:
+    """What a mover is to do.
+
+    Args:
+        folder: the local output folder.
+        location: where its checkpoints go, as text.
+        attempt_id: of the attempt that has claimed the location.
+        keep_newest: how many checkpoints to keep in the store; None keeps all.
+        grace_s: how long to go on for the newest one after the training's process has died.
+        verbosity: of the console.
+    """
+
+    folder: str
+    location: str
+    attempt_id: str
+    keep_newest: int | None = None
+    grace_s: float = 30.0
+    verbosity: int = 0
+
+
+class _Process:
+    """The mover's process: the moving on one thread, commands on the main thread."""
+
+    def __init__(self, plan: MoverPlan) -> None:
+        output = OutputFolder(Path(plan.folder))
+        log = console.set_up(plan.verbosity)
+        events = EventLog(output.events)
+
+        def report(event: Event) -> None:
+            events.write(event)
+            (log.warning if event.is_warning else log.info)("%s", event.line)
+
+        store = open_store(parse_location(plan.location))
+        self._plan = plan
+        self._log = log
+        self._mover = Mover(
+            output,
+            RemoteFolder(store, attempt_id=plan.attempt_id),
+            keep_newest=plan.keep_newest,
+            report=report,
+        )
+        self._wake = threading.Event()
+        self._finishing = threading.Event()
+        self._ended = threading.Event()
+        self._exit_code = ExitCode.OK
+
+    def run(self) -> int:
+        threading.Thread(target=self._work, name="holdfast-mover", daemon=True).start()
+        self._obey()
+        self._ended.wait()
+        return self._exit_code
+
+    def _work(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                while self._mover.move_next():
+                    pause_s = _FIRST_PAUSE_S
+            except ConflictError as error:
+                self._log.warning("%s", error)
+                self._exit_code = ExitCode.CONFLICT
+                break
+            except HoldfastError:
+                if self._is_last_moment():
+                    self._exit_code = ExitCode.STORAGE
+                    break
+                self._wake.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except Exception:  # noqa: BLE001  the thread must not die and leave the training waiting for it
+                self._log.exception("the mover failed")
+                self._exit_code = ExitCode.FAILED
+                break
+            else:
+                if self._finishing.is_set():
+                    break
+                self._wake.wait(_LOOK_EVERY_S)
+            if not self._finishing.is_set():
+                self._wake.clear()
+        self._ended.set()
+
+    def _is_last_moment(self) -> bool:
+        deadline_s = self._mover.deadline_s
+        return self._finishing.is_set() and deadline_s is not None and clock.monotonic_s() + 0.5 > deadline_s
+
+    def _obey(self) -> None:
+        pending: bytes = b""
+        while not self._ended.is_set():
+            ready, _, _ = select.select([0], [], [], 0.2)
+            if not ready:
+                continue
+            data: bytes = os.read(0, 4096)
+            pending += data
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                command = json.loads(line)
+                self._finish(newest_only=command["newest_only"], deadline_s=command["deadline_s"])
+            if not data:
+                if not self._finishing.is_set():
+                    self._finish(newest_only=True, deadline_s=clock.monotonic_s() + self._plan.grace_s)
+                return
+
+    def _finish(self, *, newest_only: bool, deadline_s: float | None) -> None:
+        self._mover.newest_only = newest_only
+        self._mover.with_final = not newest_only
+        self._mover.deadline_s = deadline_s
+        if deadline_s is not None:
+            end = threading.Timer(max(0.0, deadline_s - clock.monotonic_s()), os._exit, (int(ExitCode.STORAGE),))
+            end.daemon = True
+            end.start()
+        self._finishing.set()
+        self._wake.set()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the mover that `arguments[0]`, a `MoverPlan` as JSON, describes, until it is told to finish."""
+    return _Process(MoverPlan(**json.loads(arguments[0]))).run()
+
+
+def plan_text(plan: MoverPlan) -> str:
+    """`plan` as `main` reads it."""
+    return json.dumps(dataclasses.asdict(plan))
+
+
+__all__ = ["MoverPlan", "main", "plan_text"]
+
+if __name__ == "__main__":
+    # Threads of the store's library must not hold up the end.
+    sys.stdout.flush()
+    os._exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""The mover's process, seen from the first rank: started before the first step, asked to finish at the end."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.mover_process import MoverPlan, plan_text
+from holdfast.foundation import clock
+
+
+class Uploads:
+    """A running mover.
+
+    Args:
+        plan: what it is to do.
+    """
+
+    def __init__(self, plan: MoverPlan) -> None:
+        self.location = plan.location
+        self.folder = plan.folder
+        # A session of its own: a launcher that kills this rank's process group leaves the mover its grace period.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.checkpoint.mover_process", plan_text(plan)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._result: bool | None = None
+        self._look_again_s = 0.0
+
+    def failure(self) -> str | None:
+        """Why uploads fail at the moment, or None; looks at most once a second."""
+        if clock.monotonic_s() < self._look_again_s:
+            return None
+        self._look_again_s = clock.monotonic_s() + 1.0
+        if self._process.poll() is not None:
+            return f"the mover ended with exit code {self._process.returncode}"
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return json.loads((OutputFolder(Path(self.folder)).control / "upload.json").read_bytes()).get("error")
+        return None
+
+    def finish(self, *, newest_only: bool, deadline_s: float | None) -> bool:
+        """Wait until everything, or the newest checkpoint, is in the store, or the deadline has come.
+
+        Args:
+            newest_only: leave out all others.
+            deadline_s: by the monotonic clock; None waits as long as it takes.
+
+        Returns:
+            Whether it arrived; the same again when it is called again.
+        """
+        if self._result is None:
+            command = json.dumps({"newest_only": newest_only, "deadline_s": deadline_s}).encode() + b"\n"
+            timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s()) + 0.5
+            with contextlib.suppress(OSError):  # it is gone already; its exit code says how
+                assert self._process.stdin is not None
+                self._process.stdin.write(command)
+                self._process.stdin.flush()
+            try:
+                self._result = self._process.wait(timeout_s) == 0
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+                self._result = False
+        return self._result
+
+
+__all__ = ["Uploads"]
