@@ -64,6 +64,26 @@ def share(parts: Sequence[Part], *, index: int, count: int) -> list[Part]:
     return mine
 
 
+def check_listing(store: Store, name: str, manifest: Manifest, *, deadline_s: float | None = None) -> None:
+    """Compare the sizes that the store lists with the manifest, before anything is fetched.
+
+    Objects that the manifest does not name are left alone: nothing of them is fetched.
+
+    Raises:
+        CheckpointError: a file is missing or has another size.
+        StorageError: the store cannot be read.
+    """
+    found = {item.key.removeprefix(f"{name}/"): item.size_bytes for item in store.list(name, deadline_s=deadline_s)}
+    for entry in manifest.files:
+        if entry.path not in found:
+            raise CheckpointError(f"{name}/{entry.path} is missing in {store.location}")
+        if found[entry.path] != entry.size_bytes:
+            raise CheckpointError(
+                f"{name}/{entry.path} in {store.location} has {found[entry.path]} bytes, the manifest says "
+                f"{entry.size_bytes}"
+            )
+
+
 def prepare(manifest: Manifest, folder: Path) -> None:
     """Create the files of a checkpoint at their full size, empty of content.
 
@@ -199,4 +219,4 @@ def _write_at(descriptor: int, data: memoryview, start: int) -> None:
         data, start = data[count:], start + count
 
 
-__all__ = ["Part", "fetch", "parts_of", "prepare", "publish", "share"]
+__all__ = ["Part", "check_listing", "fetch", "parts_of", "prepare", "publish", "share"]

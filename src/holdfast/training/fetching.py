@@ -11,7 +11,7 @@ from holdfast.checkpoint.catalog import checkpoint_name, set_aside
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
 from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.checkpoint.transfer import fetch, parts_of, prepare, publish, share
+from holdfast.checkpoint.transfer import check_listing, fetch, parts_of, prepare, publish, share
 from holdfast.errors import CheckpointError, HoldfastError, ManifestError, NothingValidError, StorageError
 from holdfast.foundation import clock
 from holdfast.foundation.console import ProgressLine
@@ -76,6 +76,7 @@ class Fetching:
             where = str(self._location.child(checkpoint_name(found)))
             try:
                 manifest = self.remote.manifest(found)
+                check_listing(self._opened(), checkpoint_name(found), manifest)
                 return self._fetch(manifest, where)
             except ManifestError as error:
                 self._session.report(CheckpointRejected(path=where, file=MANIFEST_NAME, reason=str(error)))

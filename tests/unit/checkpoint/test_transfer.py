@@ -1,0 +1,109 @@
+"""Fetching: whole and verified, or not at all; only what arrived damaged is fetched again."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import digest, transfer
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.transfer import check_listing, fetch, parts_of, prepare, publish, share
+from holdfast.checkpoint.verify import read_manifest, verify
+from holdfast.errors import CheckpointError, StorageError
+from tests.support.checkpoints import commit, prepared
+from tests.support.stores import FaultyStore, flip
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "PART_BYTES", 1000)
+    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
+    monkeypatch.setattr(transfer, "_BLOCK_BYTES", 300)
+
+
+@pytest.fixture
+def store(small_parts: None, tmp_path: Path) -> FaultyStore:
+    commit(prepared(tmp_path / "bucket"), 20)
+    return FaultyStore(tmp_path / "bucket")
+
+
+@pytest.fixture
+def manifest(store: FaultyStore, tmp_path: Path) -> Manifest:
+    return read_manifest(tmp_path / "bucket" / "checkpoint-20")
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 3, 50])
+def test_nodes_fetch_disjoint_shares(num_nodes: int, store: FaultyStore, manifest: Manifest, tmp_path: Path) -> None:
+    """Together they read every byte of the store once, and the folder is the checkpoint."""
+    working = tmp_path / "working"
+    prepare(manifest, working)
+    shares = [share(parts_of(manifest), index=index, count=num_nodes) for index in range(num_nodes)]
+    assert Counter(part for one in shares for part in one) == Counter(parts_of(manifest))
+    if num_nodes <= 3:
+        sizes = [sum(part.size_bytes for part in one) for one in shares]
+        assert max(sizes) - min(sizes) <= 1000
+    arrived: list[int] = []
+    for one in shares:
+        fetch(store, "checkpoint-20", one, working, progress=arrived.append)
+    assert sum(arrived) == manifest.size_bytes
+    (tmp_path / "trash").mkdir()
+    publish(manifest, working, tmp_path / "checkpoint-20", trash=tmp_path / "trash")
+    assert verify(tmp_path / "checkpoint-20").is_valid
+
+
+def test_a_damaged_answer_is_fetched_again_and_nothing_else(
+    store: FaultyStore, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One block of one part arrives with a flipped bit: that part is read twice, all others once."""
+    real = FaultyStore.read
+    damaged: list[int] = []
+
+    def read(self: FaultyStore, key: str, *, start: int = 0, length: int | None = None, **kwargs):
+        data = real(self, key, start=start, length=length, **kwargs)
+        if key.endswith("model.safetensors") and start == 1300 and not damaged:
+            damaged.append(start)
+            changed = bytearray(data)
+            changed[5] ^= 4
+            return memoryview(changed)
+        return data
+
+    monkeypatch.setattr(FaultyStore, "read", read)
+    working = tmp_path / "working"
+    prepare(manifest, working)
+    fetch(store, "checkpoint-20", parts_of(manifest), working)
+    bucket = tmp_path / "bucket" / "checkpoint-20"
+    assert (working / "model.safetensors").read_bytes() == (bucket / "model.safetensors").read_bytes()
+    reads = Counter(key for name, key in store.calls if name == "read")
+    size_bytes = (bucket / "model.safetensors").stat().st_size
+    once = sum(-(-min(1000, size_bytes - start) // 300) for start in range(0, size_bytes, 1000))
+    assert reads["checkpoint-20/model.safetensors"] == once + 4  # the part's four blocks again
+
+
+@pytest.mark.parametrize("fault", ["flipped", "missing", "shorter"])
+def test_lasting_damage_is_an_error(fault: str, store: FaultyStore, manifest: Manifest, tmp_path: Path) -> None:
+    """The file and the reason are named; a wrong size is found before anything is fetched."""
+    path = tmp_path / "bucket" / "checkpoint-20" / "sub" / "optimizer.pt"
+    if fault == "flipped":
+        flip(path)
+    elif fault == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    working = tmp_path / "working"
+    prepare(manifest, working)
+    if fault != "flipped":
+        with pytest.raises(CheckpointError, match=r"optimizer\.pt"):
+            check_listing(store, "checkpoint-20", manifest)
+    with pytest.raises((CheckpointError, StorageError), match=r"optimizer\.pt"):
+        fetch(store, "checkpoint-20", parts_of(manifest), working)
+
+
+def test_too_little_room_is_found_before_the_first_byte(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message has both figures, and nothing was created."""
+    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(StorageError, match=r"1(\.0)? kB free") as caught:
+        prepare(manifest, tmp_path / "working")
+    assert "--local-dir" in str(caught.value)
+    assert list((tmp_path / "working").iterdir()) == []
