@@ -103,13 +103,13 @@ class Session:
             self.report(events.UploadUnfinished(location=uploads.location, folder=uploads.folder))
 
     def watch_uploads(self) -> None:
-        """At a step's end: stop the run when uploads fail and the user wants that."""
-        if self.uploads is None or self.settings.on_upload_failure != "stop" or self.upload_failure is not None:
+        """At a step's end: see that the mover lives, and stop the run when uploads fail and the user wants that."""
+        failure = self.uploads.failure() if self.uploads is not None else None
+        if failure is None or self.settings.on_upload_failure != "stop" or self.upload_failure is not None:
             return
-        self.upload_failure = self.uploads.failure()
-        if self.upload_failure is not None:
-            self.log.error("stopping, because uploads fail: %s", self.upload_failure)
-            self.termination.stop_signal = signal.SIGTERM
+        self.upload_failure = failure
+        self.log.error("stopping, because uploads fail: %s", failure)
+        self.termination.stop_signal = signal.SIGTERM
 
     def end_now(self, code: int) -> None:
         """Leave without the interpreter's tear-down, which takes longer than a save; does not return."""

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.mover_process import MoverPlan, plan_text
+from holdfast.errors import ExitCode
 from holdfast.foundation import clock
+
+_MOST_STARTS = 5
 
 
 class Uploads:
@@ -21,23 +24,26 @@ class Uploads:
     def __init__(self, plan: MoverPlan) -> None:
         self.location = plan.location
         self.folder = plan.folder
-        # A session of its own: a launcher that kills this rank's process group leaves the mover its grace period.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.checkpoint.mover_process", plan_text(plan)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._plan = plan
+        self._process = _start(plan)
+        self._num_starts = 1
         self._result: bool | None = None
         self._look_again_s = 0.0
 
     def failure(self) -> str | None:
-        """Why uploads fail at the moment, or None; looks at most once a second."""
+        """Why uploads fail at the moment, or None; looks at most once a second, and starts a mover that died anew."""
         if clock.monotonic_s() < self._look_again_s:
             return None
         self._look_again_s = clock.monotonic_s() + 1.0
-        if self._process.poll() is not None:
-            return f"the mover ended with exit code {self._process.returncode}"
+        code = self._process.poll()
+        if code is not None:
+            if code == ExitCode.CONFLICT:
+                return "another run uses the location now"
+            if self._num_starts >= _MOST_STARTS:
+                return f"the mover ended {self._num_starts} times, the last time with exit code {code}"
+            self._num_starts += 1
+            self._process = _start(self._plan)
+            return None
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return json.loads((OutputFolder(Path(self.folder)).control / "upload.json").read_bytes()).get("error")
         return None
@@ -66,6 +72,16 @@ class Uploads:
                 self._process.wait()
                 self._result = False
         return self._result
+
+
+def _start(plan: MoverPlan) -> "subprocess.Popen[bytes]":
+    # A session of its own: a launcher that kills this rank's process group leaves the mover its grace period.
+    return subprocess.Popen(
+        [sys.executable, "-m", "holdfast.checkpoint.mover_process", plan_text(plan)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 __all__ = ["Uploads"]

@@ -1,0 +1,193 @@
+"""A run with an object store behind it: preempted, its disk emptied, resumed; and a store that fails."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.support.equality import assert_same_run
+from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
+from tests.support.moto_server import MotoServer, moto_server
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+
+_ARGUMENTS = ("--step-ms", "50", "--epochs", "3")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
+    with moto_server(tmp_path_factory.mktemp("moto")) as running:
+        yield running
+
+
+def start(
+    server: MotoServer, prefix: str, output: Path, *options: str, arguments: tuple[str, ...] = _ARGUMENTS
+) -> Job:
+    return holdfast(
+        output,
+        *("--nproc-per-node", "2", "--output-dir", str(server.location(prefix)), "--local-dir", str(output)),
+        *options,
+        program=tiny(output, *arguments),
+        **server.variables,
+    )
+
+
+def in_store(server: MotoServer, prefix: str) -> list[int]:
+    keys = [item.key for item in server.store(prefix).list() if item.key.endswith("holdfast-manifest.json")]
+    return sorted(int(key.split("/")[0].split("-")[1]) for key in keys if key.startswith("checkpoint-"))
+
+
+def test_resumed_on_an_emptied_disk(server: MotoServer, tmp_path: Path) -> None:
+    """Preempted, every local file gone, the same command: fetched, bit-equal, and `final/` can be loaded."""
+    reference = tmp_path / "reference"
+    job = holdfast(reference, "--nproc-per-node", "2", program=tiny(reference, *_ARGUMENTS))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    output = tmp_path / "run"
+    job = start(server, "emptied", output, "--save-steps", "5")
+    with no_orphans(job):
+        job.wait_for_step(8)
+        os.kill(job.rank_pids()[1], signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    step = read_events(output, "saved")[-1]["step"]
+    assert read_events(output, "uploaded")[-1]["step"] == step
+    assert in_store(server, "emptied")[-1] == step
+    shutil.rmtree(output)
+    job = start(server, "emptied", output, "--save-steps", "5")
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert [event["step"] for event in read_events(output, "fetched")] == [step]
+    assert_same_run(output, reference)
+    final = tmp_path / "final"
+    store = server.store("emptied")
+    for item in store.list("final"):
+        (final / item.key).parent.mkdir(parents=True, exist_ok=True)
+        (final / item.key).write_bytes(store.read(item.key))
+    ours = AutoModelForCausalLM.from_pretrained(final / "final").state_dict()
+    theirs = AutoModelForCausalLM.from_pretrained(reference / "final").state_dict()
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+
+
+def test_a_damaged_newest_in_the_store_means_the_older_one(server: MotoServer, tmp_path: Path) -> None:
+    """A flipped byte is found while it arrives; a missing file before anything is fetched; the older one is used."""
+    output = tmp_path / "run"
+    job = start(server, "damaged", output, "--save-steps", "4")
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    steps = in_store(server, "damaged")
+    assert len(steps) >= 3
+    store = server.store("damaged")
+    key = f"checkpoint-{steps[-1]}/model.safetensors"
+    data = bytearray(store.read(key))
+    data[len(data) // 2] ^= 1
+    store.write(key, bytes(data))
+    store.delete(f"checkpoint-{steps[-2]}/optimizer.pt")
+    shutil.rmtree(output)
+    job = start(server, "damaged", output, "--save-steps", "4")
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert [event["step"] for event in read_events(output, "fetched")] == [steps[-3]]
+    rejected = {event["path"].rsplit("/", 1)[1] for event in read_events(output, "checkpoint_rejected")}
+    assert rejected == {f"checkpoint-{steps[-1]}", f"checkpoint-{steps[-2]}"}
+    assert in_store(server, "damaged")[-1] == steps[-1], "trained again and published in place of the damaged one"
+
+
+def test_a_store_that_goes_away_stops_nothing(tmp_path: Path) -> None:
+    """Uploads fail, training goes on; at the end the local checkpoint stands, is named, and goes up the next time."""
+    with moto_server(tmp_path) as server:
+        output = tmp_path / "run"
+        options = ("--save-steps", "5", "--grace", "8")
+        job = start(server, "away", output, *options, arguments=("--step-ms", "100", "--epochs", "30"))
+        with no_orphans(job):
+            job.wait_for_event("uploaded")
+            server.stop()
+            reached = committed_steps(output)[-1]
+            job.wait_for_step(reached + 7)
+            job.signal()
+            assert job.wait() == 75, job.text
+        step = read_events(output, "saved")[-1]["step"]
+        assert step > reached
+        assert read_events(output, "upload_unfinished")[-1]["folder"] == str(output)
+        assert "did not arrive" in job.text
+        server.start()
+        job = start(server, "away", output, *options, arguments=("--step-ms", "20", "--max-steps", str(step + 3)))
+        with no_orphans(job):
+            assert job.wait() == 0, job.text
+        assert read_events(output, "resumed")[-1]["step"] == step
+        assert in_store(server, "away")[-1] == step + 3
+
+
+def test_upload_failure_stops_the_run_when_asked_to(server: MotoServer, tmp_path: Path) -> None:
+    """Another run takes the location over: with `stop` this one saves and ends with 13, naming the reason."""
+    output = tmp_path / "run"
+    job = start(
+        server, "taken", output, "--on-upload-failure", "stop", arguments=("--step-ms", "100", "--epochs", "50")
+    )
+    with no_orphans(job):
+        job.wait_for_step(3)
+        server.store("taken").write(".holdfast/attempt.json", b"{}")
+        os.kill(job.rank_pids()[0], signal.SIGUSR1)
+        assert job.wait() == 13, job.text
+    assert "stopping, because uploads fail" in job.text
+    assert committed_steps(output)
+
+
+def test_a_killed_mover_is_started_again(server: MotoServer, tmp_path: Path) -> None:
+    """SIGKILL to the mover: training does not notice, and everything arrives."""
+    output = tmp_path / "run"
+    job = start(server, "killed", output, "--save-steps", "5", arguments=("--step-ms", "150", "--max-steps", "30"))
+    with no_orphans(job):
+        job.wait_for_event("uploaded")
+        for pid in _movers(job):
+            os.kill(pid, signal.SIGKILL)
+        assert job.wait() == 0, job.text
+    assert in_store(server, "killed")[-1] == 30
+
+
+def _movers(job: Job) -> list[int]:
+    children = Path(f"/proc/{job.rank_pids()[0]}/task").glob("*/children")
+    pids = [int(pid) for path in children for pid in path.read_text().split()]
+    return [pid for pid in pids if b"mover_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("location", "changes", "code", "said"),
+    [
+        ("s3://no-such-bucket/run", {}, 13, "no such bucket"),
+        ("s3://checkpoints/run", {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, 13, "cannot be reached"),
+        ("s3://checkpoints/run", {"AWS_ENDPOINT_URL_S3": "ftp://127.0.0.1"}, 2, "must begin with http"),
+        ("S4://bucket/run", {}, 2, "unknown scheme"),
+        ("pvc://claim/run", {}, 2, "can only be used in a pod"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_refused_before_training(
+    location: str, changes: dict[str, str], code: int, said: str, server: MotoServer, tmp_path: Path
+) -> None:
+    """Each with its own message and exit code, before a model is loaded."""
+    output = tmp_path / "run"
+    variables = {**server.variables, **changes}
+    options = ("--output-dir", location, "--local-dir", str(output))
+    job = holdfast(output, *options, program=tiny(output, *_ARGUMENTS), **variables)
+    with no_orphans(job):
+        assert job.wait() == code, job.text
+    assert said in job.text
+    assert "Traceback" not in job.text
+    assert not read_events(output, "attempt_started")
+
+
+def test_from_scratch_is_refused_where_nothing_can_be_moved_aside(server: MotoServer, tmp_path: Path) -> None:
+    """The bucket keeps what it has; exit code 11 and the way out."""
+    output = tmp_path / "run"
+    job = start(server, "scratch", output, "--save-steps", "5")
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    before = in_store(server, "scratch")
+    job = start(server, "scratch", output, "--from-scratch")
+    with no_orphans(job):
+        assert job.wait() == 11, job.text
+    assert "name another location" in job.text
+    assert in_store(server, "scratch") == before
