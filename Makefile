@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-long check lint bench clean
+.PHONY: help venv demo test test-long test-s3 check lint bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -37,10 +37,13 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 check: lint ## formatting, lint, types, layers and the unit tests (under a minute)
-	$(BIN)/pytest -m 'not ranks'
+	$(BIN)/pytest -m 'not ranks and not s3'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
-	$(BIN)/pytest
+	$(BIN)/pytest -m 'not s3'
+
+test-s3: $(INSTALLED) ## the storage tests on a real S3 server, Ceph RGW; installs it, on Debian as root
+	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m s3; fi
 
 test-long: $(INSTALLED) ## interrupt two nodes 20 times in each pattern (half an hour)
 	HOLDFAST_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py

@@ -1,0 +1,1 @@
+"""Every store keeps the promises of `holdfast.storage.store.Store`."""

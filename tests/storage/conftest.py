@@ -1,0 +1,38 @@
+"""The three places that every test of the contract runs on."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.storage.local import LocalStore
+from holdfast.storage.location import Location, Scheme
+from holdfast.storage.store import Store
+from tests.support.ceph_rgw import CephRgw, ceph_rgw
+from tests.support.moto_server import MotoServer, moto_server
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
+    with moto_server(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rgw() -> Iterator[CephRgw]:
+    with ceph_rgw() as server:
+        yield server
+
+
+@pytest.fixture(params=["folder", "moto", pytest.param("rgw", marks=pytest.mark.s3)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return LocalStore(Location(scheme=Scheme.FILE, path=str(tmp_path / "store")))
+    return request.getfixturevalue(request.param).store(f"tests/{uuid.uuid4().hex}")
+
+
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
+def server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
+    """An S3 server, for what only object stores do."""
+    return request.getfixturevalue(request.param)

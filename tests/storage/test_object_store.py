@@ -1,0 +1,173 @@
+"""What only object stores do: uploads that go on where they were cut, credentials, memory."""
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import AccessDeniedError, ObjectNotFoundError, StorageError, TransientError
+from holdfast.foundation import clock
+from holdfast.storage.access import check_access
+from holdfast.storage.location import parse_location
+from holdfast.storage.object_store import ObjectStore
+from holdfast.storage.opening import open_store
+from holdfast.storage.options import StorageOptions
+from tests.support.ceph_rgw import CephRgw
+from tests.support.moto_server import MotoServer
+
+Server = MotoServer | CephRgw
+
+
+def new_store(server: Server) -> ObjectStore:
+    store = server.store(f"tests/{uuid.uuid4().hex}")
+    assert isinstance(store, ObjectStore)
+    return store
+
+
+class CutError(Exception):
+    """What ends an upload in these tests."""
+
+
+def cut_after(num_parts: int):
+    seen: list[int] = []
+
+    def progress(num_bytes: int) -> None:
+        seen.append(num_bytes)
+        if len(seen) >= num_parts:
+            raise CutError
+
+    return progress
+
+
+def test_a_cut_upload_goes_on(server: Server, tmp_path: Path) -> None:
+    """Cut in the middle, then repeated by another store object: the parts that arrived are not sent again."""
+    store, source = new_store(server), tmp_path / "source"
+    source.write_bytes(os.urandom(100 << 20))
+    with pytest.raises(CutError):
+        store.upload("big", source, progress=cut_after(3))
+    assert list(store.list()) == []
+    moved: list[int] = []
+    again = ObjectStore(store.location, StorageOptions.from_environment(server.variables))
+    again.upload("big", source, progress=moved.append)
+    assert sum(moved) == 100 << 20
+    assert moved[0] >= 3 * (16 << 20), "what had arrived is told at once, as one"
+    assert bytes(again.read("big")) == source.read_bytes()
+    assert again.sweep() == 0
+
+
+def test_parts_of_another_content_are_not_taken_over(server: Server, tmp_path: Path) -> None:
+    """The file changed between the two: everything is sent anew, and a sweep finds the rest of the first."""
+    store, source = new_store(server), tmp_path / "source"
+    source.write_bytes(os.urandom(40 << 20))
+    with pytest.raises(CutError):
+        store.upload("big", source, progress=cut_after(2))
+    source.write_bytes(os.urandom(40 << 20))
+    store.upload("big", source)
+    assert bytes(store.read("big")) == source.read_bytes()
+    assert store.sweep() == 1
+
+
+def test_a_sweep_keeps_what_is_to_go_on(server: Server, tmp_path: Path) -> None:
+    """Uploads below a kept folder stay, all others go; `checkpoint-1` does not keep `checkpoint-10`."""
+    store, source = new_store(server), tmp_path / "source"
+    source.write_bytes(os.urandom(40 << 20))
+    for key in ("checkpoint-1/model", "checkpoint-10/model", "other"):
+        with pytest.raises(CutError):
+            store.upload(key, source, progress=cut_after(1))
+    assert store.sweep(keep=["checkpoint-1"]) == 2
+    assert store.sweep() == 1
+
+
+def test_a_swept_upload_cannot_be_finished(server: Server, tmp_path: Path) -> None:
+    """Its writer hears it, and nothing appears."""
+    store, source = new_store(server), tmp_path / "source"
+    source.write_bytes(os.urandom(20 << 20))
+    # moto answers 500 to completing an upload that was aborted, which is tried until the deadline.
+    expected = ObjectNotFoundError if isinstance(server, CephRgw) else StorageError
+    with pytest.raises(expected):
+        store.upload("big", source, fence=lambda: _swept(store), deadline_s=clock.monotonic_s() + 5)
+    assert list(store.list()) == []
+
+
+def _swept(store: ObjectStore) -> None:
+    assert store.sweep() == 1
+
+
+def test_memory_is_bounded(server: Server, tmp_path: Path) -> None:
+    """Half a gigabyte goes up and comes down with less than a quarter of one more in memory."""
+    store, source = new_store(server), tmp_path / "source"
+    with source.open("wb") as file:
+        for _ in range(32):
+            file.write(os.urandom(16 << 20))
+    program = """
+import resource, sys
+from pathlib import Path
+from holdfast.storage.location import parse_location
+from holdfast.storage.opening import open_store
+store = open_store(parse_location(sys.argv[1]))
+store.write("warm", b"up")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+store.upload("big", Path(sys.argv[2]))
+for start in range(0, 512 << 20, 16 << 20):
+    store.read("big", start=start, length=16 << 20)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(store.location), str(source)],
+        env={**os.environ, **server.variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(result.stdout) <= 256, f"{result.stdout} MB"
+
+
+def test_a_missing_bucket_is_named(server: Server) -> None:
+    """With the location and a hint, and at once."""
+    store = open_store(parse_location("s3://no-such-bucket/x"), StorageOptions.from_environment(server.variables))
+    with pytest.raises(ObjectNotFoundError, match="no such bucket") as caught:
+        check_access(store)
+    assert "s3://no-such-bucket/x" in str(caught.value)
+
+
+def test_a_host_that_is_not_there(server: Server) -> None:
+    """The deadline holds, and the message says what to check."""
+    variables = {**server.variables, "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}
+    store = open_store(server.location("x"), StorageOptions.from_environment(variables))
+    begun = clock.monotonic_s()
+    with pytest.raises(TransientError, match="cannot be reached") as caught:
+        store.read("key", deadline_s=begun + 1)
+    assert "AWS_ENDPOINT_URL_S3" in str(caught.value)
+    assert clock.monotonic_s() - begun < 10
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "wrong-secret-value"}, "the credentials are wrong"),
+        ({"AWS_ACCESS_KEY_ID": "nobody"}, "the credentials are wrong"),
+        (dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), CephRgw.other_keys, strict=True)), "may not do"),
+    ],
+)
+def test_wrong_keys_and_missing_permission(changes: dict[str, str], said: str, rgw: CephRgw, tmp_path: Path) -> None:
+    """Each has its own message, for small requests and for multipart ones; no secret is in it."""
+    store = rgw.store("denied", **changes)
+    with pytest.raises(AccessDeniedError, match=said) as caught:
+        check_access(store)
+    source = tmp_path / "source"
+    source.write_bytes(bytes(20 << 20))
+    with pytest.raises(AccessDeniedError, match=said) as large:
+        store.upload("big", source)
+    for text in (str(caught.value), str(large.value), repr(store), repr(StorageOptions.from_environment(changes))):
+        assert changes.get("AWS_SECRET_ACCESS_KEY", "secret!") not in text
+
+
+def test_every_error_is_a_storage_error(server: Server) -> None:
+    """Nothing of the library's own errors comes out."""
+    store = new_store(server)
+    with pytest.raises(StorageError):
+        store.read("nothing", start=5, length=5)
