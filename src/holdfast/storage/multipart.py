@@ -12,7 +12,9 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.errors import ObjectNotFoundError, StorageError
+from holdfast.errors import ObjectNotFoundError, StorageError, TransientError
+from holdfast.foundation import clock
+from holdfast.storage.retry import DEFAULT_WITHIN_S
 from holdfast.storage.s3_uploads import PartOnServer, S3Uploads, UploadId
 from holdfast.storage.store import Progress
 
@@ -20,6 +22,7 @@ LEAST_PART_BYTES = 16 << 20
 _MAX_PARTS = 9_000  # S3 allows 10,000
 _IN_FLIGHT = 4
 _BLOCK_BYTES = 1 << 20
+_COMPLETE_FOR_S = 2.0
 
 
 def part_bytes_of(size_bytes: int) -> int:
@@ -80,10 +83,25 @@ def upload_in_parts(
     if fence is not None:
         fence()
     try:
-        uploads.complete(upload, etags, deadline_s=deadline_s)
+        _complete(uploads, upload, etags, deadline_s)
     except ObjectNotFoundError:
         if not has_arrived(etag_of_parts(etags)):
             raise
+
+
+def _complete(uploads: S3Uploads, upload: UploadId, etags: dict[int, str], deadline_s: float | None) -> None:
+    if deadline_s is None:
+        deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S
+    while True:
+        try:
+            uploads.complete(upload, etags, deadline_s=min(deadline_s, clock.monotonic_s() + _COMPLETE_FOR_S))
+        except TransientError:
+            if clock.monotonic_s() + _COMPLETE_FOR_S > deadline_s:
+                raise
+            # Ceph RGW and moto answer 500 when the upload is gone; asked for its parts, they say so.
+            next(uploads.parts(upload, deadline_s=deadline_s), None)
+        else:
+            return
 
 
 def etag_of_parts(etags: dict[int, str]) -> str:

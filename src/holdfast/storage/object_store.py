@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import obstore
+from obstore.exceptions import PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from holdfast.errors import ConditionError, ObjectNotFoundError, StorageError, TransientError
+from holdfast.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
 from holdfast.storage import failures
 from holdfast.storage.location import Location, Scheme
 from holdfast.storage.multipart import LEAST_PART_BYTES, part_bytes_of, upload_in_parts
@@ -68,7 +69,12 @@ class ObjectStore:
     def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
         """See `Store`."""
         check_key(key)
-        return _object(key, self._call("HEAD", key, lambda client: obstore.head(client, key), deadline_s))
+        try:
+            return _object(key, self._call("HEAD", key, lambda client: obstore.head(client, key), deadline_s))
+        except AccessDeniedError:
+            # The answer to HEAD has no body, so it cannot say why; the answer to GET can.
+            self._call("GET", key, lambda client: obstore.get_range(client, key, start=0, length=1), deadline_s)
+            raise
 
     def read(
         self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
@@ -107,7 +113,7 @@ class ObjectStore:
             nonlocal num_tries
             num_tries += 1
             try:
-                return obstore.put(client, key, data, mode=_mode(condition), use_multipart=False)["e_tag"] or ""
+                return self._put(client, key, data, condition)
             except Exception as error:
                 translated = failures.from_obstore(error, f"PUT {self._name(key)}")
                 # An earlier try whose answer was lost may have done it.
@@ -118,6 +124,20 @@ class ObjectStore:
                 raise
 
         return self._call("PUT", key, put, deadline_s)
+
+    def _put(self, client: _Client, key: str, data: bytes, condition: Condition | None) -> str:
+        mode: Any = "overwrite"
+        if condition is not None:
+            mode = "create" if condition.version is None else {"e_tag": condition.version}
+        try:
+            return obstore.put(client, key, data, mode=mode, use_multipart=False)["e_tag"] or ""
+        except PreconditionError:
+            # Ceph RGW 16 compares If-Match with the bare ETag: with quotes it never matches what it gave out itself.
+            version = condition.version if condition is not None else None
+            if version is None or obstore.head(client, key)["e_tag"] != version:
+                raise
+            bare: Any = {"e_tag": version.strip('"')}
+            return obstore.put(client, key, data, mode=bare, use_multipart=False)["e_tag"] or ""
 
     def _version_if_equal(self, client: _Client, key: str, data: bytes) -> str | None:
         found = obstore.get(client, key)
@@ -308,12 +328,6 @@ def _make_client(location: Location, options: StorageOptions, timeout_s: float) 
     if location.scheme is Scheme.GS:
         return GCSStore(location.bucket, **common)
     return AzureStore(location.bucket, **common)
-
-
-def _mode(condition: Condition | None) -> Any:
-    if condition is None:
-        return "overwrite"
-    return "create" if condition.version is None else {"e_tag": condition.version}
 
 
 def _object(key: str, item: Any) -> StoredObject:

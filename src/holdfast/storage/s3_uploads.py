@@ -1,15 +1,14 @@
 """The five S3 requests about multipart uploads, which obstore keeps to itself.
 
-One connection per thread and address, kept open; a file's bytes go from the page cache to the socket without passing
-through Python where the connection is not encrypted.
+Connections are kept open and used again; a file's bytes go from the page cache to the socket without passing through
+Python where the connection is not encrypted.
 """
 
-import contextlib
 import http.client
 import os
 import re
 import ssl
-import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +73,8 @@ class S3Uploads:
         # AWS itself wants the bucket in the host's name, other servers in the path.
         self._root = f"{endpoint.path.rstrip('/')}/{bucket}" if options.endpoint else ""
         self._tls = _tls_context(options) if self._is_tls else None
-        self._threads = threading.local()
+        self._idle: list[http.client.HTTPConnection] = []  # append and pop are atomic
+        weakref.finalize(self, _close_all, self._idle)
 
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
         """Begin an upload."""
@@ -146,18 +146,21 @@ class S3Uploads:
         what = f"{request.method} s3://{self._bucket}/{request.key}"
 
         def attempt(timeout_s: float) -> _Answer:
+            connection = self._connection(timeout_s)
             try:
-                return self._once(request, timeout_s, what)
+                answer = self._once(connection, request, what)
             except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
-                self._drop_connection()
+                connection.close()
                 raise failures.from_connection(f"{type(error).__name__} {error}", what) from error
             except BaseException:
-                self._drop_connection()
+                connection.close()
                 raise
+            self._idle.append(connection)
+            return answer
 
         return retry(attempt, deadline_s=deadline_s, try_s=self._options.request_timeout_s)
 
-    def _once(self, request: "_Request", timeout_s: float, what: str) -> "_Answer":
+    def _once(self, connection: http.client.HTTPConnection, request: "_Request", what: str) -> "_Answer":
         options, window = self._options, request.window
         assert options.access_key_id is not None
         assert options.secret_access_key is not None
@@ -173,7 +176,6 @@ class S3Uploads:
             session_token=options.session_token,
             region=options.region,
         )
-        connection = self._connection(timeout_s)
         url = f"{path}?{encoded_query(request.query)}"
         connection.putrequest(request.method, url, skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
@@ -183,8 +185,6 @@ class S3Uploads:
             _send_window(connection, window)
         response = connection.getresponse()
         data = response.read(_MAX_ANSWER_BYTES)
-        if response.will_close:
-            self._drop_connection()
         # A server may answer 200 first and find out later that it failed: then the body is an error.
         if response.status >= 300 or b"<Error>" in data:
             code = _CODE.search(data)
@@ -194,24 +194,21 @@ class S3Uploads:
         return _Answer(root=root, etag=(response.headers.get("ETag") or "").strip('"'))
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        held: http.client.HTTPConnection | None = getattr(self._threads, "connection", None)
-        if held is None:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
             if self._is_tls:
-                held = http.client.HTTPSConnection(self._netloc, timeout=timeout_s, context=self._tls)
-            else:
-                held = http.client.HTTPConnection(self._netloc, timeout=timeout_s)
-            self._threads.connection = held
-        held.timeout = timeout_s
-        if held.sock is not None:
-            held.sock.settimeout(timeout_s)
-        return held
+                return http.client.HTTPSConnection(self._netloc, timeout=timeout_s, context=self._tls)
+            return http.client.HTTPConnection(self._netloc, timeout=timeout_s)
+        connection.timeout = timeout_s
+        if connection.sock is not None:  # the server has closed it otherwise, and it opens itself again
+            connection.sock.settimeout(timeout_s)
+        return connection
 
-    def _drop_connection(self) -> None:
-        held: http.client.HTTPConnection | None = getattr(self._threads, "connection", None)
-        if held is not None:
-            with contextlib.suppress(OSError):
-                held.close()
-            self._threads.connection = None
+
+def _close_all(connections: list[http.client.HTTPConnection]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
