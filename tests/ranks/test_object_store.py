@@ -1,14 +1,18 @@
 """A run with an object store behind it: preempted, its disk emptied, resumed; and a store that fails."""
 
+import copy
 import os
 import shutil
 import signal
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM
 
+from holdfast.testing.fault_proxy import FaultProxy, add_mixture
+from tests.support.ceph_rgw import CephRgw
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
 from tests.support.moto_server import MotoServer, moto_server
@@ -18,10 +22,24 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 _ARGUMENTS = ("--step-ms", "50", "--epochs", "3")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
-    with moto_server(tmp_path_factory.mktemp("moto")) as running:
-        yield running
+@pytest.fixture
+def server(moto: MotoServer) -> MotoServer:
+    return moto
+
+
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3), pytest.param("bad", marks=pytest.mark.s3)])
+def any_server(request: pytest.FixtureRequest) -> Iterator[MotoServer | CephRgw]:
+    """moto, Ceph RGW, and Ceph RGW behind a network in which one request in twenty fails."""
+    if request.param != "bad":
+        yield request.getfixturevalue(request.param)
+        return
+    rgw: CephRgw = request.getfixturevalue("rgw")
+    with FaultProxy(f"127.0.0.1:{rgw.port}", seed=5) as proxy:
+        add_mixture(proxy, 0.05)
+        broken = copy.copy(rgw)
+        broken.endpoint = proxy.endpoint
+        yield broken
+        assert proxy.injected
 
 
 def start(
@@ -36,34 +54,35 @@ def start(
     )
 
 
-def in_store(server: MotoServer, prefix: str) -> list[int]:
+def in_store(server: MotoServer | CephRgw, prefix: str) -> list[int]:
     keys = [item.key for item in server.store(prefix).list() if item.key.endswith("holdfast-manifest.json")]
     return sorted(int(key.split("/")[0].split("-")[1]) for key in keys if key.startswith("checkpoint-"))
 
 
-def test_resumed_on_an_emptied_disk(server: MotoServer, tmp_path: Path) -> None:
+def test_resumed_on_an_emptied_disk(any_server: MotoServer | CephRgw, tmp_path: Path) -> None:
     """Preempted, every local file gone, the same command: fetched, bit-equal, and `final/` can be loaded."""
+    prefix = f"emptied-{uuid.uuid4().hex}"
     reference = tmp_path / "reference"
     job = holdfast(reference, "--nproc-per-node", "2", program=tiny(reference, *_ARGUMENTS))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     output = tmp_path / "run"
-    job = start(server, "emptied", output, "--save-steps", "5")
+    job = start(any_server, prefix, output, "--save-steps", "5")
     with no_orphans(job):
         job.wait_for_step(8)
         os.kill(job.rank_pids()[1], signal.SIGTERM)
         assert job.wait() == 75, job.text
     step = read_events(output, "saved")[-1]["step"]
     assert read_events(output, "uploaded")[-1]["step"] == step
-    assert in_store(server, "emptied")[-1] == step
+    assert in_store(any_server, prefix)[-1] == step
     shutil.rmtree(output)
-    job = start(server, "emptied", output, "--save-steps", "5")
+    job = start(any_server, prefix, output, "--save-steps", "5")
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert [event["step"] for event in read_events(output, "fetched")] == [step]
     assert_same_run(output, reference)
     final = tmp_path / "final"
-    store = server.store("emptied")
+    store = any_server.store(prefix)
     for item in store.list("final"):
         (final / item.key).parent.mkdir(parents=True, exist_ok=True)
         (final / item.key).write_bytes(store.read(item.key))

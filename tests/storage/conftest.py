@@ -1,7 +1,6 @@
 """The three places that every test of the contract runs on."""
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,20 +8,8 @@ import pytest
 from holdfast.storage.local import LocalStore
 from holdfast.storage.location import Location, Scheme
 from holdfast.storage.store import Store
-from tests.support.ceph_rgw import CephRgw, ceph_rgw
-from tests.support.moto_server import MotoServer, moto_server
-
-
-@pytest.fixture(scope="session")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
-    with moto_server(tmp_path_factory.mktemp("moto")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def rgw() -> Iterator[CephRgw]:
-    with ceph_rgw() as server:
-        yield server
+from tests.support.ceph_rgw import CephRgw
+from tests.support.moto_server import MotoServer
 
 
 @pytest.fixture(params=["folder", "moto", pytest.param("rgw", marks=pytest.mark.s3)])
