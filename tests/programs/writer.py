@@ -1,0 +1,112 @@
+"""A run without training: commits, prunes and uploads small checkpoints as fast as it can, until it is killed.
+
+It begins as a run does: lock, clean up, newest valid checkpoint of folder and store, claim, mover. Each step's files
+are a function of the step, so that anything torn is seen. One line on stdout for each thing that happened.
+"""
+
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.catalog import checkpoint_name, newest_valid
+from holdfast.checkpoint.commit import OutputFolder, WorkingCheckpoint
+from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
+from holdfast.checkpoint.mover_process import MoverPlan
+from holdfast.checkpoint.remote import Claim, RemoteFolder
+from holdfast.checkpoint.retention import select_superseded
+from holdfast.checkpoint.transfer import check_listing, fetch, parts_of, prepare, publish
+from holdfast.storage.location import parse_location
+from holdfast.storage.opening import open_store
+from holdfast.training.uploads import Uploads
+
+KEEP = 2
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(str(word) for word in words) + "\n")
+    sys.stdout.flush()
+
+
+def content(step: int, name: str) -> bytes:
+    size = 17 << 20 if name == "big" else 50_000  # the big one goes in parts
+    return random.Random(f"{step}-{name}").randbytes(1000) * (size // 1000)
+
+
+def files_of(step: int) -> list[str]:
+    return ["model", "sub/optimizer", *(["big"] if step % 4 == 0 else [])]
+
+
+def check(folder: Path, step: int) -> None:
+    for name in files_of(step):
+        assert (folder / name).read_bytes() == content(step, name), f"{folder}/{name} is not that of step {step}"
+
+
+def begin(output: OutputFolder, remote: RemoteFolder, attempt: int) -> int:
+    output.prepare()
+    assert output.claim({}, wait_s=10, waiting=lambda who: None)
+    output.clean()
+    found = newest_valid(output.root, rejected=lambda path, fault: say("rejected", path, fault))
+    step = found[1].step if found else 0
+    if found:
+        check(found[0], step)
+    newer = [other for other in remote.steps() if other > step]
+    if newer:
+        name = checkpoint_name(newer[0])
+        manifest = remote.manifest(newer[0])
+        check_listing(remote.store, name, manifest)
+        working = output.work / "fetch"
+        prepare(manifest, working)
+        fetch(remote.store, name, parts_of(manifest), working)
+        publish(manifest, working, output.root / name, trash=output.trash)
+        check(output.root / name, newer[0])
+        step = newer[0]
+        say("fetched", step)
+    remote.claim(Claim(run_id="run", attempt=attempt, attempt_id=f"run-{attempt}", since="", host=""))
+    say("cleaned", remote.clean(keep_steps=[int(path.name.split("-")[1]) for path in output.committed()]))
+    return step
+
+
+def describe(step: int, attempt: int):
+    facts: dict[str, Any] = {"epoch": 0.0, "world_size": 1, "global_batch": 1, "gradient_accumulation": 1}
+
+    def make(files: tuple[FileEntry, ...]) -> Manifest:
+        return Manifest(
+            run_id="run",
+            attempt=attempt,
+            step=step,
+            trigger=Trigger.PERIODIC,
+            samples_seen=step,
+            strategy="single",
+            created="now",
+            files=files,
+            **facts,
+        )
+
+    return make
+
+
+def main(folder: str, location: str, number: str) -> None:
+    attempt = int(number)
+    output = OutputFolder(Path(folder))
+    remote = RemoteFolder(open_store(parse_location(location)))
+    step = begin(output, remote, attempt)
+    Uploads(MoverPlan(folder=folder, location=location, attempt_id=f"run-{attempt}", keep_newest=KEEP))
+    say("began", step)
+    while True:
+        step += 1
+        working = WorkingCheckpoint(output, attempt_id=f"run-{attempt}", step=step)
+        root = working.rank_root(0) / working.name
+        for name in files_of(step):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(content(step, name))
+        working.commit([working.seal(0)], describe(step, attempt))
+        working.discard()
+        say("committed", step)
+        output.prune(select_superseded(output.committed(), keep_newest=KEEP))
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
