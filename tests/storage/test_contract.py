@@ -157,6 +157,31 @@ def test_a_reader_sees_the_old_or_the_new(store: Store) -> None:
     assert set(seen) <= set(contents)
 
 
+def test_a_listing_is_whole_while_neighbours_come_and_go(store: Store) -> None:
+    """Objects that stand the whole time are in every listing; objects of a folder that comes and goes arrive."""
+    standing = [f"standing/{number}" for number in range(3)]
+    for key in standing:
+        store.write(key, b"stands")
+    is_done = threading.Event()
+
+    def come_and_go(name: str) -> None:
+        while not is_done.is_set():
+            store.write(f"standing/{name}", os.urandom(64))
+            store.write(f"{name}/only", b"alone in its folder")
+            store.delete(f"{name}/only")
+
+    with ThreadPoolExecutor() as pool:
+        writers = [pool.submit(come_and_go, name) for name in ("a", "a", "b")]
+        try:
+            for _ in range(200):
+                keys = [item.key for item in store.list()]
+                assert [key for key in keys if key in standing] == standing
+        finally:
+            is_done.set()
+        for writer in writers:
+            writer.result()
+
+
 def test_a_large_file_is_uploaded(store: Store, tmp_path: Path) -> None:
     """In several parts where the store has parts; progress adds up; it replaces what was there; the source stays."""
     source = tmp_path / "large"

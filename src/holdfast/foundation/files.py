@@ -127,18 +127,31 @@ def delete_tree(path: Path) -> None:
 def regular_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield `(relative path with /, stat)` of everything below `folder` that is not a folder, sorted by path.
 
-    Links, sockets and devices are yielded as they are (see `stat.S_ISREG`), and never followed.
+    Links, sockets and devices are yielded as they are (see `stat.S_ISREG`), and never followed. What vanishes while
+    it is listed, such as another process's working file, is left out.
+
+    Raises:
+        FileNotFoundError: `folder` itself does not exist.
     """
-    pending = [folder]
     found: list[tuple[str, os.stat_result]] = []
+    pending = [os.fspath(folder)]
     while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in entries:
+        current = pending.pop()
+        try:
+            entries = list(os.scandir(current))
+        except (FileNotFoundError, NotADirectoryError):
+            if current == os.fspath(folder):
+                raise
+            continue
+        for entry in entries:
+            try:
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    pending.append(Path(entry.path))
-                else:
-                    found.append((Path(entry.path).relative_to(folder).as_posix(), status))
+            except FileNotFoundError:
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                pending.append(entry.path)
+            else:
+                found.append((Path(entry.path).relative_to(folder).as_posix(), status))
     yield from sorted(found, key=lambda item: item[0])
 
 

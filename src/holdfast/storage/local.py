@@ -15,6 +15,7 @@ from holdfast.storage.location import Location
 from holdfast.storage.store import Condition, Progress, StoredObject, check_key, is_below
 
 _CHUNK_BYTES = 8 << 20
+_MOST_TRIES = 100
 _WORKING = re.compile(r"\.(.+)\.[0-9a-f]{32}\.part")
 
 
@@ -78,10 +79,9 @@ class LocalStore:
         """See `Store`."""
         path = self._path(key)
         with _translating(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            working = _working_path(path)
+            working = _create_working(path)
             try:
-                with working.open("xb") as file:
+                with working.open("wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
@@ -120,10 +120,9 @@ class LocalStore:
         """See `Store`; a folder takes the file as a whole."""
         path = self._path(key)
         with _translating(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            working = _working_path(path)
+            working = _create_working(path)
             try:
-                with source.open("rb") as reader, working.open("xb") as writer:
+                with source.open("rb") as reader, working.open("wb") as writer:
                     size_bytes = os.fstat(reader.fileno()).st_size
                     done = 0
                     while count := os.sendfile(writer.fileno(), reader.fileno(), done, _CHUNK_BYTES):
@@ -147,14 +146,16 @@ class LocalStore:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
                 return
-            files.fsync_folder(path.parent)
-            for parent in path.parents:
-                if parent == self._root or not _is_below(parent, self._root):
-                    break
+            remains = path.parent
+            while _is_below(remains, self._root):
                 try:
-                    parent.rmdir()
+                    remains.rmdir()
                 except OSError:
                     break
+                remains = remains.parent
+            # Gone when somebody else has just deleted the last object in it, and made that durable.
+            with contextlib.suppress(FileNotFoundError):
+                files.fsync_folder(remains)
 
     def sweep(self, *, keep: Collection[str] = (), deadline_s: float | None = None) -> int:
         """See `Store`."""
@@ -203,8 +204,16 @@ def _version(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
 
-def _working_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+def _create_working(path: Path) -> Path:
+    """An empty file beside `path`, in a folder that is made if need be."""
+    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    for _ in range(_MOST_TRIES):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Between the two calls, whoever deletes the folder's last object deletes the folder too.
+        with contextlib.suppress(FileNotFoundError):
+            working.touch(exist_ok=False)
+            return working
+    raise StorageError(f"{path.parent} vanishes again and again; nothing was written")
 
 
 def _is_below(path: Path, root: Path) -> bool:
