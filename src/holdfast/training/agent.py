@@ -33,8 +33,10 @@ from holdfast.foundation import clock
 from holdfast.training.launch import LaunchPlan, StopRequest, rank_command
 from holdfast.training.record import read_records
 from holdfast.training.settings import RunSettings
+from holdfast.training.verdict import first_failure
 
 _STOP_KEY = "holdfast/stop"
+_RESTART_KEY = "holdfast/restart/{}"
 _LEFT_KEY = "holdfast/left/{}"
 _LINGER_S = 3.0
 _DEFAULT_PORT = 29500
@@ -169,6 +171,10 @@ class HoldfastAgent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop.watch(())
+        group: Any = self._worker_group
+        if group.group_world_size > 1:
+            with contextlib.suppress(RuntimeError):
+                self._shared_store.set(_RESTART_KEY.format(self.restarts + 1), "1")
         super()._restart_workers(worker_group)
 
     def _is_final(self, result: RunResult) -> bool:
@@ -176,16 +182,20 @@ class HoldfastAgent(LocalElasticAgent):
         if self._stop.signal or not result.failures:
             return bool(self._stop.signal)
         records = read_records(Path(self._settings.record_folder or ""), self.restarts)
-        rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
-        if rank in records and records[rank].exit_code is not None:
+        exit_codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+        rank = first_failure(exit_codes, records)
+        record = None if rank is None else records.get(rank)
+        if rank is None or record is None or record.lost_peer:
+            return False
+        if record.exit_code is not None:
             return True
         has_stepped = any(record.has_stepped for record in records.values())
-        return self.restarts == 0 and first.exitcode > 0 and not has_stepped
+        return self.restarts == 0 and exit_codes[rank] > 0 and not has_stepped
 
     # ---- the agents of the other nodes ------------------------------------------------------------------------
 
     def _relay(self) -> None:
-        """Pass a stop request on to the other nodes' agents, and take theirs."""
+        """Pass a stop request on to the other nodes' agents, and take theirs; follow their restarts."""
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return
@@ -195,6 +205,10 @@ class HoldfastAgent(LocalElasticAgent):
                 self._announce()
             elif self._shared_store.check([_STOP_KEY]):
                 self._stop.request(signal.SIGTERM)
+            elif self._shared_store.check([_RESTART_KEY.format(self.restarts + 1)]):
+                # Ranks of another node failed. Those here would wait for them until a timeout, if they have not
+                # met yet.
+                self._stop.kill_ranks()
 
     def _announce(self) -> None:
         if not self._has_told:

@@ -22,8 +22,9 @@ from types import FrameType
 
 from holdfast.errors import ExitCode, UsageError
 from holdfast.foundation import clock, console
-from holdfast.training.record import RankRecord, read_records
+from holdfast.training.record import read_records
 from holdfast.training.settings import RunSettings
+from holdfast.training.verdict import exit_code_of, reach_verdict
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _log = logging.getLogger("holdfast")
@@ -85,7 +86,7 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
     """
     console.set_up(settings.verbosity)
     with _record_folder() as records:
-        stop = StopRequest(settings, records)
+        stop = StopRequest(settings, records, is_alone=plan.nnodes == 1)
         stop.listen()
         settings = replace(settings, record_folder=str(records), launcher_pid=os.getpid())
         _prepare_environment(settings)
@@ -93,7 +94,15 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
         from holdfast.training.agent import run_agent
 
         outcome = run_agent(plan, settings, stop)
-        return _verdict(outcome.exit_codes, read_records(records, outcome.restarts), stop)
+        verdict = reach_verdict(
+            outcome.exit_codes,
+            read_records(records, outcome.restarts),
+            stop_signal=stop.signal,
+            killed=stop.killed,
+        )
+        if verdict.message:
+            _log.error("%s", verdict.message)
+        return verdict.exit_code
 
 
 class StopRequest:
@@ -105,12 +114,14 @@ class StopRequest:
     Args:
         settings: `grace_s`.
         records: the folder to remove when the process ends here.
+        is_alone: whether there are no agents on other nodes.
     """
 
-    def __init__(self, settings: RunSettings, records: Path) -> None:
+    def __init__(self, settings: RunSettings, records: Path, *, is_alone: bool) -> None:
         # Ranks leave at grace - margin; what then still lives is killed with half the margin to spare.
         self._kill_after_s = settings.grace_s - settings.margin_s / 2
         self._records = records
+        self._is_alone = is_alone
         self._lock = threading.Lock()
         self._pids: tuple[int, ...] = ()
         self._num_interrupts = 0
@@ -166,8 +177,9 @@ class StopRequest:
             if self._num_interrupts > 1:
                 self._kill()
                 self._exit(ExitCode.SIGINT)
-            if not self._pids:
-                self._exit(_code_of_signal(number))
+            if not self._pids and self._is_alone:
+                self._exit(exit_code_of(number))
+            # Agents of other nodes may be waiting for this one: it joins them first, to tell them.
             self.request(number)
 
     def _exit(self, code: int) -> None:
@@ -177,6 +189,12 @@ class StopRequest:
 
     def _kill(self) -> None:
         self.killed = True
+        if not self._pids:
+            self._exit(exit_code_of(self.signal))
+        self.kill_ranks()
+
+    def kill_ranks(self) -> None:
+        """End the ranks at once, with everything that they have started."""
         for pid in self._pids:
             # Ranks lead sessions of their own: their data loaders go with them.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -209,36 +227,9 @@ def _prepare_environment(settings: RunSettings) -> None:
     # torch elastic kills ranks 30 s after a signal, whatever the platform grants, unless told otherwise.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))
     if settings.verbosity == 0:
-        # Its reports describe our own exit codes as failures; what matters is said by `_verdict`.
+        # Its reports describe our own exit codes as failures; what matters is in the verdict.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
-
-
-def _verdict(exit_codes: dict[int, int], records: dict[int, RankRecord], stop: StopRequest) -> int:
-    """The one exit code for the node, from how its ranks ended."""
-    if exit_codes and not any(exit_codes.values()):
-        return ExitCode.OK
-    own = {record.exit_code: record for record in records.values() if record.exit_code is not None}
-    if ExitCode.INTERRUPTED_SAVED in own and ExitCode.STORAGE not in own:
-        return ExitCode.INTERRUPTED_SAVED
-    for code in (ExitCode.NOTHING_VALID, ExitCode.CONFLICT, ExitCode.STORAGE, ExitCode.USAGE, ExitCode.FAILED):
-        if code in own:
-            return code
-    # A sibling that was told to leave because of a failure is not the failure.
-    told_to_leave = {0, ExitCode.TERMINATED_UNSAVED, -signal.SIGTERM}
-    failed = {rank: code for rank, code in exit_codes.items() if code not in told_to_leave}
-    if stop.signal or (ExitCode.TERMINATED_UNSAVED in own and not failed):
-        if stop.killed:
-            _log.error("ranks that did not leave within the grace period were killed; nothing was saved by them")
-        return _code_of_signal(stop.signal)
-    rank, code = min((failed or exit_codes).items())
-    reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    _log.error("rank %s %s; its own output above says why", rank, reason)
-    return 128 - code if code < 0 else code
-
-
-def _code_of_signal(number: int) -> int:
-    return ExitCode.SIGINT if number == signal.SIGINT else ExitCode.TERMINATED_UNSAVED
 
 
 def rank_command(plan: LaunchPlan) -> tuple[str, list[str]]:

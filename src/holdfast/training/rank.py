@@ -51,7 +51,7 @@ def _run_to_its_end(session: Session, arguments: list[str]) -> int:
         install_integrations(session)
         _run(program, is_module=is_module)
     except PeerError as error:
-        # Not recorded as Holdfast's verdict: the launcher may start the ranks anew.
+        session.record.failed(lost_peer=True)
         _log.error("%s", error)
         return error.exit_code
     except HoldfastError as error:
@@ -60,11 +60,16 @@ def _run_to_its_end(session: Session, arguments: list[str]) -> int:
             _log.error("%s", error)
         return error.exit_code
     except SystemExit as error:
-        return _code_of(error)
+        code = _code_of(error)
+        if code:
+            session.record.failed(lost_peer=False)
+        return code
     except KeyboardInterrupt as error:
+        session.record.failed(lost_peer=False)
         _print_user_traceback(error)
         return ExitCode.SIGINT
     except Exception as error:  # noqa: BLE001  the user's program failed: its traceback, its exit code
+        session.record.failed(lost_peer=False)
         if session.interrupted is None:
             _print_user_traceback(error)
         return ExitCode.FAILED

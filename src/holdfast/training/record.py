@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.foundation import clock
 from holdfast.foundation.files import write_atomic
 
 
@@ -23,6 +24,9 @@ class RankRecord:
         pid: its process.
         has_stepped: whether it got as far as one optimizer step.
         exit_code: Holdfast's own verdict; None while it runs, or when the user's program decides.
+        lost_peer: whether it ended because another rank was gone.
+        ended_s: when it knew that it ends, by the machine's monotonic clock; None while it runs, or when it was
+            killed.
         message: one sentence for the console.
     """
 
@@ -30,6 +34,8 @@ class RankRecord:
     pid: int
     has_stepped: bool = False
     exit_code: int | None = None
+    lost_peer: bool = False
+    ended_s: float | None = None
     message: str = ""
 
 
@@ -54,7 +60,12 @@ class RecordFile:
     def ended(self, exit_code: int, message: str) -> None:
         """Remember Holdfast's verdict. The first one stands: what follows is only the way out."""
         if self._record.exit_code is None:
-            self._update(exit_code=exit_code, message=message)
+            self._update(exit_code=exit_code, message=message, ended_s=self._record.ended_s or clock.monotonic_s())
+
+    def failed(self, *, lost_peer: bool) -> None:
+        """Remember that the rank ends by an error that is not Holdfast's verdict: the ranks may be started anew."""
+        if self._record.ended_s is None:
+            self._update(lost_peer=lost_peer, ended_s=clock.monotonic_s())
 
     def _update(self, **changes: Any) -> None:
         self._record = replace(self._record, **changes)
