@@ -104,6 +104,7 @@ def run_step(variant: str, block: int, number: int, agreements: dict[str, Agreem
     begin = start = end = (0.0, 0.0)
     agreement = agreements.get(variant)
     if agreement is not None:
+        agreement.boundary_ends()  # other variants' steps have passed since its last one
         begin = timed(lambda: agreement.step_begins(number))
     work.forward_backward()
     dist.all_reduce(work.gradients)

@@ -10,7 +10,14 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 
 class Blocks(torch.utils.data.Dataset):
@@ -29,11 +36,18 @@ class SlowTrainer(Trainer):
     step_s = 0.0
     eval_s = 0.0
 
+    def mark(self, what: str) -> None:
+        """One line for every micro-batch, before it is computed: tests wait for it."""
+        with Path(self.args.output_dir, f"marks-{self.args.process_index}").open("a") as file:
+            file.write(f"{what} {self.state.global_step}\n")
+
     def training_step(self, *args, **kwargs):
+        self.mark("train")
         time.sleep(self.step_s)
         return super().training_step(*args, **kwargs)
 
     def prediction_step(self, *args, **kwargs):
+        self.mark("eval")
         time.sleep(self.eval_s)
         return super().prediction_step(*args, **kwargs)
 
@@ -50,8 +64,8 @@ class CrashOnce(TrainerCallback):
 
 class AddFile(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
-            Path(args.output_dir, f"checkpoint-{state.global_step}", "notes.txt").write_text("added in on_save")
+        name = f"notes-{args.process_index}.txt"
+        Path(args.output_dir, f"checkpoint-{state.global_step}", name).write_text("added in on_save")
 
 
 def main() -> None:
@@ -77,6 +91,7 @@ def main() -> None:
     parser.add_argument("--crash-rank", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--add-file", action="store_true")
+    parser.add_argument("--patience", type=int, default=None)
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--raise-at-start", action="store_true")
     parser.add_argument("--jit", action="store_true", help="the Trainer's own JIT checkpoints")
@@ -130,6 +145,9 @@ def main() -> None:
     if options.crash_step:
         flag = Path(options.out, "crashed")
         trainer.add_callback(CrashOnce(options.crash_step, options.crash_rank, flag))
+    if options.patience is not None:
+        # No improvement is ever large enough: training stops after this many evaluations beyond the first.
+        trainer.add_callback(EarlyStoppingCallback(options.patience, early_stopping_threshold=1e6))
     if options.add_file:
         trainer.add_callback(AddFile())
     trainer.train()

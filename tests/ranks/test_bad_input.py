@@ -136,14 +136,13 @@ def test_a_full_disk_fails_the_save_and_not_the_training(small_disk: Path, tmp_p
     with no_orphans(job):
         job.wait_for_event("saved")
         (small_disk / "ballast").write_bytes(b"x" * free_bytes(small_disk))
-        code = job.wait()
-    failed = read_events(output, "save_failed") if code in {0, 1} else []
+        assert job.wait() == 0, job.text
+    # The event stream is on the same full disk; the console is not.
     assert "could not be saved" in job.text, job.text
     assert "holdfast: training finished at step 12" in job.text
     steps = committed_steps(output)
     assert steps
     assert all(verify(path).is_valid for path in list_checkpoints(output))
-    del failed
 
 
 def free_bytes(folder: Path) -> int:
@@ -153,7 +152,7 @@ def free_bytes(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run interrupted at its end, with checkpoints of steps 4 and 8."""
+    """The folder of a finished run with checkpoints of steps 4 and 8; copy it, do not change it."""
     output = tmp_path_factory.mktemp("finished") / "run"
     options = ("--save-strategy", "steps", "--save-steps", "4", "--max-steps", "8")
     job = holdfast(output, program=tiny(output, *options))
@@ -228,4 +227,4 @@ def test_files_added_by_a_callback_belong_to_the_checkpoint(tmp_path: Path) -> N
         verdict = verify(path)
         assert verdict.is_valid, verdict.faults
         assert verdict.manifest is not None
-        assert "notes.txt" in {entry.path for entry in verdict.manifest.files}
+        assert "notes-0.txt" in {entry.path for entry in verdict.manifest.files}

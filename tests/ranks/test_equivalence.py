@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.equality import assert_same_run
-from tests.support.jobs import committed_steps, holdfast, no_orphans, read_events, tiny
+from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
@@ -35,33 +35,53 @@ def reference(shape: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("num_interruptions", [1, 3])
-def test_interrupted_run_equals_uninterrupted(
-    shape: str, reference: Path, num_interruptions: int, tmp_path: Path
-) -> None:
-    """After SIGTERM to one rank at random steps, weights, optimizer and logged figures are the reference's."""
-    seed = random.SystemRandom().randrange(1 << 30)
-    print(f"seed {seed}")
-    # Of 36; the progress file may be half a second, ten steps, behind.
-    steps = sorted(random.Random(seed).sample(range(1, 25), num_interruptions))
+# Of 36 steps, 12 in an epoch; the progress file may be half a second, ten steps, behind.
+STOPS = {
+    ("steps", "once"): [("step", (1, 24))],
+    ("epochs", "once"): [("step", (1, 24))],
+    ("steps", "often"): [("step", (1, 8)), ("evaluation", (20, 20)), ("step", (22, 24))],
+    # From the checkpoint of an epoch's end, into the middle of the next, to the last evaluation of all.
+    ("epochs", "often"): [("saved", (12, 12)), ("step", (13, 18)), ("evaluation", (36, 36))],
+}
+
+
+@pytest.mark.parametrize("often", ["once", "often"])
+def test_interrupted_run_equals_uninterrupted(shape: str, reference: Path, often: str, tmp_path: Path) -> None:
+    """After SIGTERM to one rank, or SIGKILL to all after a save, everything is the reference's."""
+    seed = int(os.environ.get("HOLDFAST_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
+    print(f"HOLDFAST_TEST_SEED={seed}")
+    draw = random.Random(seed)
     output = tmp_path / "run"
-    program = tiny(output, *SHAPES[shape].split(), "--step-ms", "50", "--eval-ms", "5")
-    for attempt, step in enumerate(steps, start=1):
+    program = tiny(output, *SHAPES[shape].split(), "--step-ms", "50", "--eval-ms", "100")
+    for attempt, (where, between) in enumerate(STOPS[shape, often], start=1):
+        step = draw.randint(*between)
         job = holdfast(output, "--nproc-per-node", "2", program=program)
         with no_orphans(job):
             job.wait_for_event("attempt_started", count=attempt)
-            job.wait_for_step(step)
-            os.kill(job.rank_pids()[attempt % 2], signal.SIGTERM)
-            assert job.wait() == 75, job.text
-        assert read_events(output, "interrupted")[-1]["saved"]
+            _stop(job, where, step, rank=attempt % 2)
         assert not (output / "final").exists()
         assert committed_steps(output)
     job = holdfast(output, "--nproc-per-node", "2", program=program)
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_same_run(output, reference)
+    # Once per attempt and step; an evaluation that was left for the next start belongs into the checkpoint.
     saved = [(event["step"], attempt) for attempt, event in _with_attempt(output) if event["event"] == "saved"]
     assert len(saved) == len(set(saved)), "a step was saved twice in one attempt"
+
+
+def _stop(job: Job, where: str, step: int, *, rank: int) -> None:
+    if where == "saved":
+        job.wait_for_event("saved", step=step)
+        job.kill_everything()
+        return
+    if where == "evaluation":
+        job.wait_for_mark(f"eval {step}", rank=rank)
+    else:
+        job.wait_for_step(step)
+    os.kill(job.rank_pids()[rank], signal.SIGTERM)
+    assert job.wait() == 75, job.text
+    assert job.events("interrupted")[-1]["saved"]
 
 
 def _with_attempt(output: Path):

@@ -69,8 +69,7 @@ def test_signal_before_the_first_step_saves_it(tmp_path: Path) -> None:
     output = tmp_path / "run"
     job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "1500", "--grad-accum", "1"))
     with no_orphans(job):
-        job.wait_for("the loop", (output / ".holdfast" / "progress.json").exists)
-        time.sleep(0.3)
+        job.wait_for_mark("train 0")
         job.signal()
         assert job.wait(30) == 75, job.text
     assert assert_saved_and_valid(output) == 1
@@ -99,8 +98,7 @@ def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> 
     options = ("--eval-strategy", "steps", "--eval-steps", "4", "--epochs", "1")
     job = holdfast(output, *TWO, program=tiny(output, *options, "--eval-ms", "2000"))
     with no_orphans(job):
-        job.wait_for("the log line of step 3", lambda: "'loss'" in job.text)
-        time.sleep(1)  # the next step takes milliseconds, its evaluation 8 s
+        job.wait_for_mark("eval 4")
         job.signal()
         assert job.wait(15) == 75, job.text
     assert assert_saved_and_valid(output) == 4
@@ -116,8 +114,7 @@ def test_signal_inside_gradient_accumulation_finishes_the_step_when_there_is_tim
     output = tmp_path / "run"
     job = holdfast(output, *TWO, program=tiny(output, "--grad-accum", "8", "--step-ms", "100"))
     with no_orphans(job):
-        job.wait_for_step(1)
-        time.sleep(0.3)
+        job.wait_for_mark("train 1", count=2)
         job.signal()
         assert job.wait(20) == 75, job.text
     assert assert_saved_and_valid(output) == 2
@@ -129,8 +126,7 @@ def test_a_step_that_would_miss_the_deadline_is_given_up(tmp_path: Path) -> None
     options = ("--grad-accum", "16", "--step-ms", "500", "--samples", "128")
     job = holdfast(output, *TWO, "--grace", "5", program=tiny(output, *options))
     with no_orphans(job):
-        job.wait_for_step(1)
-        time.sleep(0.6)
+        job.wait_for_mark("train 1", count=2)
         started = time.monotonic()
         job.signal()
         assert job.wait(10) == 75, job.text
@@ -192,9 +188,9 @@ def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
     output = tmp_path / "run"
     job = holdfast(output, *TWO, program=tiny(output, "--grad-accum", "1", "--step-ms", "20000"))
     with no_orphans(job):
-        job.wait_for("the loop", (output / ".holdfast" / "progress.json").exists)
+        job.wait_for_mark("train 0", rank=1)
         job.signal(signal.SIGINT)
-        time.sleep(0.5)
+        time.sleep(0.5)  # long enough to be seen as two, and to see that one alone does not end the job
         assert job.process.poll() is None
         job.signal(signal.SIGINT)
         assert job.wait(10) == 130, job.text
@@ -211,7 +207,7 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
         event = job.wait_for_event("saved")
         assert event["trigger"] == "on-demand"
         assert job.wait() == 0, job.text
-    assert committed_steps(output) == [event["step"]]
+    assert committed_steps(output) == [event["step"], read_events(output, "finished")[0]["step"]]
 
 
 def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> None:
@@ -285,12 +281,62 @@ def test_silent_peer_does_not_hang_the_others(tmp_path: Path) -> None:
         job.wait_for_step(2)
         pids = job.rank_pids()
         os.kill(pids[1], signal.SIGSTOP)
-        # The Trainer's own all-reduce would wait for half an hour; the stop must not.
+        # The Trainer's own all-reduce would wait for half an hour; the stop must not. Whether it has begun cannot
+        # be seen from outside: five steps later it has.
         time.sleep(1)
         job.signal()
         code = job.wait(20)
         assert code == 143, job.text
         wait_until_gone(pids)
+
+
+def test_early_stopping_keeps_its_patience(tmp_path: Path) -> None:
+    """Evaluations without improvement are counted over an interruption."""
+    output = tmp_path / "run"
+    options = (*("--eval-strategy", "steps", "--eval-steps", "4", "--save-strategy", "steps", "--save-steps", "4"),)
+    options += (*("--best", "--patience", "3", "--epochs", "8", "--step-ms", "40", "--grad-accum", "1"),)
+    job = holdfast(output, *TWO, program=tiny(output, *options))
+    with no_orphans(job):
+        job.wait_for_mark("train 10")
+        job.signal()
+        assert job.wait(30) == 75, job.text
+    job = holdfast(output, *TWO, program=tiny(output, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    # Steps 4 (the best so far), 8, 12 and 16: three without improvement.
+    assert read_events(output, "finished")[0]["step"] == 16
+    # A third start has nothing to do, and does not train past the decision.
+    job = holdfast(output, *TWO, program=tiny(output, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert read_events(output, "finished")[1]["step"] == 16
+
+
+def test_a_finished_run_can_be_given_more_steps(tmp_path: Path) -> None:
+    """The end of training is not remembered against a script that now asks for more."""
+    output = tmp_path / "run"
+    for max_steps in ("4", "7"):
+        job = holdfast(output, program=tiny(output, "--max-steps", max_steps))
+        with no_orphans(job):
+            assert job.wait() == 0, job.text
+    assert [event["step"] for event in read_events(output, "finished")] == [4, 7]
+    # save_strategy is `no`: the end of training is saved all the same, before the script's own code follows.
+    assert committed_steps(output) == [4, 7]
+
+
+def test_files_of_callbacks_are_in_the_last_checkpoint(tmp_path: Path) -> None:
+    """What callbacks of any rank add when told of a save is named in the manifest after an interruption too."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--add-file", "--step-ms", "50"))
+    with no_orphans(job):
+        job.wait_for_mark("train 2")
+        job.signal()
+        assert job.wait(30) == 75, job.text
+    step = assert_saved_and_valid(output)
+    manifest = verify(output / f"checkpoint-{step}").manifest
+    assert manifest is not None
+    names = {entry.path for entry in manifest.files}
+    assert {"notes-0.txt", "notes-1.txt"} <= names
 
 
 def test_one_process_without_any_launcher(tmp_path: Path) -> None:

@@ -72,6 +72,17 @@ class Job:
 
         return self.wait_for(f"step {step}", found)
 
+    def wait_for_mark(self, mark: str, count: int = 1, rank: int = 0) -> None:
+        """Wait until `rank` of the tiny script has begun its `count`th micro-batch of `mark`: `train 3`, `eval 4`."""
+
+        def found() -> bool:
+            with contextlib.suppress(OSError):
+                lines = (self.output / f"marks-{rank}").read_text().split("\n")[:-1]
+                return lines.count(mark) >= count
+            return False
+
+        self.wait_for(f"{mark} ({count})", found)
+
     def rank_pids(self, attempt: int | None = None) -> list[int]:
         """The ranks' processes, of the newest attempt unless another one is named."""
         started = self.events("attempt_started")

@@ -44,7 +44,7 @@ def choose(
     Args:
         output: the claimed output folder.
         settings: `resume` and `from_scratch`. Both a named checkpoint and `from_scratch` mean the first start:
-            when torch elastic starts failed ranks anew, what they saved since counts.
+            when torch elastic starts failed ranks anew, what they saved since counts first.
         restart: how often the ranks were started anew.
         report: told what was rejected, set aside and chosen.
         progress: see `holdfast.checkpoint.verify.verify`.
@@ -71,6 +71,8 @@ def choose(
             _set_aside(output, list_checkpoints(output.root), report)
     else:
         newest = _newest(output, report=report, progress=progress, elsewhere=elsewhere)
+        if newest is None and settings.resume != "auto":
+            newest = _named(Path(settings.resume), progress)  # nothing was saved since the first start
         if newest is None:
             return None
         point = newest

@@ -138,6 +138,11 @@ class Session:
         with self._ending:
             if self.interrupted is not None:
                 self.end_now(self.interrupted.exit_code)
+            if 0 < self.step == self.saved_step:
+                event = events.Interrupted(step=self.step, saved=True, reason="")
+                self.record.ended(ExitCode.INTERRUPTED_SAVED, event.line)
+                self.report(event)
+                self.end_now(ExitCode.INTERRUPTED_SAVED)
             stands = f"step {self.saved_step} stands" if self.saved_step is not None else "no checkpoint exists"
             event = events.Interrupted(
                 step=self.step,

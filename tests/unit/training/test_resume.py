@@ -69,6 +69,20 @@ def test_a_damaged_newest_one_never_costs_a_good_one(output: OutputFolder) -> No
     assert len(list(output.root.glob("set-aside-*/checkpoint-12"))) == 1
 
 
+def test_ranks_started_anew_go_on_from_what_was_named(output: OutputFolder, tmp_path: Path) -> None:
+    """Before the first save of a run that began from a checkpoint elsewhere, that checkpoint still counts."""
+    elsewhere = prepared(tmp_path / "elsewhere")
+    named = str(output.root / "checkpoint-8")
+    for restart in (0, 1):
+        point, _ = start(elsewhere, restart, resume=named)
+        assert point is not None
+        assert (point.path, point.manifest.step) == (Path(named), 8)
+    commit(elsewhere, 9)
+    point, _ = start(elsewhere, 1, resume=named)
+    assert point is not None
+    assert point.manifest.step == 9
+
+
 def test_nothing_valid_moves_nothing(output: OutputFolder) -> None:
     """All are damaged: an error, and the folder is as it was."""
     for path in list_checkpoints(output.root):

@@ -69,7 +69,7 @@ class Agreement:
             step: optimizer steps done.
         """
         self._num_micro_steps = 0
-        self._micro_started_s = self._step_started_s = clock.monotonic_s()
+        self._micro_started_s = clock.monotonic_s()
         if self._votes_with_step:
             self.exchange(step)
 
@@ -87,6 +87,10 @@ class Agreement:
         """The optimizer is done: hear the vote, which is the step's last."""
         self._step_ms = max(1, round(1000 * (clock.monotonic_s() - self._step_started_s)))
         self.hear()
+
+    def boundary_ends(self) -> None:
+        """Log line, evaluation and save of a step are done: the next step's pace counts from here, data included."""
+        self._step_started_s = clock.monotonic_s()
 
     def micro_step_ends(self) -> None:
         """A micro-batch is done: measure it."""

@@ -46,10 +46,6 @@ class HoldfastCallback(TrainerCallback):
         """A batch was evaluated or predicted."""
         self._run.poll()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A checkpoint was saved, and the callbacks before this one were told."""
-        self._run.after_save()
-
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Figures were logged."""
         self._run.note_loss(logs or {})

@@ -21,17 +21,9 @@ from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
 from holdfast.training.integrations.transformers.agreement import Agreement
 from holdfast.training.integrations.transformers.arguments import finish_settings, remote_location
-from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.saving import RunFacts, Saver
-from holdfast.training.integrations.transformers.state import (
-    LossSoFar,
-    Moment,
-    Pending,
-    RankState,
-    capture_rng,
-    load_rng,
-    restore_rng,
-)
+from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
 from holdfast.training.progress import ProgressFile
@@ -75,14 +67,10 @@ class TrainerRun:
         self._pending = Pending()
         self._trigger = Trigger.PERIODIC
         self._saved_step: int | None = None
+        self._told_step: int | None = None
         self._moment: Moment | None = None
         self._evaluating: Moment | None = None
-        self._epoch_rng: dict[str, Any] = {}
-        self._rng_to_restore: dict[str, Any] | None = None
-        self._resumes_in_epoch = False
         self._settling = False
-        self._complete = False
-        self._elapsed_before_s = 0.0
         self._loop_started_s = 0.0
         self._loss: float | None = None
         self._announced = False
@@ -107,10 +95,11 @@ class TrainerRun:
         callback = HoldfastCallback(self)
         start: Start | None = None
         try:
-            with self._lease, Takeover(trainer) as takeover:
+            with self._lease, Takeover(trainer) as takeover, Takeover(trainer.callback_handler) as callbacks:
                 start = agree_on_start(self._session, self._peers, self._output, self._location)
                 self._prepare(start)
                 self._take_over(takeover)
+                callbacks.replace("on_save", self._wrap_on_save)
                 trainer.add_callback(callback)
                 try:
                     return original(self._resume_path(asked))
@@ -125,32 +114,19 @@ class TrainerRun:
     def _prepare(self, start: Start) -> None:
         session, trainer, place = self._session, self._trainer, self._session.place
         self._point = start.point
-        self._resumed: RankState | None = None
-        geometry = Geometry.of(trainer, place.world_size)
-        self._moved = False
+        self._continuation = Continuation(session, trainer, start.point)
+        geometry = self._continuation.geometry
         if start.point is not None:
-            manifest = start.point.manifest
             self._lease.enter_context(lease(start.point))
-            geometry, kept = adapt(trainer, manifest, geometry, allow_change=session.settings.allow_batch_change)
-            if kept is not None:
-                session.report(kept)
-            self._moved = geometry.global_batch != manifest.global_batch
-            self._resumed = RankState.read(
-                start.point.path,
-                rank=place.rank,
-                ranks_before=manifest.world_size,
-                world_size=place.world_size,
-            )
-            session.step = session.saved_step = manifest.step
+            session.step = session.saved_step = start.point.manifest.step
         self._progress = ProgressFile(self._output.progress if place.is_first else None)
         facts = RunFacts(
             run_id=start.run_id,
             attempt=start.attempt,
             attempt_id=start.attempt_id,
             geometry=geometry,
-            regular=not self._moved,
+            regular=self._continuation.is_regular,
         )
-        self._geometry = geometry
         self._saver = Saver(session, self._peers, trainer, self._output, facts, trainer._save_checkpoint)
         ranks = self._peers.gather(RankStarted(rank=place.rank, pid=os.getpid(), host=host_name()))
         session.report(
@@ -179,11 +155,8 @@ class TrainerRun:
         takeover.replace("_maybe_log_save_evaluate", self._wrap_boundary)
         takeover.replace("_save_checkpoint", lambda _: self._save_checkpoint)
         takeover.replace("_evaluate", self._wrap_evaluate)
-        takeover.replace("_run_epoch", self._wrap_run_epoch)
         takeover.replace("_finalize_training", self._wrap_finalize)
-        takeover.replace("_load_rng_state", self._wrap_load_rng)
-        if self._moved:
-            takeover.replace("_init_training_state", self._wrap_position)
+        self._continuation.take_over(takeover)
 
     # ---- the beginning --------------------------------------------------------------------------------------
 
@@ -192,30 +165,21 @@ class TrainerRun:
         trainer, session = self._trainer, self._session
         if session.settings.save_steps is not None:
             trainer.state.save_steps = session.settings.save_steps  # the checkpoint's would win otherwise
-        session.step = int(trainer.state.global_step)
+        session.step = self._step
         session.termination.enter_training()
         self._loop_started_s = clock.monotonic_s()
         self._tell_progress(force=True)
-        if self._resumed is None:
-            return
-        pending = self._resumed.pending
-        self._resumed.loss.restore(trainer)
-        self._elapsed_before_s = self._resumed.elapsed_s
-        self._epoch_rng = self._resumed.epoch_rng
-        self._resumes_in_epoch = bool(self._epoch_rng)
-        self._complete = pending.complete
-        if pending.evaluate or pending.epoch_end:
-            trainer._load_rng_state(str(self._point.path) if self._point else None)
-            self._settling = True
-            self._catch_up(pending)
-            self._rng_to_restore = capture_rng()
+        self._settling = True
+        self._catch_up(self._continuation.restore())
+        self._continuation.caught_up()
 
     def _catch_up(self, pending: Pending) -> None:
         """Do what was due at the checkpoint's step and was left for now."""
         trainer = self._trainer
-        self._pending = dataclasses.replace(pending, evaluate=False)
         if pending.evaluate:
+            self._pending = dataclasses.replace(pending, evaluate=False, save=False)
             trainer.control.should_evaluate = True
+            trainer.control.should_save = pending.save
             self._settle(pending)
         if pending.epoch_end:
             self._pending = Pending()
@@ -231,56 +195,15 @@ class TrainerRun:
             None,
             trainer.state.epoch,
             None,
-            clock.wall_s() - self._elapsed_before_s,
+            clock.wall_s() - self._continuation.elapsed_s,
             learning_rate=pending.learning_rate,
         )
-
-    def _wrap_load_rng(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(checkpoint: Any) -> None:
-            if self._rng_to_restore is not None:
-                restore_rng(self._rng_to_restore)
-                self._rng_to_restore = None
-                return
-            place = self._session.place
-            if self._point is None or self._point.manifest.world_size == place.world_size:
-                original(checkpoint)
-                return
-            before = self._point.manifest.world_size
-            states = load_rng(self._point.path, rank=place.rank, ranks_before=before)
-            if states is not None:
-                restore_rng(states)
-
-        return load
-
-    def _wrap_position(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def position(*args: Any, **kwargs: Any) -> tuple[int, int]:
-            original(*args, **kwargs)
-            assert self._point is not None
-            return self._geometry.position(self._point.manifest.samples_seen)
-
-        return position
-
-    def _wrap_run_epoch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_epoch(*args: Any, **kwargs: Any) -> None:
-            trainer = self._trainer
-            ended = trainer.control.should_training_stop or trainer.state.global_step >= trainer.state.max_steps > 0
-            if self._complete or ended:
-                # Resumed at the end: the Trainer itself would train one step too many before it noticed.
-                trainer.control.should_training_stop = True
-                return
-            original(*args, **kwargs)
-
-        return run_epoch
 
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
-        """Remember, or bring back, the random numbers that the epoch's sampler will draw from."""
-        if self._resumes_in_epoch:
-            self._resumes_in_epoch = False
-            restore_rng(self._epoch_rng)
-        else:
-            self._epoch_rng = self._rng_to_restore or capture_rng()
+        """An epoch begins; its sampler has not been drawn yet."""
+        self._continuation.begin_epoch()
 
     def begin_step(self) -> None:
         """The first micro-batch of a step is next."""
@@ -327,6 +250,7 @@ class TrainerRun:
             if self._trainer.args.gradient_accumulation_steps > 1:
                 self._moment = Moment(self._trainer, Pending(), with_buffers=True)
             self._tell_progress()
+            self._agreement.boundary_ends()
 
         return boundary
 
@@ -351,7 +275,8 @@ class TrainerRun:
             control.should_save = True
             self._trigger = Trigger.ON_DEMAND
         if agreement.decision.stop:
-            self._pending = dataclasses.replace(self._pending, evaluate=bool(control.should_evaluate))
+            if control.should_evaluate:
+                self._pending = dataclasses.replace(self._pending, evaluate=True, save=bool(control.should_save))
             control.should_evaluate = False
             control.should_save = True
 
@@ -359,7 +284,8 @@ class TrainerRun:
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             # An evaluation before the first step is no step's; it runs again on every start by itself.
             is_due = not kwargs.get("skip_scheduler", False)
-            pending = dataclasses.replace(self._pending, evaluate=is_due)
+            is_save_due = is_due and bool(self._trainer.control.should_save)
+            pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
             self._evaluating = Moment(self._trainer, pending, with_buffers=False)
             try:
                 return original(*args, **kwargs)
@@ -401,13 +327,15 @@ class TrainerRun:
             self._agreement.save_s = self._saver.last_duration_s
 
     def _rank_state(self) -> RankState:
-        control = self._trainer.control
-        mid_epoch = not float(self._trainer.state.epoch or 0.0).is_integer()
+        state = self._trainer.state
+        ends = self._pending.complete or self._trainer.control.should_training_stop or self._continuation.is_complete
+        # At the last step itself nothing needs to be remembered, and a run with more steps can go on from it.
+        complete = bool(ends) and not self._step >= state.max_steps > 0
         return RankState(
             loss=LossSoFar.of(self._trainer),
-            pending=dataclasses.replace(self._pending, complete=bool(control.should_training_stop) or self._complete),
-            epoch_rng=self._epoch_rng if mid_epoch else {},
-            elapsed_s=self._elapsed_before_s + clock.monotonic_s() - self._loop_started_s,
+            pending=dataclasses.replace(self._pending, complete=complete),
+            epoch_rng=self._continuation.epoch_rng,
+            elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
 
     def _save_given_up(self, moment: Moment) -> Interrupted:
@@ -420,6 +348,7 @@ class TrainerRun:
 
     def _leave(self) -> Interrupted:
         self._announce_stop()
+        self._tell_callbacks()
         saved = self._session.saved_step is not None and self._session.saved_step == self._step
         reason = "" if saved else "no step was finished" if self._step == 0 else "the save failed"
         self._tell_progress(force=True)
@@ -434,20 +363,43 @@ class TrainerRun:
             name = signal.Signals(decision.stop_signal).name
             self._session.report(StopRequested(signal=name, rank=decision.stop_rank, step=self._step))
 
-    def after_save(self) -> None:
-        """Callbacks were told of the save and may have added files to it."""
-        if self._saved_step == self._step:
-            self._saver.adopt_added_files()
+    def _wrap_on_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def on_save(args: Any, state: Any, control: Any) -> Any:
+            if self._saved_step != self._step:  # the save failed: there is nothing for callbacks to look at
+                control.should_save = False
+                return control
+            self._told_step = self._step
+            try:
+                return original(args, state, control)
+            finally:
+                self._saver.adopt_added_files()
+                self._saver.prune()
+
+        return on_save
+
+    def _tell_callbacks(self) -> None:
+        """What callbacks add to a checkpoint belongs to the last one too; the Trainer does not get to tell them."""
+        if self._saved_step != self._step or self._told_step == self._step:
+            return
+        trainer = self._trainer
+        try:
+            trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+        except Exception:
+            self._session.log.warning(
+                "a callback failed when it was told of the save at step %s, which stands", self._step, exc_info=True
+            )
 
     def _wrap_finalize(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:
+            trainer = self._trainer
             self._agreement.settle(self._step)
-            if self._agreement.decision.stop:
+            if self._agreement.decision.stop or (0 < self._step != self._session.saved_step):
+                # What follows is the script's: a signal in it must not cost a training that nobody else has saved.
                 self._pending = Pending(complete=True)
-                self._save_checkpoint(self._trainer.model_wrapped, trial)
-            # What follows is the script's again: nothing of the training is lost when a signal ends it.
+                self._save_checkpoint(trainer.model_wrapped, trial)
+                trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
             self._session.termination.leave_training()
-            result = original(trial, num_train_samples, start_time - self._elapsed_before_s)
+            result = original(trial, num_train_samples, start_time - self._continuation.elapsed_s)
             self._tell_progress(force=True)
             self._session.report(Finished(step=self._step))
             if self._location is not None:

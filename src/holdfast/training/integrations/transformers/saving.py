@@ -129,7 +129,6 @@ class Saver:
                 duration_s=round(self.last_duration_s, 3),
             )
         )
-        self._prune()
         return True
 
     def save_final(self) -> None:
@@ -160,7 +159,8 @@ class Saver:
         working.discard()
 
     def adopt_added_files(self) -> None:
-        """Name in the manifest what callbacks have added to the newest checkpoint since its commit."""
+        """Name in the manifest what callbacks of all ranks have added to the newest checkpoint since its commit."""
+        self._peers.gather(None)  # every rank's callbacks have written their files
         if self._newest is None or not self._session.place.is_first:
             return
         path, manifest = self._newest
@@ -240,7 +240,8 @@ class Saver:
             files=entries,
         )
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Delete what `save_total_limit` no longer keeps; a failure is reported, and the next save tries again."""
         if not self._session.place.is_first:
             return
         best = self._trainer.state.best_model_checkpoint
@@ -251,7 +252,6 @@ class Saver:
         try:
             pruned = self._output.prune(superseded)
         except OSError as error:
-            # Too many checkpoints are better than too few; the next save tries again.
             self._session.report(
                 SaveFailed(
                     step=self._trainer.state.global_step,

@@ -27,13 +27,15 @@ class Pending:
 
     Args:
         evaluate: the evaluation of this step.
+        save: the save that follows this evaluation, because its result belongs into the checkpoint.
         epoch_end: everything that follows the last step of an epoch.
-        complete: training ends here; no further step is due.
+        complete: training ended before its last step; no further one is due.
         grad_norm: of the step, for a log line at the epoch's end.
         learning_rate: of the step, likewise.
     """
 
     evaluate: bool = False
+    save: bool = False
     epoch_end: bool = False
     complete: bool = False
     grad_norm: float | None = None

@@ -51,10 +51,31 @@ def test_the_slowest_rank_sets_the_place(
         now_s += own_s
         agreement.gradients_complete(number)
         agreement.step_ends()
+        now_s += 10  # an evaluation
+        agreement.boundary_ends()
         places.append((with_step, peers.num_votes - begun - with_step))
     assert all(sum(votes) == 1 for votes in places)
     assert places[0] == (0, 1), "nothing was measured yet"
     assert places[3:] == [place] * 3
+
+
+def test_waiting_for_data_counts_as_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that is slower than the model hides a vote as well as the model does."""
+    now_s = 0.0
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+    termination = Termination(within_s=30, on_outside=lambda _: None, on_deadline=lambda: None)
+    session: Any = SimpleNamespace(termination=termination)
+    peers = OtherRank(50)
+    agreement = Agreement(session, peers)
+    for number in range(6):
+        now_s += 1  # the loader
+        begun = peers.num_votes
+        agreement.step_begins(number)
+        assert peers.num_votes == begun or number < 2, "a pace was measured by then"
+        now_s += 0.05
+        agreement.gradients_complete(number)
+        agreement.step_ends()
+        agreement.boundary_ends()
 
 
 def test_a_wish_that_comes_late_in_a_short_step_is_heard_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +90,7 @@ def test_a_wish_that_comes_late_in_a_short_step_is_heard_in_the_next(monkeypatch
         now_s += 0.05
         agreement.gradients_complete(number)
         agreement.step_ends()
+        agreement.boundary_ends()
     agreement.step_begins(3)
     termination.save_requested = True
     agreement.gradients_complete(3)

@@ -1,0 +1,185 @@
+"""Where a `train()` call goes on: everything of the checkpoint that the Trainer itself does not bring back.
+
+The Trainer loads model, optimizer, scheduler, its own state and random numbers. Brought back here: the random
+numbers from which the running epoch's order was drawn, the loss since the last log line, what stateful callbacks
+counted (the patience of an early stopping), the place in the data when ranks or batches changed, and whether the
+run had already decided to end.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+from holdfast.training.integrations.transformers.state import (
+    Pending,
+    RankState,
+    capture_rng,
+    load_rng,
+    restore_rng,
+)
+from holdfast.training.integrations.transformers.takeover import Takeover
+from holdfast.training.resume import ResumePoint
+from holdfast.training.session import Session
+
+
+class Continuation:
+    """The beginning of one `train()` call.
+
+    Args:
+        session: this rank.
+        trainer: about to train.
+        point: the checkpoint to go on from, or None to begin at step 0.
+
+    Raises:
+        ConflictError: the checkpoint was written with a geometry that cannot be kept.
+    """
+
+    def __init__(self, session: Session, trainer: Any, point: ResumePoint | None) -> None:
+        self._session = session
+        self._trainer = trainer
+        self._point = point
+        self._state: RankState | None = None
+        self._epoch_rng: dict[str, Any] = {}
+        self._rng_to_restore: dict[str, Any] | None = None
+        self._begins_in_epoch = False
+        self._moved = False
+        self.geometry = Geometry.of(trainer, session.place.world_size)
+        """The batch arithmetic in force."""
+        self.is_complete = False
+        """Whether the run had decided to take no further step."""
+        self.elapsed_s = 0.0
+        """Seconds of training in the attempts before."""
+        if point is not None:
+            self._adapt_to(point)
+
+    def _adapt_to(self, point: ResumePoint) -> None:
+        session, manifest = self._session, point.manifest
+        allow_change = session.settings.allow_batch_change
+        self.geometry, kept = adapt(self._trainer, manifest, self.geometry, allow_change=allow_change)
+        if kept is not None:
+            session.report(kept)
+        self._moved = self.geometry.global_batch != manifest.global_batch
+        self._state = RankState.read(
+            point.path,
+            rank=session.place.rank,
+            ranks_before=manifest.world_size,
+            world_size=session.place.world_size,
+        )
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether every step of the run had this geometry."""
+        return not self._moved
+
+    def take_over(self, takeover: Takeover) -> None:
+        """Lead the Trainer's beginning."""
+        takeover.replace("_load_rng_state", self._wrap_load_rng)
+        takeover.replace("_run_epoch", self._wrap_run_epoch)
+        if self._moved:
+            takeover.replace("_init_training_state", self._wrap_position)
+
+    # ---- when the loop begins -------------------------------------------------------------------------------
+
+    def restore(self) -> Pending:
+        """Give back what the Trainer did not load; the loop begins next.
+
+        Returns:
+            What was due at the checkpoint's step. Do it, then call `caught_up`.
+        """
+        if self._point is None:
+            return Pending()
+        _restore_callbacks(self._trainer)
+        if self._state is None:
+            return Pending()
+        self._state.loss.restore(self._trainer)
+        self.elapsed_s = self._state.elapsed_s
+        self.is_complete = self._state.pending.complete
+        self._epoch_rng = self._state.epoch_rng
+        self._begins_in_epoch = bool(self._epoch_rng)
+        self._trainer._load_rng_state(str(self._point.path))
+        return self._state.pending
+
+    def caught_up(self) -> None:
+        """Nothing is due any more: from the random numbers of now the run goes on."""
+        if self._state is not None:
+            self._rng_to_restore = capture_rng()
+
+    def begin_epoch(self) -> None:
+        """Remember, or bring back, the random numbers that the epoch's sampler will draw from."""
+        if self._begins_in_epoch:
+            self._begins_in_epoch = False
+            restore_rng(self._epoch_rng)
+        else:
+            self._epoch_rng = self._rng_to_restore or capture_rng()
+
+    @property
+    def epoch_rng(self) -> dict[str, Any]:
+        """For a checkpoint of now: random numbers of the running epoch's beginning, empty between two epochs."""
+        is_within = not float(self._trainer.state.epoch or 0.0).is_integer()
+        return self._epoch_rng if is_within else {}
+
+    # ---- the Trainer's methods ------------------------------------------------------------------------------
+
+    def _wrap_load_rng(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(checkpoint: Any) -> None:
+            if self._rng_to_restore is not None:
+                restore_rng(self._rng_to_restore)
+                self._rng_to_restore = None
+                return
+            place = self._session.place
+            if self._point is None or self._point.manifest.world_size == place.world_size:
+                original(checkpoint)
+                return
+            before = self._point.manifest.world_size
+            states = load_rng(self._point.path, rank=place.rank, ranks_before=before)
+            if states is not None:
+                restore_rng(states)
+
+        return load
+
+    def _wrap_position(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def position(*args: Any, **kwargs: Any) -> tuple[int, int]:
+            original(*args, **kwargs)
+            assert self._point is not None
+            return self.geometry.position(self._point.manifest.samples_seen)
+
+        return position
+
+    def _wrap_run_epoch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_epoch(*args: Any, **kwargs: Any) -> None:
+            trainer = self._trainer
+            ended = trainer.control.should_training_stop or trainer.state.global_step >= trainer.state.max_steps > 0
+            if self.is_complete or ended:
+                # Resumed at the end: the Trainer itself would train one step too many before it noticed.
+                trainer.control.should_training_stop = True
+                return
+            original(*args, **kwargs)
+
+        return run_epoch
+
+
+def _restore_callbacks(trainer: Any) -> None:
+    """Give stateful callbacks their counts back, in place.
+
+    The Trainer's own way, which its users must ask for, also brings back the flags that a save had set, and makes
+    new objects of callbacks that the script may hold on to.
+    """
+    from transformers.trainer_callback import ExportableState
+
+    saved: dict[str, Any] = trainer.state.stateful_callbacks
+    by_name: dict[str, list[Any]] = {}
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, ExportableState):
+            by_name.setdefault(type(callback).__name__, []).append(callback)
+    for name, callbacks in by_name.items():
+        records: Any = saved.setdefault(name, {})  # a callback that is new in the script; saving needs its name
+        # Of a kind that was added twice, the Trainer appends the states of every save to one list.
+        newest = cast("list[Any]", records if isinstance(records, list) else [records])[-len(callbacks) :]
+        if trainer.args.restore_callback_states_from_checkpoint:
+            continue
+        for callback, record in zip(callbacks, newest, strict=False):
+            for attribute, value in record.get("attributes", {}).items():
+                setattr(callback, attribute, value)
+
+
+__all__ = ["Continuation"]
