@@ -32,6 +32,9 @@ class Event:
     @property
     def line(self) -> str:
         """One line for a person."""
+        return self._sentence()
+
+    def _sentence(self) -> str:
         raise NotImplementedError
 
 
@@ -54,9 +57,7 @@ class AttemptStarted(Event):
     global_batch: int
     ranks: tuple[RankStarted, ...]
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         pids = ", ".join(str(rank.pid) for rank in self.ranks[:8])
         return (
             f"training on {plural(self.world_size, 'rank')} (pid {pids}), "
@@ -73,9 +74,7 @@ class CheckpointRejected(Event):
     file: str
     reason: str
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return f"{self.path} is not used: {self.file}: {self.reason}"
 
 
@@ -89,9 +88,7 @@ class Resumed(Event):
     size_bytes: int
     duration_s: float
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return (
             f"resuming from step {self.step}: {self.path}, {plural(self.num_files, 'file')}, "
             f"{format_bytes(self.size_bytes)} verified in {format_duration(self.duration_s)}"
@@ -105,9 +102,7 @@ class SetAside(Event):
     num_checkpoints: int
     path: str
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return f"{plural(self.num_checkpoints, 'earlier checkpoint')} moved to {self.path}; nothing is deleted"
 
 
@@ -121,9 +116,7 @@ class BatchKept(Event):
     accumulation: int
     global_batch: int
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return (
             f"{self.world_size_before} → {plural(self.world_size, 'rank')}: gradient accumulation "
             f"{self.accumulation_before} → {self.accumulation} keeps {self.global_batch} samples per step"
@@ -138,9 +131,7 @@ class StopRequested(Event):
     rank: int
     step: int
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return f"{self.signal} on rank {self.rank}: all ranks stop at step {self.step}"
 
 
@@ -153,9 +144,7 @@ class StepGivenUp(Event):
     needed_s: float
     available_s: float
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return (
             f"step {self.step} given up with {plural(self.micro_batches_left, 'micro-batch')} to go: it needs about "
             f"{format_duration(self.needed_s)}, {format_duration(max(self.available_s, 0))} are left"
@@ -173,9 +162,7 @@ class Saved(Event):
     size_bytes: int
     duration_s: float
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return (
             f"saved step {self.step} ({self.trigger}): {self.path}, {plural(self.num_files, 'file')}, "
             f"{format_bytes(self.size_bytes)} in {format_duration(self.duration_s)}"
@@ -192,9 +179,7 @@ class SaveFailed(Event):
     reason: str
     consequence: str
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return f"step {self.step} ({self.trigger}) could not be saved: {self.reason}; {self.consequence}"
 
 
@@ -205,9 +190,7 @@ class Resealed(Event):
     step: int
     files: tuple[str, ...]
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return f"checkpoint of step {self.step} now also names {', '.join(self.files)}, added by a callback"
 
 
@@ -218,9 +201,7 @@ class Pruned(Event):
     step: int
     path: str
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return f"pruned {self.path}"
 
 
@@ -232,9 +213,7 @@ class Interrupted(Event):
     saved: bool
     reason: str
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         if self.saved:
             return f"interrupted, state of step {self.step} is saved; run the same command again to go on"
         return f"interrupted at step {self.step}, not saved: {self.reason}"
@@ -246,9 +225,7 @@ class Finished(Event):
 
     step: int
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return f"training finished at step {self.step}"
 
 
@@ -261,9 +238,7 @@ class Uploaded(Event):
     size_bytes: int
     duration_s: float
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
         duration = format_duration(self.duration_s)
         return f"uploaded {self.location}, {format_bytes(self.size_bytes)} in {duration}, {rate}/s"
@@ -278,9 +253,7 @@ class UploadFailed(Event):
     name_in_store: str
     reason: str
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return f"{self.name_in_store} is not uploaded yet: {self.reason}; it stands locally and is tried again"
 
 
@@ -290,9 +263,7 @@ class UploadSuperseded(Event):
 
     step: int
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return f"step {self.step} is not uploaded: a newer checkpoint took its turn"
 
 
@@ -304,9 +275,7 @@ class UploadUnfinished(Event):
     location: str
     folder: str
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         return (
             f"the newest checkpoint did not arrive in {self.location} in time; it stands in {self.folder}, and the "
             "same command on this machine goes on from it and uploads it"
@@ -322,9 +291,7 @@ class Fetched(Event):
     size_bytes: int
     duration_s: float
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def _sentence(self) -> str:
         rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
         duration = format_duration(self.duration_s)
         return f"fetched {self.location}, {format_bytes(self.size_bytes)} in {duration}, {rate}/s"
