@@ -15,7 +15,7 @@ from holdfast.checkpoint.commit import OutputFolder, WorkingCheckpoint
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 from holdfast.checkpoint.mover_process import MoverPlan
 from holdfast.checkpoint.remote import Claim, RemoteFolder
-from holdfast.checkpoint.retention import select_superseded
+from holdfast.checkpoint.retention import KeepNewest
 from holdfast.checkpoint.transfer import check_listing, fetch, parts_of, prepare, publish
 from holdfast.storage.location import parse_location
 from holdfast.storage.opening import open_store
@@ -92,7 +92,7 @@ def main(folder: str, location: str, number: str) -> None:
     output = OutputFolder(Path(folder))
     remote = RemoteFolder(open_store(parse_location(location)))
     step = begin(output, remote, attempt)
-    Uploads(MoverPlan(folder=folder, location=location, attempt_id=f"run-{attempt}", keep_newest=KEEP))
+    Uploads(MoverPlan(folder=folder, location=location, attempt_id=f"run-{attempt}", keep=f"newest={KEEP}"))
     say("began", step)
     while True:
         step += 1
@@ -104,7 +104,7 @@ def main(folder: str, location: str, number: str) -> None:
         working.commit([working.seal(0)], describe(step, attempt))
         working.discard()
         say("committed", step)
-        output.prune(select_superseded(output.committed(), keep_newest=KEEP))
+        output.prune(output.superseded([KeepNewest(KEEP)]))
         time.sleep(0.02)
 
 

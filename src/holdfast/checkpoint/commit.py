@@ -16,14 +16,15 @@ import contextlib
 import dataclasses
 import json
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints
+from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, step_of
 from holdfast.checkpoint.digest import FileDigest, digest_file
 from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.retention import Candidate, Policy, select_superseded
 from holdfast.checkpoint.verify import read_manifest
 from holdfast.errors import ConflictError, ManifestError, SaveError, StorageError
 from holdfast.foundation import clock, files
@@ -183,16 +184,29 @@ class OutputFolder:
 
     def committed(self) -> list[Path]:
         """Every folder with a manifest that can be read, newest first; contents are not verified."""
-        found: list[Path] = []
+        return [path for path, _ in self.manifests()]
+
+    def manifests(self) -> list[tuple[Path, Manifest]]:
+        """Every folder with a manifest that can be read, and the manifest, newest first; see `committed`."""
+        found: list[tuple[Path, Manifest]] = []
         for path in list_checkpoints(self.root):
             with contextlib.suppress(ManifestError):
                 if not path.is_symlink():
-                    read_manifest(path)
-                    found.append(path)
+                    found.append((path, read_manifest(path)))
         return found
 
+    def superseded(self, policies: Sequence[Policy], *, protected: Collection[int] = ()) -> list[Path]:
+        """The checkpoints that no policy keeps, oldest first; see `select_superseded`."""
+        candidates = {
+            step: Candidate.of(manifest)
+            for path, manifest in self.manifests()
+            if (step := step_of(path)) == manifest.step
+        }
+        steps = select_superseded(list(candidates.values()), policies, now_s=clock.wall_s(), protected=protected)
+        return [self.root / checkpoint_name(step) for step in steps]
+
     def prune(self, paths: Sequence[Path]) -> list[Path]:
-        """Delete checkpoints in one visible step each, except those that somebody is reading.
+        """Delete checkpoints in one visible step each, except those that somebody is reading or uploading.
 
         Returns:
             Those that were deleted.

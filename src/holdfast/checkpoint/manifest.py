@@ -106,6 +106,7 @@ class Manifest:
         samples_seen: samples the optimizer has seen since the start of the run.
         strategy: how the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`.
         libraries: name → version of what wrote it.
+        metrics: what was measured at this step, such as `eval_loss`.
         created: RFC 3339 UTC.
         files: every file but the manifest, sorted by path.
     """
@@ -121,6 +122,7 @@ class Manifest:
     samples_seen: int
     strategy: str
     libraries: Mapping[str, str] = field(default_factory=dict[str, str])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     created: str
     files: tuple[FileEntry, ...]
 
@@ -138,6 +140,8 @@ class Manifest:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least {minimum}")
         if not math.isfinite(self.epoch) or self.epoch < 0:
             raise ValueError(f"epoch {self.epoch} must be finite and not negative")
+        if not all(math.isfinite(value) for value in self.metrics.values()):
+            raise ValueError("metrics must be finite")
         paths = [entry.path for entry in self.files]
         if not paths:
             raise ValueError("files must name at least one file")
@@ -169,6 +173,7 @@ class Manifest:
             "samples_seen": self.samples_seen,
             "strategy": self.strategy,
             "libraries": dict(self.libraries),
+            "metrics": dict(self.metrics),
             "created": self.created,
             "files": [_record(entry) for entry in self.files],
         }
@@ -228,6 +233,9 @@ class Manifest:
         libraries = cast("dict[Any, Any]", _typed(record, "libraries", dict))
         if not all(isinstance(text, str) for pair in libraries.items() for text in pair):
             raise TypeError("libraries must map names to versions")
+        metrics = cast("dict[Any, Any]", _typed(record, "metrics", dict))
+        if not all(isinstance(value, float) for value in metrics.values()):
+            raise TypeError("metrics must map names to numbers with a fraction")
         return cls(
             run_id=_typed(record, "run_id", str),
             attempt=_typed(record, "attempt", int),
@@ -240,6 +248,7 @@ class Manifest:
             samples_seen=_typed(record, "samples_seen", int),
             strategy=_typed(record, "strategy", str),
             libraries=libraries,
+            metrics=metrics,
             created=_typed(record, "created", str),
             files=tuple(entries),
         )

@@ -8,7 +8,7 @@ deadline leaves time for the newest only.
 import contextlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import step_of
@@ -16,7 +16,7 @@ from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.final import FINAL, final_folder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
 from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.checkpoint.retention import select_superseded
+from holdfast.checkpoint.retention import Policy
 from holdfast.errors import ConflictError, HoldfastError, ManifestError
 from holdfast.foundation import clock, files
 from holdfast.foundation.events import Event, Uploaded, UploadFailed, UploadSuperseded
@@ -34,7 +34,7 @@ class Mover:
     Args:
         output: the local folder.
         remote: the claimed location.
-        keep_newest: how many checkpoints to keep in the store; None keeps all.
+        policies: which checkpoints stay in the store; none keeps all.
         report: told what happened.
     """
 
@@ -43,12 +43,12 @@ class Mover:
         output: OutputFolder,
         remote: RemoteFolder,
         *,
-        keep_newest: int | None,
+        policies: Sequence[Policy],
         report: Callable[[Event], None],
     ) -> None:
         self._output = output
         self._remote = remote
-        self._keep_newest = keep_newest
+        self._policies = policies
         self._report = report
         self._done: dict[str, bytes] = {}
         self._seen: set[str] = set()
@@ -158,11 +158,9 @@ class Mover:
             )
 
     def _prune(self) -> None:
-        if self._keep_newest is None or self.newest_only:
-            return
-        steps = self._remote.steps(deadline_s=self.deadline_s)
-        for name in select_superseded([Path(f"checkpoint-{step}") for step in steps], keep_newest=self._keep_newest):
-            self._remote.take_down(step_of(name) or 0, deadline_s=self.deadline_s)
+        if self._policies and not self.newest_only:
+            for step in self._remote.superseded(self._policies, deadline_s=self.deadline_s):
+                self._remote.take_down(step, deadline_s=self.deadline_s)
 
     def _tell(
         self, state: str, folder: Path | None = None, done_bytes: int = 0, total_bytes: int = 0, error: str = ""

@@ -19,6 +19,7 @@ from pathlib import Path
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.mover import Mover
 from holdfast.checkpoint.remote import RemoteFolder
+from holdfast.checkpoint.retention import parse_policies
 from holdfast.errors import ConflictError, ExitCode, HoldfastError
 from holdfast.foundation import clock, console
 from holdfast.foundation.events import Event, EventLog
@@ -37,7 +38,7 @@ class MoverPlan:
         folder: the local output folder.
         location: where its checkpoints go, as text.
         attempt_id: of the attempt that has claimed the location.
-        keep_newest: how many checkpoints to keep in the store; None keeps all.
+        keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
         grace_s: how long to go on for the newest one after the training's process has died.
         verbosity: of the console.
     """
@@ -45,7 +46,7 @@ class MoverPlan:
     folder: str
     location: str
     attempt_id: str
-    keep_newest: int | None = None
+    keep: str | None = None
     grace_s: float = 30.0
     verbosity: int = 0
 
@@ -68,7 +69,7 @@ class _Process:
         self._mover = Mover(
             output,
             RemoteFolder(store, attempt_id=plan.attempt_id),
-            keep_newest=plan.keep_newest,
+            policies=parse_policies(plan.keep),
             report=report,
         )
         self._wake = threading.Event()

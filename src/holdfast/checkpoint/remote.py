@@ -7,7 +7,7 @@ first; a writer that was replaced by a newer attempt publishes nothing.
 import contextlib
 import json
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,9 @@ from pathlib import Path
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
 from holdfast.checkpoint.digest import digest_bytes
 from holdfast.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from holdfast.checkpoint.retention import Candidate, KeepNewest, Policy, select_superseded
 from holdfast.errors import ConditionError, ConflictError, ManifestError, ObjectNotFoundError
+from holdfast.foundation import clock
 from holdfast.foundation.files import write_atomic
 from holdfast.storage.store import ABSENT, Condition, Progress, Store, StoredObject
 
@@ -54,6 +56,7 @@ class RemoteFolder:
     def __init__(self, store: Store, *, attempt_id: str | None = None) -> None:
         self.store = store
         self._attempt_id = attempt_id
+        self._candidates: dict[int, Candidate] = {}
 
     # ---- looking --------------------------------------------------------------------------------------------
 
@@ -72,6 +75,23 @@ class RemoteFolder:
         if manifest.step != step:
             raise ManifestError(f"it says step {manifest.step}, the folder's name says {step}")
         return manifest
+
+    def superseded(self, policies: Sequence[Policy], *, deadline_s: float | None = None) -> list[int]:
+        """The steps that no policy keeps, oldest first; see `select_superseded`."""
+        steps = self.steps(deadline_s=deadline_s)
+        if all(isinstance(policy, KeepNewest) for policy in policies):  # needs to know nothing but the steps
+            candidates = [Candidate(step=step) for step in steps]
+        else:
+            candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
+        return select_superseded(candidates, policies, now_s=clock.wall_s())
+
+    def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
+        if step not in self._candidates:
+            try:
+                self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s))
+            except ManifestError:
+                return None
+        return self._candidates[step]
 
     def _manifest_bytes(self, step: int, deadline_s: float | None) -> bytes:
         key = _manifest_key(step)
@@ -197,6 +217,7 @@ class RemoteFolder:
         present = self._present(key, deadline_s)
         if present == data:
             return False
+        self._candidates.pop(manifest.step, None)
         self.fence(deadline_s=deadline_s)
         if present is not None:
             self.store.delete(key, deadline_s=deadline_s)

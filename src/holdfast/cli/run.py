@@ -87,12 +87,20 @@ def run(
             help="The folder in front of an object store.  [one below ~/.cache/holdfast]",
         ),
     ] = None,
-    store_total_limit: Annotated[
-        int | None,
+    keep: Annotated[
+        str | None,
         typer.Option(
-            metavar="N",
-            envvar="HOLDFAST_STORE_TOTAL_LIMIT",
-            help="Keep the newest N checkpoints in the object store.  [all]",
+            metavar="POLICY",
+            envvar="HOLDFAST_KEEP",
+            help="Keep these in the folder: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
+        ),
+    ] = None,
+    store_keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            envvar="HOLDFAST_STORE_KEEP",
+            help="Keep these in the object store, likewise.  [all]",
         ),
     ] = None,
     on_upload_failure: Annotated[
@@ -160,7 +168,8 @@ def run(
         save_steps=save_steps,
         save_total_limit=save_total_limit,
         local_dir=local_dir,
-        store_total_limit=store_total_limit,
+        keep=keep,
+        store_keep=store_keep,
         on_upload_failure=on_upload_failure,
         grace_s=grace,
         resume=resume,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from holdfast.checkpoint.retention import parse_policies
 from holdfast.errors import UsageError
 from holdfast.storage.location import parse_location
 
@@ -27,8 +28,10 @@ class RunSettings:
     """How many checkpoints to keep; never the last good one is deleted."""
     local_dir: str | None = None
     """The folder in front of an object store; None chooses one below the user's cache folder."""
-    store_total_limit: int | None = None
-    """How many checkpoints to keep in the object store; None keeps all."""
+    keep: str | None = None
+    """Which checkpoints stay in the folder, beside `save_total_limit`: `newest=2,every=1000,best=1:eval_loss`."""
+    store_keep: str | None = None
+    """Which checkpoints stay in the object store, likewise; None keeps all."""
     on_upload_failure: str = "continue"
     """`continue` training when uploads fail, or `stop` it, with a checkpoint."""
     grace_s: float = 30.0
@@ -86,11 +89,11 @@ class RunSettings:
                 parse_location(self.output_dir)
             except ValueError as error:
                 raise UsageError(f"--output-dir: {error}") from error
-        if self.store_total_limit is not None and self.store_total_limit < 1:
-            raise UsageError(
-                f"--store-total-limit {self.store_total_limit} must be at least 1",
-                hint="leave it out to keep every checkpoint in the object store",
-            )
+        for option, text in (("--keep", self.keep), ("--store-keep", self.store_keep)):
+            try:
+                parse_policies(text)
+            except ValueError as error:
+                raise UsageError(f"{option}: {error}") from error
         if self.on_upload_failure not in UPLOAD_FAILURE_ANSWERS:
             raise UsageError(
                 f"--on-upload-failure {self.on_upload_failure!r} is unknown",

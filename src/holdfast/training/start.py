@@ -163,7 +163,7 @@ def _claim(session: Session, output: OutputFolder, remote: RemoteFolder, claim: 
         folder=str(output.root.absolute()),
         location=str(remote.store.location),
         attempt_id=claim.attempt_id,
-        keep_newest=settings.store_total_limit,
+        keep=settings.store_keep,
         grace_s=settings.grace_s - settings.margin_s,
         verbosity=settings.verbosity,
     )

@@ -11,6 +11,7 @@ from holdfast.checkpoint.final import adopt_scripts_model, final_folder
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.mover import Mover
 from holdfast.checkpoint.remote import Claim, RemoteFolder
+from holdfast.checkpoint.retention import parse_policies
 from holdfast.checkpoint.verify import read_manifest, verify
 from holdfast.errors import StorageError
 from holdfast.foundation import files
@@ -22,17 +23,17 @@ from tests.support.stores import FaultyStore
 class Scene:
     """A local folder, a store, and a mover between them."""
 
-    def __init__(self, root: Path, keep_newest: int | None = None) -> None:
+    def __init__(self, root: Path, keep: str | None = None) -> None:
         self.output = prepared(root / "local")
         self.bucket = root / "bucket"
         self.store = FaultyStore(self.bucket)
         self.remote = RemoteFolder(self.store)
         self.remote.claim(Claim(run_id="run", attempt=1, attempt_id="run-1", since="now", host="node"))
         self.events: list[Event] = []
-        self.mover = self.another_mover(keep_newest)
+        self.mover = self.another_mover(keep)
 
-    def another_mover(self, keep_newest: int | None = None) -> Mover:
-        return Mover(self.output, self.remote, keep_newest=keep_newest, report=self.events.append)
+    def another_mover(self, keep: str | None = None) -> Mover:
+        return Mover(self.output, self.remote, policies=parse_policies(keep), report=self.events.append)
 
     def move_all(self) -> None:
         while self.mover.move_next():
@@ -146,7 +147,7 @@ def test_added_files_are_published_too(scene: Scene) -> None:
 
 def test_the_store_keeps_the_newest(tmp_path: Path) -> None:
     """Retention in the store is its own: two there, whatever the folder holds."""
-    scene = Scene(tmp_path, keep_newest=2)
+    scene = Scene(tmp_path, keep="newest=2")
     for step in (10, 20, 30, 40):
         commit(scene.output, step)
         scene.move_all()

@@ -1,34 +1,124 @@
-"""Retention: pure, and it never bites."""
+"""Retention: pure, composable, and it never bites."""
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.retention import select_superseded
-
-
-@given(
-    steps=st.lists(st.integers(0, 1000), unique=True, max_size=20),
-    keep=st.integers(1, 5),
-    chosen=st.sets(st.integers(0, 19), max_size=3),
+from holdfast.checkpoint.retention import (
+    Candidate,
+    KeepBest,
+    KeepEvery,
+    KeepNewest,
+    KeepYounger,
+    Policy,
+    parse_policies,
+    select_superseded,
 )
-def test_the_newest_and_the_protected_stay(steps: list[int], keep: int, chosen: set[int]) -> None:
-    """At most the limit remains, except for what is protected; the newest always does."""
-    committed = [Path(f"checkpoint-{step}") for step in sorted(steps, reverse=True)]
-    protected = {committed[index] for index in chosen if index < len(committed)}
-    superseded = select_superseded(committed, keep_newest=keep, protected=protected)
-    kept = [path for path in committed if path not in superseded]
-    assert kept[:1] == committed[:1]
-    assert protected <= set(kept)
-    assert len(kept) <= max(keep, len(protected | set(committed[:1])))
-    if len(committed) >= keep:
-        assert len(kept) >= keep
+
+NOW_S = 1000.0
+CANDIDATES = st.lists(
+    st.builds(
+        Candidate,
+        step=st.integers(0, 50),
+        created_s=st.floats(0, NOW_S) | st.just(float("inf")),
+        metrics=st.dictionaries(st.sampled_from(["eval_loss", "eval_accuracy"]), st.floats(-5, 5)),
+        is_valid=st.booleans(),
+        is_in_use=st.booleans(),
+    ),
+    unique_by=lambda candidate: candidate.step,
+    max_size=12,
+)
+POLICIES = st.lists(
+    st.builds(KeepNewest, st.integers(1, 4))
+    | st.builds(KeepEvery, st.integers(1, 10))
+    | st.builds(KeepBest, st.integers(1, 3), st.just("eval_loss"), st.booleans())
+    | st.builds(KeepYounger, st.floats(0, NOW_S)),
+    max_size=4,
+)
 
 
-def test_without_a_limit_everything_stays() -> None:
-    """None keeps all; a limit below one is an error and not an empty folder."""
-    assert select_superseded([Path("checkpoint-1")], keep_newest=None) == []
-    with pytest.raises(ValueError, match="keep_newest 0"):
-        select_superseded([Path("checkpoint-1")], keep_newest=0)
+def kept(candidates: Sequence[Candidate], *policies: Policy, protected: Sequence[int] = ()) -> list[int]:
+    gone = select_superseded(candidates, policies, now_s=NOW_S, protected=protected)
+    return sorted({candidate.step for candidate in candidates} - set(gone))
+
+
+def numbered(*steps: int) -> list[Candidate]:
+    return [Candidate(step=step) for step in steps]
+
+
+@given(candidates=CANDIDATES, policies=POLICIES, protected=st.sets(st.integers(0, 50), max_size=3))
+def test_what_must_stay_stays(candidates: list[Candidate], policies: list[Policy], protected: set[int]) -> None:
+    """The newest, the newest valid, what is in use and what is protected, whatever the policies."""
+    gone = set(select_superseded(candidates, policies, now_s=NOW_S, protected=sorted(protected)))
+    steps = {candidate.step for candidate in candidates}
+    assert gone <= steps - protected
+    assert not steps or max(steps) not in gone
+    valid = {candidate.step for candidate in candidates if candidate.is_valid}
+    assert not valid or max(valid) not in gone
+    assert not gone & {candidate.step for candidate in candidates if candidate.is_in_use}
+
+
+@given(candidates=CANDIDATES, policies=POLICIES, more=POLICIES)
+def test_another_policy_never_deletes_more(
+    candidates: list[Candidate], policies: list[Policy], more: list[Policy]
+) -> None:
+    """Once there is a limit, what is added to it only keeps."""
+    if any(policy.is_limit for policy in policies):
+        assert set(kept(candidates, *policies)) <= set(kept(candidates, *policies, *more))
+
+
+@given(steps=st.lists(st.integers(0, 1000), unique=True, max_size=20), count=st.integers(1, 5), data=st.data())
+def test_the_newest_are_counted_as_the_trainer_counts(steps: list[int], count: int, data: st.DataObject) -> None:
+    """At most the limit remains, except for what is protected."""
+    protected = data.draw(st.lists(st.sampled_from(steps), max_size=3)) if steps else []
+    left = kept(numbered(*steps), KeepNewest(count), protected=protected)
+    assert len(left) <= max(count, len({*protected, *sorted(steps)[-1:]}))
+    assert len(left) >= min(count, len(steps))
+
+
+def test_each_policy_alone() -> None:
+    """What each keeps of the same checkpoints."""
+    losses = {10: 0.5, 20: 0.3, 30: 0.4, 40: 0.3}
+    measured = [
+        Candidate(step=step, metrics={"eval_loss": loss}, created_s=10 * step) for step, loss in losses.items()
+    ]
+    measured.append(Candidate(step=50, created_s=990))
+    assert kept(measured, KeepNewest(2)) == [40, 50]
+    assert kept(measured, KeepEvery(20)) == [20, 40, 50]
+    assert kept(measured, KeepBest(1, "eval_loss")) == [40, 50], "of equals the newer"
+    assert kept(measured, KeepBest(2, "eval_loss")) == [20, 40, 50]
+    assert kept(measured, KeepBest(1, "eval_loss", larger_is_better=True)) == [10, 50]
+    assert kept(measured, KeepBest(2, "unknown")) == [50]
+    assert kept(measured, KeepNewest(1), KeepEvery(30)) == [30, 50]
+    assert kept(measured, KeepNewest(1), KeepYounger(650)) == [40, 50]
+
+
+def test_age_alone_deletes_nothing() -> None:
+    """However old all of them are."""
+    assert kept([Candidate(step=step, created_s=0) for step in (1, 2)], KeepYounger(1)) == [1, 2]
+    assert kept(numbered(1, 2)) == [1, 2]
+
+
+def test_policies_are_read() -> None:
+    """In any order, with spaces, and none."""
+    assert parse_policies("newest=2, every=1000,best=3:eval_loss,best=1:eval_acc:max,younger=1.5h") == (
+        KeepNewest(2),
+        KeepEvery(1000),
+        KeepBest(3, "eval_loss"),
+        KeepBest(1, "eval_acc", larger_is_better=True),
+        KeepYounger(5400),
+    )
+    assert parse_policies(None) == parse_policies("") == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["newest", "newest=0", "newest=x", "every=-1", "best=2", "best=2:loss:up", "younger=3", "younger=3w", "oldest=2"],
+)
+def test_what_cannot_be_meant_is_named(text: str) -> None:
+    """With the forms that can."""
+    with pytest.raises(ValueError, match="newest=N, every=STEPS") as error:
+        parse_policies(f"newest=1,{text}")
+    assert repr(text) in str(error.value)

@@ -7,7 +7,7 @@ import pytest
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.retention import select_superseded
+from holdfast.checkpoint.retention import KeepNewest
 from holdfast.checkpoint.verify import verify
 from holdfast.errors import CheckpointError, NothingValidError
 from holdfast.foundation import files
@@ -63,7 +63,7 @@ def test_a_damaged_newest_one_never_costs_a_good_one(output: OutputFolder) -> No
     assert point.manifest.step == 8
     assert events == ["checkpoint_rejected", "set_aside", "resumed"]
     saved = commit(output, 9)
-    output.prune(select_superseded(output.committed(), keep_newest=1))
+    output.prune(output.superseded([KeepNewest(1)]))
     assert list_checkpoints(output.root) == [saved]
     assert verify(saved).is_valid
     assert len(list(output.root.glob("set-aside-*/checkpoint-12"))) == 1

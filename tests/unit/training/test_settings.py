@@ -13,7 +13,8 @@ CHANGED = RunSettings(
     save_steps=5,
     save_total_limit=2,
     local_dir="near",
-    store_total_limit=4,
+    keep="newest=2",
+    store_keep="newest=4,every=1000",
     on_upload_failure="stop",
     grace_s=12.5,
     resume="never",
@@ -49,6 +50,8 @@ def test_every_setting_was_changed_above() -> None:
         ("grace_s", "soon"),
         ("grace_s", "nan"),
         ("from_scratch", "maybe"),
+        ("keep", "newest=0"),
+        ("store_keep", "sometimes"),
     ],
 )
 def test_what_cannot_be_meant_is_named(name: str, text: str) -> None:

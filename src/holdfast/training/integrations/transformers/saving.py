@@ -6,6 +6,7 @@ failed save leaves nothing behind, is reported, and is the same failure on every
 
 import contextlib
 import importlib
+import math
 import platform
 import sys
 from collections.abc import Callable, Generator
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._version import __version__
+from holdfast.checkpoint.catalog import step_of
 from holdfast.checkpoint.commit import OutputFolder, Part, WorkingCheckpoint, reseal
 from holdfast.checkpoint.final import final_folder
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
-from holdfast.checkpoint.retention import select_superseded
+from holdfast.checkpoint.retention import KeepNewest, parse_policies
 from holdfast.errors import HoldfastError
 from holdfast.foundation import clock
 from holdfast.foundation.events import Pruned, Resealed, Saved, SaveFailed
@@ -236,6 +238,7 @@ class Saver:
             samples_seen=facts.geometry.samples_seen(step=step, epoch=epoch, regular=facts.regular),
             strategy=strategy_of(self._trainer),
             libraries=self._libraries,
+            metrics=_metrics_at(self._trainer.state, step),
             created=clock.utc_now(),
             files=entries,
         )
@@ -245,10 +248,10 @@ class Saver:
         if not self._session.place.is_first:
             return
         best = self._trainer.state.best_model_checkpoint
-        protected = {(self._output.root / Path(best).name)} if best else set[Path]()
-        superseded = select_superseded(
-            self._output.committed(), keep_newest=self._trainer.args.save_total_limit, protected=protected
-        )
+        protected = {step for step in [step_of(Path(best)) if best else None] if step is not None}
+        limit = self._trainer.args.save_total_limit
+        policies = [*parse_policies(self._session.settings.keep), *([KeepNewest(limit)] if limit else [])]
+        superseded = self._output.superseded(policies, protected=protected)
         try:
             pruned = self._output.prune(superseded)
         except OSError as error:
@@ -263,6 +266,17 @@ class Saver:
             return
         for path in pruned:
             self._session.report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
+
+
+def _metrics_at(state: Any, step: int) -> dict[str, float]:
+    """What evaluations of this step have found."""
+    return {
+        name: float(value)
+        for entry in state.log_history
+        if entry.get("step") == step
+        for name, value in entry.items()
+        if name.startswith("eval_") and isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 def strategy_of(trainer: Any) -> str:
