@@ -57,8 +57,8 @@ def begin(output: OutputFolder, remote: RemoteFolder, attempt: int) -> int:
         manifest = remote.manifest(newer[0])
         check_listing(remote.store, name, manifest)
         working = output.work / "fetch"
-        prepare(manifest, working)
-        fetch(remote.store, name, parts_of(manifest), working)
+        prepare(manifest.files, working)
+        fetch(remote.store, name, parts_of(manifest.files), working)
         publish(manifest, working, output.root / name, trash=output.trash)
         check(output.root / name, newer[0])
         step = newer[0]

@@ -88,8 +88,8 @@ class Run:
         check_listing(self.store, checkpoint_name(step), manifest)
         working = self.folder / "check"
         shutil.rmtree(working, ignore_errors=True)
-        prepare(manifest, working)
-        fetch(self.store, checkpoint_name(step), parts_of(manifest), working)
+        prepare(manifest.files, working)
+        fetch(self.store, checkpoint_name(step), parts_of(manifest.files), working)
         check(working, step)
 
     def check_nothing_is_left(self) -> None:

@@ -123,8 +123,8 @@ class OutputFolder:
                 who = f"pid {holder.get('pid', '?')} on {holder.get('host', '?')} since {holder.get('since', '?')}"
                 if clock.monotonic_s() >= deadline:
                     raise ConflictError(
-                        f"{self.root} is in use by another run ({who}); training was not started",
-                        hint="stop that run first, or give this one an --output-dir of its own",
+                        f"{self.root} is in use by another run ({who}); nothing was changed",
+                        hint="stop that run first, or name another output folder",
                     ) from error
                 if not told:
                     waiting(who)

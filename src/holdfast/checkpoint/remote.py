@@ -58,6 +58,12 @@ class RemoteFolder:
         self._attempt_id = attempt_id
         self._candidates: dict[int, Candidate] = {}
 
+    @classmethod
+    def as_guest(cls, store: Store) -> "RemoteFolder":
+        """For work beside a run, which may be using the location: nothing is written once another run takes over."""
+        holder = cls(store).claimed_by()
+        return cls(store, attempt_id=holder.attempt_id if holder else None)
+
     # ---- looking --------------------------------------------------------------------------------------------
 
     def steps(self, *, deadline_s: float | None = None) -> list[int]:
@@ -71,10 +77,36 @@ class RemoteFolder:
         Raises:
             ManifestError: there is none, or it is unacceptable.
         """
-        manifest = Manifest.from_bytes(self._manifest_bytes(step, deadline_s))
+        manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
         if manifest.step != step:
             raise ManifestError(f"it says step {manifest.step}, the folder's name says {step}")
         return manifest
+
+    def manifest_of(self, folder: str, *, deadline_s: float | None = None) -> Manifest:
+        """The manifest in `folder`, such as `final`.
+
+        Raises:
+            ManifestError: there is none, or it is unacceptable.
+        """
+        data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
+        if data is None:
+            raise ManifestError("there is none, so this is not a checkpoint")
+        return Manifest.from_bytes(data)
+
+    def bytes_of_manifest(self, folder: str, *, deadline_s: float | None = None) -> bytes | None:
+        """The manifest in `folder` as it is, or None when there is none.
+
+        Raises:
+            ManifestError: it is too large to be one.
+        """
+        key = f"{folder}/{MANIFEST_NAME}"
+        try:
+            size_bytes = self.store.stat(key, deadline_s=deadline_s).size_bytes
+            if size_bytes > MAX_MANIFEST_BYTES:
+                raise ManifestError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
+            return bytes(self.store.read(key, length=size_bytes, deadline_s=deadline_s))
+        except ObjectNotFoundError:
+            return None
 
     def superseded(self, policies: Sequence[Policy], *, deadline_s: float | None = None) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
@@ -92,16 +124,6 @@ class RemoteFolder:
             except ManifestError:
                 return None
         return self._candidates[step]
-
-    def _manifest_bytes(self, step: int, deadline_s: float | None) -> bytes:
-        key = _manifest_key(step)
-        try:
-            size_bytes = self.store.stat(key, deadline_s=deadline_s).size_bytes
-            if size_bytes > MAX_MANIFEST_BYTES:
-                raise ManifestError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
-            return bytes(self.store.read(key, length=size_bytes, deadline_s=deadline_s))
-        except ObjectNotFoundError as error:
-            raise ManifestError("there is none, so this is not a checkpoint") from error
 
     def _by_checkpoint(self, deadline_s: float | None) -> dict[int, dict[str, StoredObject]]:
         found: dict[int, dict[str, StoredObject]] = {}
@@ -143,11 +165,11 @@ class RemoteFolder:
             ConflictError: somebody has.
         """
         holder = self._read_claim(deadline_s)[0]
-        if holder is None or holder.attempt_id != self._attempt_id:
+        if (holder.attempt_id if holder else None) != self._attempt_id:
             who = f"attempt {holder.attempt} of run {holder.run_id[:8]} on {holder.host}" if holder else "nobody"
             raise ConflictError(
-                f"{self.store.location} is now used by {who}; this attempt uploads nothing more",
-                hint="its checkpoints remain in its local folder",
+                f"{self.store.location} is now used by {who}; nothing more is written there",
+                hint="what was to be uploaded remains where it is",
             )
 
     def _read_claim(self, deadline_s: float | None) -> tuple[Claim | None, str | None]:
@@ -214,7 +236,7 @@ class RemoteFolder:
         data = (folder / MANIFEST_NAME).read_bytes()
         manifest = Manifest.from_bytes(data)
         key = f"{name}/{MANIFEST_NAME}"
-        present = self._present(key, deadline_s)
+        present = self.bytes_of_manifest(name, deadline_s=deadline_s)
         if present == data:
             return False
         self._candidates.pop(manifest.step, None)
@@ -256,16 +278,12 @@ class RemoteFolder:
         try:
             store.write(key, data, condition=ABSENT, deadline_s=deadline_s)
         except ConditionError:
-            if self._present(key, deadline_s) != data:  # somebody else of this attempt may have done the same
+            if (
+                self.bytes_of_manifest(name, deadline_s=deadline_s) != data
+            ):  # somebody else of this attempt may have done the same
                 raise
         record.unlink(missing_ok=True)
         return True
-
-    def _present(self, key: str, deadline_s: float | None) -> bytes | None:
-        try:
-            return bytes(self.store.read(key, deadline_s=deadline_s))
-        except ObjectNotFoundError:
-            return None
 
     def _delete_others(self, name: str, named: set[str], deadline_s: float | None) -> None:
         """Left by an earlier checkpoint of the same step: a file that the manifest does not name makes it invalid."""
@@ -279,9 +297,13 @@ class RemoteFolder:
         Raises:
             ConflictError: another attempt has claimed the location.
         """
+        self.take_down_folder(checkpoint_name(step), deadline_s=deadline_s)
+
+    def take_down_folder(self, folder: str, *, deadline_s: float | None = None) -> None:
+        """The same by the folder's name, such as `final`."""
         self.fence(deadline_s=deadline_s)
-        self.store.delete(_manifest_key(step), deadline_s=deadline_s)
-        for item in list(self.store.list(checkpoint_name(step), deadline_s=deadline_s)):
+        self.store.delete(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s)
+        for item in list(self.store.list(folder, deadline_s=deadline_s)):
             self.store.delete(item.key, deadline_s=deadline_s)
 
 

@@ -9,7 +9,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -47,9 +47,9 @@ class Part:
     digest: str
 
 
-def parts_of(manifest: Manifest) -> list[Part]:
-    """All parts of a checkpoint, in the order of its files."""
-    return [part for entry in manifest.files for part in _parts_of_file(entry)]
+def parts_of(entries: Iterable[FileEntry]) -> list[Part]:
+    """All parts of these files, in their order."""
+    return [part for entry in entries for part in _parts_of_file(entry)]
 
 
 def share(parts: Sequence[Part], *, index: int, count: int) -> list[Part]:
@@ -84,22 +84,23 @@ def check_listing(store: Store, name: str, manifest: Manifest, *, deadline_s: fl
             )
 
 
-def prepare(manifest: Manifest, folder: Path) -> None:
-    """Create the files of a checkpoint at their full size, empty of content.
+def prepare(entries: Sequence[FileEntry], folder: Path) -> None:
+    """Create files of a checkpoint at their full size, empty of content.
 
     Raises:
         StorageError: the disk has too little room; nothing was created.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    size_bytes = sum(entry.size_bytes for entry in entries)
     free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < manifest.size_bytes + _SPARE_BYTES:
+    if free_bytes < size_bytes + _SPARE_BYTES:
         raise StorageError(
-            f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint of step {manifest.step} needs "
-            f"{format_bytes(manifest.size_bytes)}; nothing was fetched",
+            f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)}; "
+            "nothing was fetched",
             hint="make room, or name another local folder with --local-dir",
         )
-    for entry in manifest.files:
+    for entry in entries:
         path = folder / entry.path
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -159,6 +160,50 @@ def fetch(
         files.fsync_file(folder / path)
 
 
+def check(
+    store: Store,
+    name: str,
+    parts: Sequence[Part],
+    *,
+    progress: Callable[[int], None] | None = None,
+    deadline_s: float | None = None,
+) -> dict[str, str]:
+    """Read `parts` of the checkpoint `name` and compare them with their digests, keeping nothing.
+
+    Args:
+        store: where it is.
+        name: such as `checkpoint-20`.
+        parts: which.
+        progress: told the bytes that were read since its last call, one call at a time.
+        deadline_s: when to give up.
+
+    Returns:
+        What is wrong, by path; empty when all is well.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    lock = threading.Lock()
+    wrong: dict[str, str] = {}
+
+    def one(part: Part) -> None:
+        reason = ""
+        try:
+            _fetch_part(store, f"{name}/{part.path}", part, None, deadline_s)
+        except CheckpointError as error:
+            reason = error.message
+        with lock:
+            if reason:
+                wrong.setdefault(part.path, reason)
+            if progress is not None:
+                progress(part.size_bytes)
+
+    with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="holdfast-check") as threads:
+        for future in [threads.submit(one, part) for part in parts]:
+            future.result()
+    return wrong
+
+
 def publish(manifest: Manifest, working: Path, target: Path, *, trash: Path) -> None:
     """Give the fetched checkpoint its manifest and its name; all parts are there and durable."""
     parents = {parent for entry in manifest.files for parent in PurePosixPath(entry.path).parents}
@@ -182,7 +227,7 @@ def _parts_of_file(entry: FileEntry) -> list[Part]:
     ]
 
 
-def _fetch_part(store: Store, key: str, part: Part, descriptor: int, deadline_s: float | None) -> None:
+def _fetch_part(store: Store, key: str, part: Part, descriptor: int | None, deadline_s: float | None) -> None:
     end = part.start + part.size_bytes
     for _ in range(_NUM_TRIES):
         digester = Digester()
@@ -193,7 +238,8 @@ def _fetch_part(store: Store, key: str, part: Part, descriptor: int, deadline_s:
             except ObjectNotFoundError as error:
                 raise CheckpointError(f"{key} is missing in {store.location}") from error
             digester.update(data)
-            _write_at(descriptor, data, start)
+            if descriptor is not None:
+                _write_at(descriptor, data, start)
         if digester.digest == part.digest:
             return
     raise CheckpointError(
@@ -219,4 +265,4 @@ def _write_at(descriptor: int, data: memoryview, start: int) -> None:
         data, start = data[count:], start + count
 
 
-__all__ = ["Part", "check_listing", "fetch", "parts_of", "prepare", "publish", "share"]
+__all__ = ["Part", "check", "check_listing", "fetch", "parts_of", "prepare", "publish", "share"]

@@ -14,6 +14,7 @@ from holdfast.checkpoint.digest import digest_file
 from holdfast.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from holdfast.errors import ManifestError
 from holdfast.foundation.files import regular_files
+from holdfast.foundation.units import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Fault:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.reason}"
+        return f"{printable(self.file)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from holdfast._version import __version__
+from holdfast.cli import checkpoints
 from holdfast.cli.run import run
 from holdfast.errors import HoldfastError
 
@@ -38,6 +39,7 @@ app.command(
     # Everything behind SCRIPT is the script's own, also what looks like an option of ours.
     context_settings={"allow_interspersed_args": False},
 )(run)
+app.add_typer(checkpoints.app)
 
 
 def main() -> None:

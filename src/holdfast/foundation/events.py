@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from holdfast.foundation import clock
-from holdfast.foundation.units import format_bytes, format_duration, plural
+from holdfast.foundation.units import format_bytes, format_duration, plural, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class CheckpointRejected(Event):
     reason: str
 
     def _sentence(self) -> str:
-        return f"{self.path} is not used: {self.file}: {self.reason}"
+        return f"{self.path} is not used: {printable(self.file)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,23 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} m"
 
 
+def format_age(seconds: float) -> str:
+    """How long ago, roughly: `12 s`, `5 m`, `3 h`, `9 d`; nothing is in the future."""
+    seconds = max(0.0, seconds)
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def printable(text: str) -> str:
+    """`text` with everything escaped that could move a terminal's cursor or hide what follows."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
 def plural(count: int, noun: str) -> str:
     """`1 file`, `3 files`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-__all__ = ["format_bytes", "format_duration", "plural"]
+__all__ = ["format_age", "format_bytes", "format_duration", "plural", "printable"]

@@ -157,11 +157,15 @@ class LocalStore:
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 
-    def sweep(self, *, keep: Collection[str] = (), deadline_s: float | None = None) -> int:
+    def sweep(
+        self, *, keep: Collection[str] = (), begun_before_s: float | None = None, deadline_s: float | None = None
+    ) -> int:
         """See `Store`."""
         num_swept = 0
         with _translating(self._root), contextlib.suppress(FileNotFoundError):
-            for path, _ in list(files.regular_files(self._root)):
+            for path, status in list(files.regular_files(self._root)):
+                if begun_before_s is not None and status.st_mtime >= begun_before_s:
+                    continue
                 folder, _, name = path.rpartition("/")
                 match = _WORKING.fullmatch(name)
                 if match and not is_below(f"{folder}/{match[1]}".lstrip("/"), keep):

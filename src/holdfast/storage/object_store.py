@@ -240,7 +240,9 @@ class ObjectStore:
         except ObjectNotFoundError:
             return
 
-    def sweep(self, *, keep: Collection[str] = (), deadline_s: float | None = None) -> int:
+    def sweep(
+        self, *, keep: Collection[str] = (), begun_before_s: float | None = None, deadline_s: float | None = None
+    ) -> int:
         """See `Store`; only S3 shows unfinished uploads, the other stores forget theirs by themselves."""
         if self._uploads is None:
             return 0
@@ -248,7 +250,8 @@ class ObjectStore:
         kept = [self._full(folder) for folder in keep]
         num_swept = 0
         for upload in list(self._uploads.find(prefix, deadline_s=deadline_s)):
-            if not is_below(upload.key, kept):
+            is_old = begun_before_s is None or upload.begun_s < begun_before_s
+            if is_old and not is_below(upload.key, kept):
                 try:
                     self._uploads.abort(upload, deadline_s=deadline_s)
                 except ObjectNotFoundError:

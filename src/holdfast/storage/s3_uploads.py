@@ -11,6 +11,7 @@ import ssl
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
@@ -39,6 +40,14 @@ class UploadId:
     key: str
     upload_id: str
     initiated: str = ""
+
+    @property
+    def begun_s(self) -> float:
+        """When it was begun, seconds since 1970; infinite when the server does not say."""
+        try:
+            return datetime.fromisoformat(self.initiated).timestamp()
+        except ValueError:
+            return float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

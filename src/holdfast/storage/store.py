@@ -127,13 +127,16 @@ class Store(Protocol):
         """Delete an object; one that does not exist is fine."""
         ...
 
-    def sweep(self, *, keep: Collection[str] = (), deadline_s: float | None = None) -> int:
-        """Delete all unfinished uploads, whoever began them, and return how many there were.
+    def sweep(
+        self, *, keep: Collection[str] = (), begun_before_s: float | None = None, deadline_s: float | None = None
+    ) -> int:
+        """Delete unfinished uploads, whoever began them, and return how many there were.
 
         None of them can become visible afterwards.
 
         Args:
             keep: folders, such as `checkpoint-20`, whose uploads are to be continued.
+            begun_before_s: only those begun before this time, seconds since 1970; all when None.
             deadline_s: when to give up.
         """
         ...

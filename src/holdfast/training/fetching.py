@@ -96,7 +96,7 @@ class Fetching:
         working = self._output.work / f"fetch-{name}"
         delete_tree(working)
         try:
-            prepare(manifest, working)
+            prepare(manifest.files, working)
             problem = self.serve(
                 self._peers.from_first(FetchOrder(manifest=manifest, working=working, ranks=self._ranks))
             )
@@ -133,7 +133,7 @@ class Fetching:
         return min(problems, key=lambda error: not isinstance(error, CheckpointError), default=None)
 
     def _fetch_share(self, order: FetchOrder, *, index: int) -> None:
-        parts = share(parts_of(order.manifest), index=index, count=len(order.ranks))
+        parts = share(parts_of(order.manifest.files), index=index, count=len(order.ranks))
         total_bytes = sum(part.size_bytes for part in parts)
         line = ProgressLine("fetching")
         done_bytes = 0

@@ -36,9 +36,9 @@ def manifest(store: FaultyStore, tmp_path: Path) -> Manifest:
 def test_nodes_fetch_disjoint_shares(num_nodes: int, store: FaultyStore, manifest: Manifest, tmp_path: Path) -> None:
     """Together they read every byte of the store once, and the folder is the checkpoint."""
     working = tmp_path / "working"
-    prepare(manifest, working)
-    shares = [share(parts_of(manifest), index=index, count=num_nodes) for index in range(num_nodes)]
-    assert Counter(part for one in shares for part in one) == Counter(parts_of(manifest))
+    prepare(manifest.files, working)
+    shares = [share(parts_of(manifest.files), index=index, count=num_nodes) for index in range(num_nodes)]
+    assert Counter(part for one in shares for part in one) == Counter(parts_of(manifest.files))
     if num_nodes <= 3:
         sizes = [sum(part.size_bytes for part in one) for one in shares]
         assert max(sizes) - min(sizes) <= 1000
@@ -69,8 +69,8 @@ def test_a_damaged_answer_is_fetched_again_and_nothing_else(
 
     monkeypatch.setattr(FaultyStore, "read", read)
     working = tmp_path / "working"
-    prepare(manifest, working)
-    fetch(store, "checkpoint-20", parts_of(manifest), working)
+    prepare(manifest.files, working)
+    fetch(store, "checkpoint-20", parts_of(manifest.files), working)
     bucket = tmp_path / "bucket" / "checkpoint-20"
     assert (working / "model.safetensors").read_bytes() == (bucket / "model.safetensors").read_bytes()
     reads = Counter(key for name, key in store.calls if name == "read")
@@ -90,12 +90,12 @@ def test_lasting_damage_is_an_error(fault: str, store: FaultyStore, manifest: Ma
     else:
         path.write_bytes(path.read_bytes()[:-1])
     working = tmp_path / "working"
-    prepare(manifest, working)
+    prepare(manifest.files, working)
     if fault != "flipped":
         with pytest.raises(CheckpointError, match=r"optimizer\.pt"):
             check_listing(store, "checkpoint-20", manifest)
     with pytest.raises((CheckpointError, StorageError), match=r"optimizer\.pt"):
-        fetch(store, "checkpoint-20", parts_of(manifest), working)
+        fetch(store, "checkpoint-20", parts_of(manifest.files), working)
 
 
 def test_too_little_room_is_found_before_the_first_byte(
@@ -104,6 +104,6 @@ def test_too_little_room_is_found_before_the_first_byte(
     """The message has both figures, and nothing was created."""
     monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(StorageError, match=r"1(\.0)? kB free") as caught:
-        prepare(manifest, tmp_path / "working")
+        prepare(manifest.files, tmp_path / "working")
     assert "--local-dir" in str(caught.value)
     assert list((tmp_path / "working").iterdir()) == []

@@ -1,0 +1,249 @@
+"""What a location holds, for people and commands: the same look at a folder and at an object store.
+
+Promises: looking changes nothing; a hostile name or manifest is reported and never used as a path; what is said to
+be complete has every file at its size, and after `verify` with its content.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.catalog import checkpoint_name, step_of
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.final import FINAL
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
+from holdfast.checkpoint.remote import RemoteFolder
+from holdfast.checkpoint.retention import Candidate, Policy, select_superseded
+from holdfast.checkpoint.transfer import check, parts_of
+from holdfast.checkpoint.verify import Fault, read_manifest, verify
+from holdfast.errors import CheckpointError, ManifestError, NothingValidError, StorageError
+from holdfast.foundation import clock, files
+from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
+from holdfast.storage.opening import open_store
+from holdfast.storage.store import Store, StoredObject
+
+_FINAL_IN_FOLDER = f".holdfast/{FINAL}"
+"""Where a run keeps the final model that waits for the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One checkpoint, or what looks like one.
+
+    Args:
+        name: `checkpoint-<step>` or `final`.
+        prefix: the same as a key of the store.
+        where: in full, for people.
+        manifest: what it says of itself; None when that cannot be read.
+        faults: what is wrong without looking at contents.
+        is_torn: whether there is no manifest at all: it never became a checkpoint.
+        num_files: what is there, the manifest not counted.
+        size_bytes: the size of all that.
+        modified_s: when something in it was last written, seconds since 1970.
+    """
+
+    name: str
+    prefix: str
+    where: str
+    manifest: Manifest | None
+    faults: tuple[Fault, ...]
+    is_torn: bool
+    num_files: int
+    size_bytes: int
+    modified_s: float
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that the manifest names is there at its size."""
+        return self.manifest is not None and not self.faults
+
+
+class Inventory:
+    """The checkpoints at one location.
+
+    Args:
+        store: at the location.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        location = store.location
+        self.folder = location.folder if location.scheme is Scheme.FILE else None
+        """The folder, when it is one."""
+
+    def items(self) -> list[Item]:
+        """All of them, newest first, the final model last.
+
+        Raises:
+            StorageError: the location cannot be read, or the folder does not exist.
+        """
+        if self.folder is not None and not self.folder.is_dir():
+            raise StorageError(f"there is no folder {self.folder}", hint="check the path")
+        found: dict[str, list[StoredObject]] = {}
+        for item in self.store.list():
+            top = item.key.partition("/")[0]
+            prefix = _FINAL_IN_FOLDER if item.key.startswith(f"{_FINAL_IN_FOLDER}/") else top
+            if prefix == _FINAL_IN_FOLDER or "/" in item.key:
+                found.setdefault(prefix, []).append(item)
+        steps = sorted((step for prefix in found if (step := step_of(Path(prefix))) is not None), reverse=True)
+        prefixes = [checkpoint_name(step) for step in steps]
+        for prefix in (FINAL, _FINAL_IN_FOLDER):
+            # A script's own `final/` has no manifest, and is none of ours.
+            if any(item.key == f"{prefix}/{MANIFEST_NAME}" for item in found.get(prefix, [])):
+                prefixes.append(prefix)
+        return [self._item(prefix, found[prefix]) for prefix in prefixes]
+
+    def item(self, name: str | None = None) -> Item:
+        """The one called `name`, or the newest complete one.
+
+        Raises:
+            CheckpointError: there is none of that name.
+            NothingValidError: none is complete.
+        """
+        items = self.items()
+        if name is not None:
+            for item in items:
+                if item.name == name:
+                    return item
+            raise CheckpointError(
+                f"there is no {name} in {self.store.location}", hint="see `holdfast checkpoints list`"
+            )
+        for item in items:
+            if item.is_complete and item.name != FINAL:
+                return item
+        raise NothingValidError(f"{self.store.location} holds no complete checkpoint")
+
+    def _item(self, prefix: str, objects: Sequence[StoredObject]) -> Item:
+        contents = {item.key.removeprefix(f"{prefix}/"): item.size_bytes for item in objects}
+        is_torn = contents.pop(MANIFEST_NAME, None) is None
+        manifest, faults = self._look(prefix, contents)
+        name = FINAL if prefix == _FINAL_IN_FOLDER else prefix
+        if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
+            faults = (Fault(file=MANIFEST_NAME, reason=f"it says step {manifest.step}"), *faults)
+        return Item(
+            name=name,
+            prefix=prefix,
+            where=str(self.store.location.child(prefix)),
+            manifest=manifest,
+            faults=faults,
+            is_torn=is_torn,
+            num_files=len(contents),
+            size_bytes=sum(contents.values()),
+            modified_s=max(item.modified_s for item in objects),
+        )
+
+    def _look(self, prefix: str, contents: dict[str, int]) -> tuple[Manifest | None, tuple[Fault, ...]]:
+        if self.folder is not None:  # sees links and special files too, which a store does not list
+            verdict = verify(self.folder / prefix, deep=False)
+            return verdict.manifest, verdict.faults
+        try:
+            manifest = RemoteFolder(self.store).manifest_of(prefix)
+        except ManifestError as error:
+            return None, (Fault(file=MANIFEST_NAME, reason=str(error)),)
+        faults: list[Fault] = []
+        unnamed = dict(contents)
+        for entry in manifest.files:
+            size_bytes = unnamed.pop(entry.path, None)
+            if size_bytes is None:
+                faults.append(Fault(file=entry.path, reason="it is missing"))
+            elif size_bytes != entry.size_bytes:
+                reason = f"it has {size_bytes} bytes, the manifest says {entry.size_bytes}"
+                faults.append(Fault(file=entry.path, reason=reason))
+        faults += [Fault(file=path, reason="it is not in the manifest") for path in unnamed]
+        return manifest, tuple(faults)
+
+    def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
+        """Every fault, contents included.
+
+        Args:
+            item: of this inventory.
+            progress: told bytes read so far and bytes in all.
+        """
+        if self.folder is not None:
+            verdict = verify(self.folder / item.prefix, progress=progress)
+            return (*[fault for fault in item.faults if fault not in verdict.faults], *verdict.faults)
+        if item.manifest is None:
+            return item.faults
+        missing = {fault.file for fault in item.faults}
+        parts = [part for part in parts_of(item.manifest.files) if part.path not in missing]
+        total_bytes, done_bytes = sum(part.size_bytes for part in parts), 0
+
+        def advance(count: int) -> None:
+            nonlocal done_bytes
+            done_bytes += count
+            if progress is not None:
+                progress(done_bytes, total_bytes)
+
+        wrong = check(self.store, item.prefix, parts, progress=advance)
+        return (*item.faults, *(Fault(file=path, reason=reason) for path, reason in sorted(wrong.items())))
+
+    # ---- deleting -------------------------------------------------------------------------------------------
+
+    def superseded(self, policies: Sequence[Policy]) -> list[Item]:
+        """What no policy keeps, oldest first; nothing that is read, and never the newest complete one."""
+        by_step = {
+            item.manifest.step: item for item in self.items() if item.manifest is not None and item.name != FINAL
+        }
+        candidates = [
+            Candidate.of(item.manifest, is_valid=item.is_complete, is_in_use=self.is_in_use(item))
+            for item in by_step.values()
+            if item.manifest is not None
+        ]
+        steps = select_superseded(candidates, policies, now_s=clock.wall_s())
+        return [by_step[step] for step in steps]
+
+    def is_in_use(self, item: Item) -> bool:
+        """Whether a process of this machine, or of another one on the folder, reads or uploads it."""
+        return self.folder is not None and files.is_being_read(self.folder / item.prefix / MANIFEST_NAME)
+
+    def delete(self, item: Item) -> bool:
+        """Delete it, so that it is whole or gone at every moment.
+
+        Returns:
+            False when somebody is reading it.
+
+        Raises:
+            ConflictError: a run has begun to use the object store meanwhile.
+        """
+        if self.folder is None:
+            RemoteFolder.as_guest(self.store).take_down_folder(item.prefix)
+            return True
+        output = OutputFolder(self.folder)
+        output.prepare()
+        return bool(output.prune([self.folder / item.prefix]))
+
+
+def open_inventory(text: str) -> tuple[Inventory, str | None]:
+    """From what a person wrote: an output location, or one checkpoint in it.
+
+    Returns:
+        The inventory, and the checkpoint's name when one was named.
+
+    Raises:
+        ValueError: it cannot be meant.
+    """
+    location = parse_location(text)
+    if location.scheme is Scheme.PVC:
+        location = claim_folder(location)
+    parent, _, last = location.path.rpartition("/")
+    is_checkpoint = step_of(Path(last)) is not None
+    is_final = last == FINAL and _has_manifest(location)
+    if not is_checkpoint and not is_final:
+        return Inventory(open_store(location)), None
+    if location.scheme is Scheme.FILE:
+        parent = parent or ("/" if location.path.startswith("/") else ".")
+    parent_location = Location(scheme=location.scheme, bucket=location.bucket, path=parent)
+    return Inventory(open_store(parent_location)), last
+
+
+def _has_manifest(location: Location) -> bool:
+    if location.scheme is not Scheme.FILE:
+        return True
+    try:
+        read_manifest(location.folder)
+    except ManifestError:
+        return False
+    return True
+
+
+__all__ = ["Inventory", "Item", "open_inventory"]

@@ -1,0 +1,133 @@
+"""Takes away what is no checkpoint: what a run that died left half done, and, when asked, what is damaged.
+
+What somebody may still be working on is left alone: in a folder the lock tells, in an object store only age does.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.checkpoint.catalog import set_aside
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.inventory import Inventory, Item
+from holdfast.checkpoint.verify import Fault
+from holdfast.foundation import clock, files
+from holdfast.foundation.environment import host_name
+
+Progress = Callable[[str, int, int], None]
+"""Told the checkpoint that is read, bytes done, and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A checkpoint that is not what its manifest says.
+
+    Args:
+        item: which.
+        faults: all of them.
+    """
+
+    item: Item
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """What was found and, unless it was only looked at, done.
+
+    Args:
+        torn: without a manifest, and dropped.
+        recent: without a manifest, and left, because somebody may be writing it.
+        damaged: with a manifest that does not fit; dropped or moved aside only when asked.
+        moved_to: where damaged ones of a folder are now, or None.
+        num_leftovers: working folders and unfinished uploads that were deleted.
+    """
+
+    torn: tuple[Item, ...]
+    recent: tuple[Item, ...]
+    damaged: tuple[Damage, ...]
+    moved_to: str | None = None
+    num_leftovers: int = 0
+
+
+def repair(
+    inventory: Inventory,
+    *,
+    deep: bool,
+    drop_damaged: bool,
+    dry_run: bool,
+    idle_s: float,
+    progress: Progress | None = None,
+) -> Repair:
+    """Find what is torn or damaged, and take away what may go.
+
+    Args:
+        inventory: where.
+        deep: also read every file, or damaged contents are not found.
+        drop_damaged: also take damaged checkpoints away: a folder's are moved aside, a store's deleted.
+        dry_run: only look.
+        idle_s: in an object store, nothing younger is touched.
+        progress: see `Progress`.
+
+    Raises:
+        ConflictError: a run is using the place.
+        StorageError: it cannot be read or written.
+    """
+    items = inventory.items()
+    damaged: list[Damage] = []
+    for item in items:
+        if not item.is_torn:
+            faults = inventory.verify(item, progress=_named(progress, item)) if deep else item.faults
+            if faults:
+                damaged.append(Damage(item=item, faults=faults))
+    torn = [item for item in items if item.is_torn]
+    if inventory.folder is not None:
+        return _in_folder(inventory, OutputFolder(inventory.folder), torn, damaged, drop_damaged, dry_run)
+    before_s = clock.wall_s() - idle_s
+    recent = tuple(item for item in torn if item.modified_s >= before_s)
+    torn = [item for item in torn if item not in recent]
+    num_leftovers = 0
+    if not dry_run:
+        for item in [*torn, *([damage.item for damage in damaged] if drop_damaged else [])]:
+            inventory.delete(item)
+        num_leftovers = inventory.store.sweep(begun_before_s=before_s)
+    return Repair(torn=tuple(torn), recent=recent, damaged=tuple(damaged), num_leftovers=num_leftovers)
+
+
+def _in_folder(
+    inventory: Inventory,
+    output: OutputFolder,
+    torn: list[Item],
+    damaged: list[Damage],
+    drop_damaged: bool,
+    dry_run: bool,
+) -> Repair:
+    if dry_run:
+        return Repair(torn=tuple(torn), recent=(), damaged=tuple(damaged))
+    output.prepare()
+    owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
+    has_locks = output.claim(owner, wait_s=0, waiting=lambda who: None)
+    try:
+        for item in torn:
+            files.discard(output.root / item.prefix, trash=output.trash)
+        moved_to = set_aside(output.root, [output.root / damage.item.prefix for damage in damaged if drop_damaged])
+        num_leftovers = output.clean() if has_locks else 0
+    finally:
+        output.release()
+    return Repair(
+        torn=tuple(torn),
+        recent=(),
+        damaged=tuple(damaged),
+        moved_to=str(moved_to) if moved_to else None,
+        num_leftovers=num_leftovers,
+    )
+
+
+def _named(progress: Progress | None, item: Item) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    tell = progress
+    return lambda done_bytes, total_bytes: tell(item.name, done_bytes, total_bytes)
+
+
+__all__ = ["Damage", "Repair", "repair"]

@@ -1,0 +1,327 @@
+"""`holdfast checkpoints …`: look at, check, copy and tidy checkpoints, in a folder or an object store alike.
+
+People read lines on stdout, programs one JSON document with `--json`; progress goes to stderr.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import typer
+
+from holdfast.checkpoint import copying
+from holdfast.checkpoint.difference import Change, compare
+from holdfast.checkpoint.inventory import Inventory, Item, open_inventory
+from holdfast.checkpoint.repairing import repair
+from holdfast.checkpoint.retention import parse_policies
+from holdfast.checkpoint.verify import Fault
+from holdfast.errors import ExitCode, NothingValidError, UsageError
+from holdfast.foundation import clock, console
+from holdfast.foundation.console import ProgressLine
+from holdfast.foundation.units import format_age, format_bytes, plural, printable
+from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
+
+app = typer.Typer(
+    name="checkpoints",
+    help="Look at, check, copy and tidy checkpoints, in a folder or an object store.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOCATION",
+        help="An output folder or s3://bucket/prefix, or one checkpoint in it: …/checkpoint-20, …/final.",
+    ),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+
+
+@app.command("list")
+def list_(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None:
+    """List the checkpoints, newest first: step, age, trigger, size, files, and whether they are complete."""
+    inventory, name = _open(location)
+    items = [item for item in inventory.items() if name in {None, item.name}]
+    rows: list[list[str]] = []
+    documents: list[dict[str, Any]] = []
+    for item in items:
+        faults = inventory.verify(item, progress=ProgressLine(f"reading {item.name}").update) if deep else item.faults
+        state = _state(item, faults, deep=deep)
+        manifest = item.manifest
+        documents.append({**_document(item, faults), "state": state})
+        rows.append(
+            [
+                item.name,
+                format_age(clock.wall_s() - item.modified_s),
+                str(manifest.trigger) if manifest else "-",
+                format_bytes(item.size_bytes),
+                plural(item.num_files, "file"),
+                state,
+            ]
+        )
+    lines = _table(["CHECKPOINT", "AGE", "TRIGGER", "SIZE", "FILES", "STATE"], rows)
+    _print(as_json, documents, lines if rows else [f"no checkpoints in {inventory.store.location}"])
+
+
+@app.command()
+def show(location: _Place, as_json: _Json = False) -> None:
+    """Show what a checkpoint says of itself, and its files; the newest complete one unless one is named."""
+    inventory, name = _open(location)
+    item = inventory.item(name)
+    document = _document(item, item.faults)
+    lines = [f"{item.where}: {_state(item, item.faults, deep=False)}"]
+    if item.manifest is not None:
+        record = json.loads(item.manifest.to_bytes())
+        document["manifest"] = record
+        lines += [
+            f"  {field}: {printable(_text(value))}"
+            for field, value in record.items()
+            if field not in {"files", "format", "manifest_digest"}
+        ]
+        lines += _table(
+            ["  FILE", "SIZE", "DIGEST"],
+            [[f"  {entry.path}", format_bytes(entry.size_bytes), entry.digest] for entry in item.manifest.files],
+        )
+    lines += [f"  fault: {fault}" for fault in item.faults]
+    _print(as_json, document, lines)
+
+
+@app.command()
+def verify(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None:
+    """Check one checkpoint, or all of a location, and explain every fault; exit code 14 when there is one."""
+    inventory, name = _open(location)
+    items = [inventory.item(name)] if name else inventory.items()
+    if not items:
+        raise NothingValidError(f"there is no checkpoint in {inventory.store.location}")
+    documents: list[dict[str, Any]] = []
+    lines: list[str] = []
+    is_valid = True
+    for item in items:
+        progress = ProgressLine(f"reading {item.name}").update
+        faults = inventory.verify(item, progress=progress) if deep else item.faults
+        is_valid &= not faults
+        documents.append({**_document(item, faults), "valid": not faults})
+        lines.append(f"{item.where}: {_state(item, faults, deep=deep)}")
+        lines += [f"  {fault}" for fault in faults]
+    _print(as_json, documents, lines)
+    if not is_valid:
+        raise typer.Exit(ExitCode.NOTHING_VALID)
+
+
+@app.command()
+def prune(
+    location: _Place,
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="What stays: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
+        ),
+    ],
+    as_json: _Json = False,
+    dry_run: _DryRun = False,
+) -> None:
+    """Delete what no policy keeps; never the newest complete checkpoint, never one that is being read."""
+    inventory, name = _open(location)
+    if name is not None:
+        raise UsageError(f"{location} is one checkpoint", hint="name the output location around it")
+    try:
+        policies = parse_policies(keep)
+    except ValueError as error:
+        raise UsageError(f"--keep: {error}") from error
+    if not any(policy.is_limit for policy in policies):
+        raise UsageError(f"--keep {keep!r} would delete nothing", hint="add newest=N, every=STEPS or best=N:METRIC")
+    doomed = inventory.superseded(policies)
+    gone = doomed if dry_run else [item for item in doomed if inventory.delete(item)]
+    size_bytes = sum(item.size_bytes for item in gone)
+    document = {"deleted": [item.where for item in gone], "bytes": size_bytes, "dry_run": dry_run}
+    did = "would delete" if dry_run else "deleted"
+    lines = [f"{did} {item.where} ({format_bytes(item.size_bytes)})" for item in gone]
+    lines.append(f"{did} {plural(len(gone), 'checkpoint')}, {format_bytes(size_bytes)}")
+    _print(as_json, document, lines)
+
+
+@app.command("copy")
+def copy(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint, or an output location for all of it.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The output location that gets it.")],
+    as_json: _Json = False,
+) -> None:
+    """Copy one checkpoint, or all complete ones of a location, from any storage to any, verified on the way."""
+    inventory, name = _open(source)
+    place = _place(target)
+    items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
+    if not items:
+        raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
+    documents: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for item in reversed(items):  # oldest first: if it is cut off, nobody takes an older one for the newest
+        is_new = copying.copy(inventory, item, place, progress=ProgressLine(f"copying {item.name}").update)
+        documents.append({"name": item.name, "from": item.where, "to": str(place.child(item.name)), "copied": is_new})
+        did = "copied to" if is_new else "is already in"
+        lines.append(f"{item.where} {did} {place} ({format_bytes(item.size_bytes)})")
+    _print(as_json, documents, lines)
+
+
+@app.command()
+def export(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A checkpoint, or an output location for its final or newest model.")
+    ],
+    target: Annotated[str, typer.Argument(metavar="DST", help="A new folder or prefix.")],
+    as_json: _Json = False,
+) -> None:
+    """Copy the model alone, as `from_pretrained` reads it, to a place of its own."""
+    inventory, name = _open(source)
+    finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
+    item = finals[0] if finals and name is None else inventory.item(name)
+    place = _place(target)
+    paths = copying.export(inventory, item, place, progress=ProgressLine("exporting").update)
+    document = {"from": item.where, "to": str(place), "files": paths}
+    _print(as_json, document, [f"exported {item.where} to {place}:", *(f"  {path}" for path in paths)])
+
+
+@app.command()
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="A checkpoint, or a location for its newest one.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Likewise.")],
+    as_json: _Json = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read the tensors, and say which changed.")] = False,
+) -> None:
+    """Say what changed from A to B: settings, files, tensors."""
+    places = [_open(text) for text in (before, after)]
+    old, new = ((inventory, inventory.item(name)) for inventory, name in places)
+    found = compare(old, new, deep=deep, progress=ProgressLine("comparing").update)
+    document = {"before": old[1].where, "after": new[1].where, **dataclasses.asdict(found)}
+    lines = [f"from {old[1].where}", f"to   {new[1].where}"]
+    for title, changes in (("settings", found.settings), ("files", found.files), ("tensors", found.tensors)):
+        lines.append(f"{title}: {plural(len(changes), 'change')}" if changes else f"{title}: the same")
+        lines += [f"  {_sentence(change)}" for change in changes]
+    _print(as_json, document, lines)
+
+
+@app.command("repair")
+def repair_(
+    location: _Place,
+    as_json: _Json = False,
+    deep: _Deep = False,
+    dry_run: _DryRun = False,
+    drop_damaged: Annotated[
+        bool,
+        typer.Option(
+            "--drop-damaged",
+            help="Also take damaged checkpoints away: a folder's are moved aside, a store's deleted.",
+        ),
+    ] = False,
+    idle: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="In an object store, touch nothing younger.")
+    ] = 3600,
+) -> None:
+    """Drop what never became a checkpoint, and what dead runs left; exit code 14 while one is damaged."""
+    inventory, name = _open(location)
+    if name is not None:
+        raise UsageError(f"{location} is one checkpoint", hint="name the output location around it")
+
+    def progress(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
+        ProgressLine(f"reading {checkpoint}").update(done_bytes, total_bytes)
+
+    found = repair(inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=progress)
+    is_gone = drop_damaged and not dry_run
+    document = {
+        "dropped": [item.where for item in found.torn],
+        "recent": [item.where for item in found.recent],
+        "damaged": [{"where": damage.item.where, "faults": _faults(damage.faults)} for damage in found.damaged],
+        "moved_to": found.moved_to,
+        "leftovers": found.num_leftovers,
+        "dry_run": dry_run,
+    }
+    did = "would drop" if dry_run else "dropped"
+    lines = [f"{did} {item.where}: it never became a checkpoint" for item in found.torn]
+    lines += [f"left {item.where}: it has no manifest, and may be being written" for item in found.recent]
+    for damage in found.damaged:
+        where = (
+            f"moved to {found.moved_to}" if found.moved_to else "deleted" if is_gone else "left; see --drop-damaged"
+        )
+        lines.append(f"{damage.item.where} is damaged ({where}):")
+        lines += [f"  {fault}" for fault in damage.faults]
+    if found.num_leftovers:
+        lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of dead runs")
+    _print(as_json, document, lines or ["nothing to repair"])
+    if found.damaged and not is_gone:
+        raise typer.Exit(ExitCode.NOTHING_VALID)
+
+
+def _open(text: str) -> tuple[Inventory, str | None]:
+    console.set_up(0)
+    try:
+        return open_inventory(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _place(text: str) -> Location:
+    try:
+        location = parse_location(text)
+        return claim_folder(location) if location.scheme is Scheme.PVC else location
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _state(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
+    if item.is_torn:
+        return "torn: no manifest"
+    if faults:
+        return "damaged"
+    return "verified" if deep else "complete"
+
+
+def _document(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
+    manifest = item.manifest
+    return {
+        "name": item.name,
+        "where": item.where,
+        "step": manifest.step if manifest else None,
+        "created": manifest.created if manifest else None,
+        "trigger": str(manifest.trigger) if manifest else None,
+        "files": item.num_files,
+        "bytes": item.size_bytes,
+        "faults": _faults(faults),
+    }
+
+
+def _faults(faults: Sequence[Fault]) -> list[dict[str, str]]:
+    return [{"file": fault.file, "reason": fault.reason} for fault in faults]
+
+
+def _sentence(change: Change) -> str:
+    name, before, after = printable(change.name), printable(change.before), printable(change.after)
+    if not before:
+        return f"+ {name}: {after}"
+    if not after:
+        return f"- {name}: {before}"
+    return f"{name}: {before} -> {after}" if before != after else f"{name}: {before}, other content"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(f"{name} {item}" for name, item in cast("dict[str, Any]", value).items())
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+def _print(as_json: bool, document: Any, lines: Sequence[str]) -> None:
+    typer.echo(json.dumps(document, indent=1) if as_json else "\n".join(lines))
+
+
+__all__ = ["app"]

@@ -1,0 +1,117 @@
+"""`holdfast checkpoints …`: what it prints, what it changes, and how it ends."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.checkpoint.catalog import list_checkpoints
+from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.checkpoint.verify import verify
+from holdfast.cli.checkpoints import app
+from holdfast.errors import HoldfastError
+from tests.support.checkpoints import commit, prepared
+from tests.support.stores import flip
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    folder = prepared(tmp_path / "out")
+    for step in (10, 20, 30):
+        commit(folder, step)
+    return folder.root
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    """Exit code and stdout; errors of Holdfast as the console script turns them into codes."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, HoldfastError):
+        return int(result.exception.exit_code), str(result.exception)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+def document(*arguments: object) -> Any:
+    code, text = call(*arguments, "--json")
+    assert code == 0, text
+    return json.loads(text)
+
+
+def test_list_and_show(output: Path, tmp_path: Path) -> None:
+    """One line each, newest first; every field of the manifest."""
+    (output / "checkpoint-30" / MANIFEST_NAME).unlink()
+    code, text = call("list", output)
+    assert code == 0
+    assert [line.split()[0] for line in text.splitlines()] == [
+        *("CHECKPOINT", "checkpoint-30", "checkpoint-20", "checkpoint-10"),
+    ]
+    assert "torn: no manifest" in text.splitlines()[1]
+    states = [(entry["step"], entry["state"]) for entry in document("list", output, "--deep")]
+    assert states == [(None, "torn: no manifest"), (20, "verified"), (10, "verified")]
+    assert "samples_seen: 160" in call("show", output)[1]
+    shown = document("show", output / "checkpoint-10")
+    assert shown["manifest"]["step"] == 10
+    (tmp_path / "empty").mkdir()
+    assert call("list", tmp_path / "empty") == (0, f"no checkpoints in {tmp_path / 'empty'}\n")
+    assert document("list", tmp_path / "empty") == []
+    assert call("list", tmp_path / "nowhere")[0] == 13
+    assert call("show", output / "checkpoint-7")[0] == 14
+    assert call("list", "ftp://host/x")[0] == 2
+
+
+def test_verify_explains_and_ends_with_14(output: Path) -> None:
+    """A flipped bit is found with --deep only, a missing file without."""
+    flip(output / "checkpoint-20" / "model.safetensors")
+    assert call("verify", output)[0] == 0
+    code, text = call("verify", output, "--deep")
+    assert code == 14
+    assert "model.safetensors: its content changed" in text
+    assert call("verify", output / "checkpoint-10", "--deep")[0] == 0
+    (output / "checkpoint-10" / "rng_state_0.pth").unlink()
+    code, text = call("verify", output / "checkpoint-10", "--json")
+    assert code == 14
+    assert json.loads(text)[0]["faults"] == [{"file": "rng_state_0.pth", "reason": "it is missing"}]
+
+
+def test_prune_does_what_it_said(output: Path) -> None:
+    """The dry run names the same and deletes nothing."""
+    looked = document("prune", output, "--keep", "newest=1,every=20", "--dry-run")
+    assert looked["deleted"] == [str(output / "checkpoint-10")]
+    assert len(list_checkpoints(output)) == 3
+    done = document("prune", output, "--keep", "newest=1,every=20")
+    assert done == {**looked, "dry_run": False}
+    assert [path.name for path in list_checkpoints(output)] == ["checkpoint-30", "checkpoint-20"]
+    for policy in ("newest=0", "younger=2h", "everything"):
+        assert call("prune", output, "--keep", policy)[0] == 2
+    assert call("prune", output / "checkpoint-10", "--keep", "newest=1")[0] == 2
+
+
+def test_copy_export_and_diff(output: Path, tmp_path: Path) -> None:
+    """All of a location or one; the model alone; what changed."""
+    assert [entry["copied"] for entry in document("copy", output, tmp_path / "copy")] == [True, True, True]
+    assert [entry["copied"] for entry in document("copy", output / "checkpoint-20", tmp_path / "copy")] == [False]
+    assert all(verify(path).is_valid for path in list_checkpoints(tmp_path / "copy"))
+    assert "model.safetensors" in document("export", output, tmp_path / "model")["files"]
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    difference = document("diff", output / "checkpoint-10", output)
+    assert {"name": "step", "before": "10", "after": "30"} in difference["settings"]
+    assert difference["files"] == difference["tensors"] == []
+    assert "tensors: the same" in call("diff", output / "checkpoint-10", output / "checkpoint-20", "--deep")[1]
+
+
+def test_repair_says_what_is_left(output: Path) -> None:
+    """14 while something is damaged, 0 when it is moved aside."""
+    (output / "checkpoint-30" / MANIFEST_NAME).unlink()
+    flip(output / "checkpoint-20" / "model.safetensors")
+    code, text = call("repair", output, "--deep")
+    assert code == 14
+    assert "dropped" in text
+    assert "see --drop-damaged" in text
+    code, text = call("repair", output, "--deep", "--drop-damaged")
+    assert code == 0
+    assert "moved to" in text
+    assert call("repair", output) == (0, "nothing to repair\n")
+    assert [path.name for path in list_checkpoints(output)] == ["checkpoint-10"]
