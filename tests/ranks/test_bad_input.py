@@ -36,6 +36,8 @@ def ends(tmp_path: Path, *arguments: str) -> tuple[int, str]:
         (["--nproc-per-node", "none", "script.py"], "--nproc-per-node"),
         (["--unknown", "script.py"], "--unknown"),
         (["--from-scratch", "--resume", "x", "script.py"], "contradicts"),
+        (["--resume", "nowhere", "script.py"], "--resume nowhere"),
+        (["-m", "no_such_module"], "no_such_module"),
         ([], "SCRIPT"),
     ],
 )

@@ -219,6 +219,10 @@ def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> 
         assert job.wait(120) == 0, job.text
     assert [event["step"] for event in read_events(output, "resumed")] == [4]
     assert read_events(output, "finished")
+    restarted = read_events(output, "restarted")[0]
+    assert (restarted["restart"], restarted["max_restarts"]) == (1, 3)
+    assert restarted["reason"] == "rank 1 was killed by SIGKILL"
+    assert restarted["reason"] in job.text
 
 
 def test_restarts_are_counted(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.errors import UsageError
 from holdfast.training.launch import LaunchPlan, launch
+from holdfast.training.output_place import place_output
 from holdfast.training.settings import RunSettings
 
 
@@ -188,10 +191,25 @@ def run(
         master_port=master_port,
         max_restarts=max_restarts,
     )
+    _check_places(settings)
     code = launch(plan, settings)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _check_places(settings: RunSettings) -> None:
+    """Before ranks load a model for nothing; what the folders hold is verified by them.
+
+    Raises:
+        UsageError: the checkpoint to resume from is no folder.
+        StorageError: the output folder cannot be written.
+    """
+    if settings.resume not in {"auto", "never"} and not os.path.isdir(settings.resume):
+        raise UsageError(f"--resume {settings.resume}: there is no such folder", hint="name a checkpoint")
+    if settings.output_dir is not None:
+        place = place_output(settings.output_dir, local_dir=settings.local_dir)
+        OutputFolder(place.folder).prepare()
 
 
 __all__ = ["run"]

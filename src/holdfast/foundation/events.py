@@ -206,6 +206,19 @@ class Pruned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restarted(Event):
+    """A rank failed, and the ranks were started anew."""
+
+    is_warning: ClassVar[bool] = True
+    restart: int
+    max_restarts: int
+    reason: str
+
+    def _sentence(self) -> str:
+        return f"{self.reason}; starting the ranks anew ({self.restart} of {plural(self.max_restarts, 'restart')})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted(Event):
     """The run left after a stop, with or without a checkpoint of the last step."""
 

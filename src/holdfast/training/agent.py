@@ -12,6 +12,7 @@ fail the same way.
 # pyright: reportUnknownArgumentType=false, reportCallIssue=false
 
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -30,11 +31,13 @@ from torch.distributed.run import (
 )
 
 from holdfast.foundation import clock
+from holdfast.foundation.events import Restarted
 from holdfast.training.launch import LaunchPlan, StopRequest, rank_command
-from holdfast.training.record import read_records
+from holdfast.training.record import note_restart, read_records
 from holdfast.training.settings import RunSettings
-from holdfast.training.verdict import first_failure
+from holdfast.training.verdict import describe_end, first_failure
 
+_log = logging.getLogger("holdfast")
 _STOP_KEY = "holdfast/stop"
 _RESTART_KEY = "holdfast/restart/{}"
 _LEFT_KEY = "holdfast/left/{}"
@@ -134,6 +137,7 @@ class HoldfastAgent(LocalElasticAgent):
         self._settings = settings
         self._stop = stop
         self._has_told = False
+        self._failure: str | None = None
 
     @property
     def restarts(self) -> int:
@@ -171,6 +175,14 @@ class HoldfastAgent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop.watch(())
+        if self._failure is not None:
+            event = Restarted(
+                restart=self.restarts + 1,
+                max_restarts=self._worker_group.spec.max_restarts,
+                reason=self._failure,
+            )
+            _log.warning("%s", event.line)
+            note_restart(Path(self._settings.record_folder or ""), event)
         group: Any = self._worker_group
         if group.group_world_size > 1:
             with contextlib.suppress(RuntimeError):
@@ -185,6 +197,7 @@ class HoldfastAgent(LocalElasticAgent):
         exit_codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
         rank = first_failure(exit_codes, records)
         record = None if rank is None else records.get(rank)
+        self._failure = None if rank is None else describe_end(rank, exit_codes[rank], record)
         if rank is None or record is None or record.lost_peer:
             return False
         if record.exit_code is not None:

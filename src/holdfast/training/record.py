@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.foundation import clock
+from holdfast.foundation.events import Restarted
 from holdfast.foundation.files import write_atomic
+
+_RESTART = "restart.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,4 +92,19 @@ def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
     return records
 
 
-__all__ = ["RankRecord", "RecordFile", "read_records"]
+def note_restart(folder: Path, event: Restarted) -> None:
+    """Leave word for the ranks of the next start, which know where the run's events go."""
+    with contextlib.suppress(OSError):
+        write_atomic(folder / _RESTART, json.dumps(asdict(event)).encode(), durable=False)
+
+
+def read_restart(folder: Path | None, restart: int) -> Restarted | None:
+    """Why the ranks were started anew for the `restart`th time, if the launcher said so."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        event = Restarted(**json.loads(((folder or Path()) / _RESTART).read_bytes()))
+        if folder is not None and event.restart == restart:
+            return event
+    return None
+
+
+__all__ = ["RankRecord", "RecordFile", "note_restart", "read_records", "read_restart"]

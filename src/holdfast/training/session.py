@@ -16,7 +16,7 @@ from holdfast.errors import ExitCode, Interrupted
 from holdfast.foundation import clock, console, events
 from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Event, EventLog
-from holdfast.training.record import RecordFile
+from holdfast.training.record import RecordFile, read_restart
 from holdfast.training.settings import RunSettings
 from holdfast.training.termination import Termination
 
@@ -67,6 +67,10 @@ class Session:
     def write_events_to(self, path: Path) -> None:
         """From now on this rank's events go to the stream at `path` too."""
         self._events = EventLog(path)
+        folder = self.settings.record_folder
+        restarted = read_restart(Path(folder) if folder else None, self.place.restart)
+        if restarted is not None and self.place.is_first:
+            self._events.write(restarted)  # the launcher has said it on the console
 
     def report(self, event: Event) -> None:
         """Tell people and programs; the first rank speaks for the job."""

@@ -64,6 +64,9 @@ def reach_verdict(
     rank = first_failure(exit_codes, records)
     if rank is None:
         return Verdict(ExitCode.FAILED, "no rank was started")
+    uploads_failed = any(record.exit_code == ExitCode.STORAGE for record in records.values())
+    if uploads_failed and exit_codes[rank] in {ExitCode.STORAGE, ExitCode.INTERRUPTED_SAVED}:
+        return Verdict(ExitCode.STORAGE)  # the ranks agreed to leave because of it, and only one of them knows why
     return _of_rank(rank, exit_codes[rank], records.get(rank))
 
 
@@ -72,9 +75,16 @@ def _of_rank(rank: int, code: int, record: RankRecord | None) -> Verdict:
         return Verdict(record.exit_code)
     if code in {ExitCode.TERMINATED_UNSAVED, -signal.SIGTERM}:
         return Verdict(ExitCode.TERMINATED_UNSAVED)
+    return Verdict(128 - code if code < 0 else code, describe_end(rank, code, record))
+
+
+def describe_end(rank: int, code: int, record: RankRecord | None) -> str:
+    """How a rank ended, as the beginning of a sentence."""
     if code < 0:
-        return Verdict(128 - code, f"rank {rank} was killed by {signal.Signals(-code).name}")
-    return Verdict(code, f"rank {rank} exited with code {code}; its own output above says why")
+        return f"rank {rank} was killed by {signal.Signals(-code).name}"
+    if record is not None and record.lost_peer:
+        return f"rank {rank} lost a rank of another node"
+    return f"rank {rank} exited with code {code}, its own output above says why"
 
 
 def _after_stop(records: Mapping[int, RankRecord], stop_signal: int, *, killed: bool) -> Verdict:
@@ -93,4 +103,4 @@ def exit_code_of(stop_signal: int) -> ExitCode:
     return ExitCode.SIGINT if stop_signal == signal.SIGINT else ExitCode.TERMINATED_UNSAVED
 
 
-__all__ = ["Verdict", "exit_code_of", "first_failure", "reach_verdict"]
+__all__ = ["Verdict", "describe_end", "exit_code_of", "first_failure", "reach_verdict"]
