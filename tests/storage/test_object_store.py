@@ -77,7 +77,7 @@ def test_a_sweep_keeps_what_is_to_go_on(server: Server, tmp_path: Path) -> None:
     for key in ("checkpoint-1/model", "checkpoint-10/model", "other"):
         with pytest.raises(CutError):
             store.upload(key, source, progress=cut_after(1))
-    assert store.sweep(keep=["checkpoint-1"]) == 2
+    assert store.sweep(chosen=lambda key: not key.startswith("checkpoint-1/")) == 2
     assert store.sweep() == 1
 
 

@@ -14,6 +14,7 @@ from holdfast.checkpoint.verify import Fault, verify
 from holdfast.errors import NothingValidError
 from holdfast.foundation import clock
 from holdfast.foundation.files import fsync_folder
+from holdfast.foundation.units import plural
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 
@@ -67,9 +68,16 @@ def newest_valid(
             rejected(path, Fault(file=MANIFEST_NAME, reason=reason))
         else:
             return path, verdict.manifest
+    if candidates and not any((path / MANIFEST_NAME).exists() for path in candidates):
+        raise NothingValidError(
+            f"{output} holds {plural(len(candidates), 'checkpoint folder')} that Holdfast has not written; training "
+            "was not started",
+            hint="name another output folder, and one of them as `resume_from_checkpoint` in the script; or "
+            "--from-scratch, which moves them aside and deletes nothing",
+        )
     if candidates:
         raise NothingValidError(
-            f"{output} holds {len(candidates)} checkpoint folder(s) and none of them is a valid checkpoint; "
+            f"{output} holds {plural(len(candidates), 'checkpoint folder')} and none of them is a valid checkpoint; "
             "training was not started",
             hint="restore one, or start afresh with --from-scratch, which moves them aside and deletes nothing",
         )

@@ -18,7 +18,10 @@ from holdfast.checkpoint.verify import read_manifest
 from holdfast.foundation import files
 
 FINAL = "final"
-_MODEL_FILES = ("config.json", "adapter_config.json", "model.safetensors", "adapter_model.safetensors")
+_MODEL_FILES = (
+    *("config.json", "adapter_config.json", "model.safetensors", "adapter_model.safetensors"),
+    *("model.safetensors.index.json", "pytorch_model.bin"),
+)
 
 
 def final_folder(output: OutputFolder) -> Path:
@@ -41,8 +44,9 @@ def adopt_scripts_model(output: OutputFolder) -> bool:
     source, paths = _scripts_model(output.root)
     manifest = read_manifest(kept)
     saved_ns = (kept / MANIFEST_NAME).stat().st_mtime_ns
-    # Only what was written since: an older model belongs to an earlier run in the same folder.
-    if not paths or max((source / path).stat().st_mtime_ns for path in paths) < saved_ns:
+    # Only a model that was written since: an older one belongs to an earlier run in the same folder.
+    models = [path for path in paths if path in _MODEL_FILES] or paths
+    if not paths or max((source / path).stat().st_mtime_ns for path in models) < saved_ns:
         return False
     working = output.work / f"final-{uuid.uuid4().hex}"
     entries: list[FileEntry] = []

@@ -11,17 +11,15 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdfast.checkpoint.catalog import step_of
+from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, step_of
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.final import FINAL, final_folder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import Policy
-from holdfast.errors import ConflictError, HoldfastError, ManifestError
+from holdfast.errors import ConflictError, HoldfastError, ManifestError, StorageError
 from holdfast.foundation import clock, files
-from holdfast.foundation.events import Event, Uploaded, UploadFailed, UploadSuperseded
-
-_TRY_FOR_S = 600.0
+from holdfast.foundation.events import Event, Pruned, Uploaded, UploadFailed, UploadSuperseded
 
 
 class _GivesWayError(Exception):
@@ -54,6 +52,10 @@ class Mover:
         self._seen: set[str] = set()
         self._status: dict[str, object] = {}
         self._told_failure: str | None = None
+        self._manifests: dict[str, tuple[tuple[int, int, int], bytes, bool]] = {}
+        self._in_store: set[int] | None = None
+        self.last_progress_s = clock.monotonic_s()
+        """When bytes last arrived, by the monotonic clock."""
         self.with_final = False
         """Set when the training has come to its own end, and the final model will not change any more."""
         self.newest_only = False
@@ -66,22 +68,33 @@ class Mover:
 
         Older periodic ones are superseded by now, and those that retention took away are too.
         """
-        folders = self._output.committed()
+        folders = [folder for folder in list_checkpoints(self._output.root) if self._manifest_of(folder)]
         present = {path.name for path in folders}
         for name in self._seen - present:
             self._supersede(Path(name))
         self._seen = present - self._done.keys()
         for index, folder in enumerate(folders):
-            if self._done.get(folder.name) == _manifest_of(folder) or (self.newest_only and index > 0):
+            data = self._manifest_of(folder)
+            if self._done.get(folder.name) == data or (self.newest_only and index > 0):
                 continue
-            if index > 0 and _is_periodic(folder):
-                self._done[folder.name] = _manifest_of(folder)
-                self._supersede(folder)
+            if index > 0 and self._is_periodic(folder):
+                self._done[folder.name] = data
+                if not self._was_uploaded_before(step_of(folder) or 0):
+                    self._supersede(folder)
                 continue
             return folder
         final = final_folder(self._output)
-        data = _manifest_of(final)
+        data = self._manifest_of(final)
         return final if self.with_final and data and self._done.get(FINAL) != data else None
+
+    def _was_uploaded_before(self, step: int) -> bool:
+        """Whether an earlier mover has taken it to the store; unknown while the store cannot be reached."""
+        if self._in_store is None:
+            try:
+                self._in_store = set(self._remote.steps(deadline_s=self.deadline_s))
+            except HoldfastError:
+                return False
+        return step in self._in_store
 
     def _supersede(self, folder: Path) -> None:
         self._seen = self._seen - {folder.name}
@@ -104,7 +117,7 @@ class Mover:
         with contextlib.ExitStack() as lease:
             try:
                 lease.enter_context(files.reading(folder / MANIFEST_NAME))
-                data = _manifest_of(folder)
+                data = self._manifest_of(folder)
                 manifest = Manifest.from_bytes(data)
             except (OSError, ManifestError):
                 return True  # pruned or replaced at this moment; the next look shows what is there
@@ -122,31 +135,36 @@ class Mover:
             nonlocal done_bytes
             with lock:
                 done_bytes += num_bytes
+                self.last_progress_s = clock.monotonic_s()
                 self._tell("uploading", folder, done_bytes, manifest.size_bytes)
             if self.newest_only and folder.name != FINAL and folder != next(iter(self._output.committed()), folder):
                 raise _GivesWayError
 
         self._tell("uploading", folder, 0, manifest.size_bytes)
-        deadline_s = clock.monotonic_s() + _TRY_FOR_S
         try:
             arrived = self._remote.publish(
                 folder,
                 name=folder.name,
                 record=self._output.control / f"upload-{folder.name}.json",
                 progress=progress,
-                deadline_s=min(deadline_s, self.deadline_s or deadline_s),
+                deadline_s=self.deadline_s,
             )
         except _GivesWayError:
             self._report(UploadSuperseded(step=manifest.step))
             return
         except ConflictError:
             raise
-        except HoldfastError as error:
+        except (HoldfastError, OSError) as reason:
+            error = reason
+            if isinstance(reason, OSError):  # the folder is the user's too
+                error = StorageError(f"{folder} cannot be read: {reason}; it is not uploaded")
             self._tell("failing", folder, done_bytes, manifest.size_bytes, error=str(error))
             if self._told_failure != folder.name:  # once for each checkpoint, not for each try
                 self._told_failure = folder.name
                 self._report(UploadFailed(step=manifest.step, name_in_store=folder.name, reason=str(error)))
-            raise
+            if error is reason:
+                raise
+            raise error from reason
         if arrived:
             self._report(
                 Uploaded(
@@ -161,6 +179,29 @@ class Mover:
         if self._policies and not self.newest_only:
             for step in self._remote.superseded(self._policies, deadline_s=self.deadline_s):
                 self._remote.take_down(step, deadline_s=self.deadline_s)
+                where = self._remote.store.location.child(checkpoint_name(step))
+                self._report(Pruned(step=step, path=str(where)))
+
+    def _manifest_of(self, folder: Path) -> bytes:
+        """The manifest in `folder`, empty when it has none that can be read; parsed once, looked at often."""
+        path = folder / MANIFEST_NAME
+        try:
+            status = path.stat(follow_symlinks=False)
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+            known = self._manifests.get(folder.name)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            data = path.read_bytes()
+            is_periodic = Manifest.from_bytes(data).trigger == Trigger.PERIODIC
+        except (OSError, ManifestError):
+            self._manifests.pop(folder.name, None)
+            return b""
+        self._manifests[folder.name] = (stamp, data, is_periodic)
+        return data
+
+    def _is_periodic(self, folder: Path) -> bool:
+        known = self._manifests.get(folder.name)
+        return known is None or known[2]
 
     def _tell(
         self, state: str, folder: Path | None = None, done_bytes: int = 0, total_bytes: int = 0, error: str = ""
@@ -176,20 +217,6 @@ class Mover:
         with contextlib.suppress(OSError):
             data = json.dumps({"time": clock.utc_now(), **status}).encode()
             files.write_atomic(self._output.control / "upload.json", data, durable=False)
-
-
-def _is_periodic(folder: Path) -> bool:
-    try:
-        return Manifest.from_bytes(_manifest_of(folder)).trigger == Trigger.PERIODIC
-    except ManifestError:
-        return True
-
-
-def _manifest_of(folder: Path) -> bytes:
-    try:
-        return (folder / MANIFEST_NAME).read_bytes()
-    except OSError:
-        return b""
 
 
 __all__ = ["Mover"]

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import select
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.mover import Mover
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import parse_policies
-from holdfast.errors import ConflictError, ExitCode, HoldfastError
+from holdfast.errors import ConflictError, ExitCode, HoldfastError, TransientError
 from holdfast.foundation import clock, console
 from holdfast.foundation.events import Event, EventLog
 from holdfast.storage.location import parse_location
@@ -28,6 +29,8 @@ from holdfast.storage.opening import open_store
 
 _LOOK_EVERY_S = 0.25
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+_PATIENCE_S, _PATIENCE_WITH_REFUSALS_S = 600.0, 30.0
+"""How long the end of training waits for a store from which nothing comes, and for one that refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class MoverPlan:
         location: where its checkpoints go, as text.
         attempt_id: of the attempt that has claimed the location.
         keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
+        passed_over: steps whose checkpoints in the store were found damaged at the start.
         grace_s: how long to go on for the newest one after the training's process has died.
         verbosity: of the console.
     """
@@ -47,6 +51,7 @@ class MoverPlan:
     location: str
     attempt_id: str
     keep: str | None = None
+    passed_over: tuple[int, ...] = ()
     grace_s: float = 30.0
     verbosity: int = 0
 
@@ -68,12 +73,14 @@ class _Process:
         self._log = log
         self._mover = Mover(
             output,
-            RemoteFolder(store, attempt_id=plan.attempt_id),
+            RemoteFolder(store, attempt_id=plan.attempt_id, passed_over=plan.passed_over),
             policies=parse_policies(plan.keep),
             report=report,
         )
         self._wake = threading.Event()
         self._finishing = threading.Event()
+        self._finishing_since_s = 0.0
+        self._left_out_final = False
         self._ended = threading.Event()
         self._exit_code = ExitCode.OK
 
@@ -93,11 +100,11 @@ class _Process:
                 self._log.warning("%s", error)
                 self._exit_code = ExitCode.CONFLICT
                 break
-            except HoldfastError:
-                if self._is_last_moment():
+            except HoldfastError as error:
+                if self._is_last_moment(error):
                     self._exit_code = ExitCode.STORAGE
                     break
-                self._wake.wait(pause_s)
+                self._wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except Exception:  # noqa: BLE001  the thread must not die and leave the training waiting for it
                 self._log.exception("the mover failed")
@@ -105,15 +112,24 @@ class _Process:
                 break
             else:
                 if self._finishing.is_set():
+                    self._exit_code = ExitCode.STORAGE if self._left_out_final else ExitCode.OK
                     break
-                self._wake.wait(_LOOK_EVERY_S)
-            if not self._finishing.is_set():
-                self._wake.clear()
+                self._wait(_LOOK_EVERY_S)
         self._ended.set()
 
-    def _is_last_moment(self) -> bool:
-        deadline_s = self._mover.deadline_s
-        return self._finishing.is_set() and deadline_s is not None and clock.monotonic_s() + 0.5 > deadline_s
+    def _wait(self, pause_s: float) -> None:
+        self._wake.wait(pause_s)
+        self._wake.clear()
+
+    def _is_last_moment(self, error: HoldfastError) -> bool:
+        """Whether trying again makes no sense, when nothing else is to be done meanwhile."""
+        if not self._finishing.is_set():
+            return False
+        now_s, deadline_s = clock.monotonic_s(), self._mover.deadline_s
+        if deadline_s is not None:
+            return now_s + 0.5 > deadline_s
+        patience_s = _PATIENCE_S if isinstance(error, TransientError) else _PATIENCE_WITH_REFUSALS_S
+        return now_s - max(self._finishing_since_s, self._mover.last_progress_s) > patience_s
 
     def _obey(self) -> None:
         pending: bytes = b""
@@ -133,6 +149,8 @@ class _Process:
                 return
 
     def _finish(self, *, newest_only: bool, deadline_s: float | None) -> None:
+        if self._mover.with_final and newest_only:  # what was to be finished in peace is now to be left
+            self._left_out_final = True
         self._mover.newest_only = newest_only
         self._mover.with_final = not newest_only
         self._mover.deadline_s = deadline_s
@@ -140,12 +158,17 @@ class _Process:
             end = threading.Timer(max(0.0, deadline_s - clock.monotonic_s()), os._exit, (int(ExitCode.STORAGE),))
             end.daemon = True
             end.start()
+        if not self._finishing.is_set():
+            self._finishing_since_s = clock.monotonic_s()
         self._finishing.set()
         self._wake.set()
 
 
 def main(arguments: list[str]) -> int:
     """Run the mover that `arguments[0]`, a `MoverPlan` as JSON, describes, until it is told to finish."""
+    # Some platforms signal every process of a job. What ends this one is its training, at the end of stdin.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     return _Process(MoverPlan(**json.loads(arguments[0]))).run()
 
 

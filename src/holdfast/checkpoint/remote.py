@@ -1,7 +1,8 @@
 """Checkpoints in an object store: which are there, how one is published, and who may (docs/adr/0007).
 
 Promises: a checkpoint is in the store exactly while its manifest is, and the manifest is written last and deleted
-first; a writer that was replaced by a newer attempt publishes nothing.
+first; a writer that was replaced by a newer attempt publishes nothing; what Holdfast has not begun itself is never
+deleted. While a checkpoint is being written or deleted, `.holdfast/unfinished/<name>` says so.
 """
 
 import contextlib
@@ -13,15 +14,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
-from holdfast.checkpoint.digest import digest_bytes
-from holdfast.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from holdfast.checkpoint.digest import digest_bytes, digest_file
+from holdfast.checkpoint.final import FINAL
+from holdfast.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from holdfast.checkpoint.retention import Candidate, KeepNewest, Policy, select_superseded
-from holdfast.errors import ConditionError, ConflictError, ManifestError, ObjectNotFoundError
+from holdfast.errors import (
+    CheckpointError,
+    ConditionError,
+    ConflictError,
+    ManifestError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from holdfast.foundation import clock
 from holdfast.foundation.files import write_atomic
 from holdfast.storage.store import ABSENT, Condition, Progress, Store, StoredObject
 
 ATTEMPT_KEY = ".holdfast/attempt.json"
+_UNFINISHED = ".holdfast/unfinished"
+_PROBES = ".holdfast/access-"
+_PROBE_LIVES_S = 3600.0
 _MAX_ATTEMPT_BYTES = 1 << 16
 _NUM_THREADS = 4
 
@@ -50,13 +62,18 @@ class RemoteFolder:
 
     Args:
         store: at the run's location.
-        attempt_id: this start of the run, once it has claimed the location; None only looks.
+        attempt_id: this start of the run, once it has claimed the location; None is for looking, and for work
+            while nobody has.
+        passed_over: steps whose checkpoints this start found damaged: they count for no policy.
     """
 
-    def __init__(self, store: Store, *, attempt_id: str | None = None) -> None:
+    def __init__(self, store: Store, *, attempt_id: str | None = None, passed_over: Collection[int] = ()) -> None:
         self.store = store
+        self._passed_over = set(passed_over)
         self._attempt_id = attempt_id
         self._candidates: dict[int, Candidate] = {}
+        self._seen_claim: str | None = None
+        self._has_looked = False
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
@@ -70,6 +87,16 @@ class RemoteFolder:
         """The steps of the checkpoints that have a manifest, newest first."""
         found = self._by_checkpoint(deadline_s)
         return sorted((step for step, keys in found.items() if _manifest_key(step) in keys), reverse=True)
+
+    def foreign_steps(self, *, deadline_s: float | None = None) -> list[int]:
+        """Folders with a checkpoint's name, without a manifest, and not begun by Holdfast; newest first."""
+        unfinished = set(self._unfinished(deadline_s))
+        found = self._by_checkpoint(deadline_s)
+        steps = [step for step, keys in found.items() if _manifest_key(step) not in keys]
+        return sorted((step for step in steps if checkpoint_name(step) not in unfinished), reverse=True)
+
+    def _unfinished(self, deadline_s: float | None) -> list[str]:
+        return [item.key.rpartition("/")[2] for item in self.store.list(_UNFINISHED, deadline_s=deadline_s)]
 
     def manifest(self, step: int, *, deadline_s: float | None = None) -> Manifest:
         """The manifest of the checkpoint of `step`.
@@ -110,7 +137,7 @@ class RemoteFolder:
 
     def superseded(self, policies: Sequence[Policy], *, deadline_s: float | None = None) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
-        steps = self.steps(deadline_s=deadline_s)
+        steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
         if all(isinstance(policy, KeepNewest) for policy in policies):  # needs to know nothing but the steps
             candidates = [Candidate(step=step) for step in steps]
         else:
@@ -136,21 +163,23 @@ class RemoteFolder:
     # ---- who may --------------------------------------------------------------------------------------------
 
     def claimed_by(self, *, deadline_s: float | None = None) -> Claim | None:
-        """Who may publish now."""
-        return self._read_claim(deadline_s)[0]
+        """Who may publish now; a `claim` that follows replaces this one and no other."""
+        self._has_looked = True
+        holder, self._seen_claim = self._read_claim(deadline_s)
+        return holder
 
     def claim(self, claim: Claim, *, deadline_s: float | None = None) -> None:
-        """Become the one who may publish; whoever could before no longer can.
+        """Become the one who may publish; whoever could before, as `claimed_by` said, no longer can.
 
         Raises:
-            ConflictError: another attempt claimed the location at the same moment.
+            ConflictError: another attempt has claimed the location since.
         """
-        _, version = self._read_claim(deadline_s)
-        condition = ABSENT if version is None else Condition(version=version)
+        if not self._has_looked:
+            self.claimed_by(deadline_s=deadline_s)
+        condition = ABSENT if self._seen_claim is None else Condition(version=self._seen_claim)
+        data = json.dumps(asdict(claim)).encode()
         try:
-            self.store.write(
-                ATTEMPT_KEY, json.dumps(asdict(claim)).encode(), condition=condition, deadline_s=deadline_s
-            )
+            self._seen_claim = self.store.write(ATTEMPT_KEY, data, condition=condition, deadline_s=deadline_s)
         except ConditionError as error:
             raise ConflictError(
                 f"another run began to use {self.store.location} at the same moment; training was not started",
@@ -166,9 +195,12 @@ class RemoteFolder:
         """
         holder = self._read_claim(deadline_s)[0]
         if (holder.attempt_id if holder else None) != self._attempt_id:
-            who = f"attempt {holder.attempt} of run {holder.run_id[:8]} on {holder.host}" if holder else "nobody"
+            if holder is None:
+                who = "no longer this attempt's: .holdfast/attempt.json is gone"
+            else:
+                who = f"now used by attempt {holder.attempt} of run {holder.run_id[:8]} on {holder.host}"
             raise ConflictError(
-                f"{self.store.location} is now used by {who}; nothing more is written there",
+                f"{self.store.location} is {who}; nothing more is written there",
                 hint="what was to be uploaded remains where it is",
             )
 
@@ -184,27 +216,43 @@ class RemoteFolder:
         except (ValueError, TypeError):
             return None, found.version
 
-    def clean(self, *, keep_steps: Collection[int], deadline_s: float | None = None) -> int:
+    def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
         """Delete what dead attempts left unfinished; call it after `claim`.
 
         Args:
-            keep_steps: checkpoints that this attempt holds itself and is going to upload.
+            keep: names of checkpoints that this attempt holds itself and is going to upload.
             deadline_s: when to give up.
 
         Returns:
             How many objects and uploads were deleted.
         """
-        found = self._by_checkpoint(deadline_s)
-        torn = [
-            key
-            for step, keys in found.items()
-            if _manifest_key(step) not in keys and step not in keep_steps
-            for key in keys
-        ]
-        for key in torn:
+        num_deleted = 0
+        for name in self._unfinished(deadline_s):
+            if name in keep:
+                continue
+            named: set[str] = set()
+            with contextlib.suppress(ManifestError):
+                manifest = self.manifest_of(name, deadline_s=deadline_s)
+                named = {MANIFEST_NAME, *(entry.path for entry in manifest.files)}
+            num_deleted += self._delete_but(name, named, deadline_s)
+            self.store.delete(f"{_UNFINISHED}/{name}", deadline_s=deadline_s)
+        for item in list(self.store.list(".holdfast", deadline_s=deadline_s)):
+            if item.key.startswith(_PROBES) and clock.wall_s() - item.modified_s > _PROBE_LIVES_S:
+                self.store.delete(item.key, deadline_s=deadline_s)
+                num_deleted += 1
+        return num_deleted + self.store.sweep(
+            chosen=lambda key: _is_ours(key) and key.partition("/")[0] not in keep, deadline_s=deadline_s
+        )
+
+    def _delete_but(self, name: str, named: Collection[str], deadline_s: float | None) -> int:
+        """Delete what is in the folder `name` and not called one of `named`; say how much that was."""
+        # What is listed before the fence is what is deleted: a successor may have written the same keys since.
+        keys = [item.key for item in self.store.list(name, deadline_s=deadline_s)]
+        doomed = [key for key in keys if key.removeprefix(f"{name}/") not in named]
+        self.fence(deadline_s=deadline_s)
+        for key in doomed:
             self.store.delete(key, deadline_s=deadline_s)
-        kept = [checkpoint_name(step) for step in keep_steps]
-        return len(torn) + self.store.sweep(keep=kept, deadline_s=deadline_s)
+        return len(doomed)
 
     # ---- publishing -----------------------------------------------------------------------------------------
 
@@ -241,55 +289,82 @@ class RemoteFolder:
             return False
         self._candidates.pop(manifest.step, None)
         self.fence(deadline_s=deadline_s)
-        if present is not None:
+        self.store.write(f"{_UNFINISHED}/{name}", b"", deadline_s=deadline_s)
+        if present is not None and not _is_extended(present, manifest):
             self.store.delete(key, deadline_s=deadline_s)
+            present = None
         sent = _SentRecord(record, digest_bytes(data))
-        store = self.store
 
-        def send(path: str) -> None:
-            target, size_bytes = f"{name}/{path}", (folder / path).stat().st_size
-            known = sent.version_of(path)
-            if known is not None:
-                with contextlib.suppress(ObjectNotFoundError):
-                    found = store.stat(target, deadline_s=deadline_s)
-                    if (found.version, found.size_bytes) == (known, size_bytes):
-                        if progress is not None:
-                            progress(size_bytes)
-                        return
-            store.upload(
-                target,
-                folder / path,
-                fence=lambda: self.fence(deadline_s=deadline_s),
-                progress=progress,
-                deadline_s=deadline_s,
-            )
-            sent.add(path, store.stat(target, deadline_s=deadline_s).version)
+        def send(entry: FileEntry) -> None:
+            self._send(folder, name, entry, sent, progress, deadline_s)
 
         # Small files side by side, because each is mostly waiting; a large one is sent in parallel parts by itself.
-        small = [entry.path for entry in manifest.files if not entry.parts]
         with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="holdfast-publish") as threads:
-            for future in [threads.submit(send, path) for path in small]:
-                future.result()
+            futures = [threads.submit(send, entry) for entry in manifest.files if not entry.parts]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
         for entry in manifest.files:
             if entry.parts:
-                send(entry.path)
-        self._delete_others(name, {entry.path for entry in manifest.files}, deadline_s)
-        self.fence(deadline_s=deadline_s)
-        try:
-            store.write(key, data, condition=ABSENT, deadline_s=deadline_s)
-        except ConditionError:
-            if (
-                self.bytes_of_manifest(name, deadline_s=deadline_s) != data
-            ):  # somebody else of this attempt may have done the same
-                raise
+                send(entry)
+        # Uploads of a writer that was replaced end here, and what an earlier checkpoint of this step has left.
+        self.store.sweep(chosen=lambda other: other.startswith(f"{name}/"), deadline_s=deadline_s)
+        self._delete_but(name, {MANIFEST_NAME, *(entry.path for entry in manifest.files)}, deadline_s)
+        self._commit(name, data, present, deadline_s)
+        self._passed_over.discard(manifest.step)
+        with contextlib.suppress(StorageError):  # it is committed; the next start tidies up
+            self.store.delete(f"{_UNFINISHED}/{name}", deadline_s=deadline_s)
         record.unlink(missing_ok=True)
         return True
 
-    def _delete_others(self, name: str, named: set[str], deadline_s: float | None) -> None:
-        """Left by an earlier checkpoint of the same step: a file that the manifest does not name makes it invalid."""
-        for item in list(self.store.list(name, deadline_s=deadline_s)):
-            if item.key.removeprefix(f"{name}/") not in named:
-                self.store.delete(item.key, deadline_s=deadline_s)
+    def _commit(self, name: str, data: bytes, present: bytes | None, deadline_s: float | None) -> None:
+        key, condition = f"{name}/{MANIFEST_NAME}", ABSENT
+        if present is not None:
+            condition = Condition(version=self.store.stat(key, deadline_s=deadline_s).version)
+        self.fence(deadline_s=deadline_s)
+        try:
+            self.store.write(key, data, condition=condition, deadline_s=deadline_s)
+        except ConditionError:
+            # Somebody else of this attempt may have done the same.
+            if self.bytes_of_manifest(name, deadline_s=deadline_s) != data:
+                raise
+
+    def _send(
+        self,
+        folder: Path,
+        name: str,
+        entry: FileEntry,
+        sent: "_SentRecord",
+        progress: Progress | None,
+        deadline_s: float | None,
+    ) -> None:
+        store, target, source = self.store, f"{name}/{entry.path}", folder / entry.path
+        known = sent.version_of(entry.path)
+        if known is not None:
+            with contextlib.suppress(ObjectNotFoundError):
+                found = store.stat(target, deadline_s=deadline_s)
+                if (found.version, found.size_bytes) == (known, entry.size_bytes):
+                    if progress is not None:
+                        progress(entry.size_bytes)
+                    return
+        # Disks lie, people edit: what is not what the manifest names must not stand under it.
+        content = digest_file(source)
+        if (content.size_bytes, content.digest) != (entry.size_bytes, entry.digest):
+            raise CheckpointError(
+                f"{source} has changed since its checkpoint was committed; {name} is not uploaded",
+                hint="see `holdfast checkpoints verify --deep`",
+            )
+        store.upload(
+            target,
+            source,
+            fence=lambda: self.fence(deadline_s=deadline_s),
+            progress=progress,
+            deadline_s=deadline_s,
+        )
+        sent.add(entry.path, store.stat(target, deadline_s=deadline_s).version)
 
     def take_down(self, step: int, *, deadline_s: float | None = None) -> None:
         """Delete a checkpoint, its manifest first.
@@ -302,9 +377,25 @@ class RemoteFolder:
     def take_down_folder(self, folder: str, *, deadline_s: float | None = None) -> None:
         """The same by the folder's name, such as `final`."""
         self.fence(deadline_s=deadline_s)
+        self.store.write(f"{_UNFINISHED}/{folder}", b"", deadline_s=deadline_s)
         self.store.delete(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s)
-        for item in list(self.store.list(folder, deadline_s=deadline_s)):
-            self.store.delete(item.key, deadline_s=deadline_s)
+        self._delete_but(folder, (), deadline_s)
+        self.store.delete(f"{_UNFINISHED}/{folder}", deadline_s=deadline_s)
+
+
+def _is_extended(present: bytes, manifest: Manifest) -> bool:
+    """Whether the manifest in the store stays true while `manifest`'s further files arrive beside its own."""
+    try:
+        files = Manifest.from_bytes(present).files
+    except ManifestError:
+        return False
+    return set(files) < set(manifest.files)
+
+
+def _is_ours(key: str) -> bool:
+    """Whether Holdfast writes under this key, and nobody else who shares the bucket."""
+    top, slash, _ = key.partition("/")
+    return bool(slash) and (top in {FINAL, ".holdfast"} or step_of(Path(top)) is not None)
 
 
 class _SentRecord:

@@ -103,7 +103,7 @@ class SetAside(Event):
     path: str
 
     def _sentence(self) -> str:
-        return f"{plural(self.num_checkpoints, 'earlier checkpoint')} moved to {self.path}; nothing is deleted"
+        return f"{plural(self.num_checkpoints, 'checkpoint')} moved to {self.path}; nothing is deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

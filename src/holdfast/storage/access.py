@@ -1,12 +1,14 @@
 """Whether a place can be used, found out before a model is loaded for nothing."""
 
+import contextlib
 import uuid
 
 from holdfast.errors import StorageError
 from holdfast.foundation import clock
 from holdfast.storage.store import Store
 
-_WITHIN_S = 20.0
+_WITHIN_S = 15.0
+_TIDY_WITHIN_S = 3.0
 
 
 def check_access(store: Store) -> None:
@@ -24,8 +26,11 @@ def check_access(store: Store) -> None:
         try:
             found = bytes(store.read(key, deadline_s=deadline_s))
             listed = [item.key for item in store.list(".holdfast", deadline_s=deadline_s)]
-        finally:
-            store.delete(key, deadline_s=deadline_s)
+        except StorageError:
+            with contextlib.suppress(StorageError):  # what went wrong first is what is said
+                store.delete(key, deadline_s=clock.monotonic_s() + _TIDY_WITHIN_S)
+            raise
+        store.delete(key, deadline_s=deadline_s)
     except StorageError as error:
         message = f"{store.location} cannot be used: {error.message}; training was not started"
         raise type(error)(message, hint=error.hint) from error

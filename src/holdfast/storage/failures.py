@@ -15,6 +15,10 @@ _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _WRONG_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "AuthFailure"}
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeTooSkewed"}
 _CERTIFICATE = re.compile(r"certificate|UnknownIssuer|self.signed|tls handshake|CERTIFICATE_VERIFY", re.IGNORECASE)
+_ADDRESS = re.compile(r"\b[a-z0-9]+://[^\s\"')]+", re.IGNORECASE)
+_NO_CONNECTION = re.compile(
+    r"ConnectError|connect error|ConnectionRefused|refused|unreachable|no route", re.IGNORECASE
+)
 _NO_NAME = re.compile(r"dns error|failed to lookup|Name or service not known|nodename nor servname", re.IGNORECASE)
 
 
@@ -64,6 +68,7 @@ def from_connection(text: str, what: str) -> StorageError:
         text: what the library said, searched for known causes and not shown.
         what: what was tried.
     """
+    text = _ADDRESS.sub("", text)  # a bucket may be called anything
     if _CERTIFICATE.search(text):
         return StorageError(
             f"{what}: the server's certificate is not trusted",
@@ -71,7 +76,7 @@ def from_connection(text: str, what: str) -> StorageError:
         )
     if _NO_NAME.search(text):
         return TransientError(f"{what}: the host's name is unknown", hint="check the endpoint, AWS_ENDPOINT_URL_S3")
-    if "Connect" in text or "refused" in text:
+    if _NO_CONNECTION.search(text):
         return TransientError(
             f"{what}: the server cannot be reached", hint="check the endpoint, AWS_ENDPOINT_URL_S3, and the network"
         )

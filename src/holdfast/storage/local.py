@@ -6,13 +6,13 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 from holdfast.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
 from holdfast.foundation import files
 from holdfast.storage.location import Location
-from holdfast.storage.store import Condition, Progress, StoredObject, check_key, is_below
+from holdfast.storage.store import Condition, Progress, StoredObject, check_key
 
 _CHUNK_BYTES = 8 << 20
 _MOST_TRIES = 100
@@ -158,7 +158,11 @@ class LocalStore:
                 files.fsync_folder(remains)
 
     def sweep(
-        self, *, keep: Collection[str] = (), begun_before_s: float | None = None, deadline_s: float | None = None
+        self,
+        *,
+        chosen: Callable[[str], bool] = lambda key: True,
+        begun_before_s: float | None = None,
+        deadline_s: float | None = None,
     ) -> int:
         """See `Store`."""
         num_swept = 0
@@ -168,7 +172,7 @@ class LocalStore:
                     continue
                 folder, _, name = path.rpartition("/")
                 match = _WORKING.fullmatch(name)
-                if match and not is_below(f"{folder}/{match[1]}".lstrip("/"), keep):
+                if match and chosen(f"{folder}/{match[1]}".lstrip("/")):
                     (self._root / path).unlink(missing_ok=True)
                     num_swept += 1
         return num_swept

@@ -126,13 +126,19 @@ def _begin_or_continue(
     deadline_s: float | None,
 ) -> tuple[UploadId, dict[int, str]]:
     begun = [upload for upload in uploads.find(key, deadline_s=deadline_s) if upload.key == key]
-    for upload in sorted(begun, key=lambda upload: upload.initiated, reverse=True):
+    begun.sort(key=lambda upload: upload.initiated, reverse=True)
+    continued: tuple[UploadId, dict[int, str]] | None = None
+    for upload in begun:
         with suppress(ObjectNotFoundError):
-            present = list(uploads.parts(upload, deadline_s=deadline_s))
-            etags = {part.number: part.etag for part in present if _is_of(part, source, windows)}
-            if etags:
-                return upload, etags
-    return uploads.begin(key, deadline_s=deadline_s), {}
+            if continued is None:
+                present = list(uploads.parts(upload, deadline_s=deadline_s))
+                etags = {part.number: part.etag for part in present if _is_of(part, source, windows)}
+                if etags:
+                    continued = upload, etags
+                    continue
+            # A writer that was replaced must not complete it over what comes now.
+            uploads.abort(upload, deadline_s=deadline_s)
+    return continued or (uploads.begin(key, deadline_s=deadline_s), {})
 
 
 def _is_of(part: PartOnServer, source: Path, windows: dict[int, tuple[int, int]]) -> bool:

@@ -6,7 +6,7 @@ file), and for the other stores, obstore sends them, and a cut upload begins ane
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,15 +16,18 @@ from obstore.exceptions import PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from holdfast.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
+from holdfast.foundation import clock
 from holdfast.storage import failures
 from holdfast.storage.location import Location, Scheme
 from holdfast.storage.multipart import LEAST_PART_BYTES, part_bytes_of, upload_in_parts
 from holdfast.storage.options import StorageOptions
-from holdfast.storage.retry import retry
+from holdfast.storage.retry import DEFAULT_WITHIN_S, retry
 from holdfast.storage.s3_uploads import S3Uploads
-from holdfast.storage.store import ABSENT, Condition, Progress, StoredObject, check_key, is_below
+from holdfast.storage.store import ABSENT, Condition, Progress, StoredObject, check_key
 
 _SHORTEST_TRY_S = 0.25
+_SLOWEST_BYTES_PER_S = 64 << 10
+"""A link below this counts as broken."""
 _NUM_FENCED_TRIES = 5
 _T = TypeVar("_T")
 _Client = Any  # obstore's stores have no common public type with what they are made from
@@ -43,6 +46,8 @@ class ObjectStore:
         self._options = options
         self._clients: dict[float, _Client] = {}
         self._lock = threading.Lock()
+        # What a conditional write compares: Google's stores want the object's generation.
+        self._version_field = "version" if location.scheme is Scheme.GS else "e_tag"
         self._uploads = (
             S3Uploads(location.bucket, options) if location.scheme is Scheme.S3 and options.has_keys else None
         )
@@ -64,13 +69,13 @@ class ObjectStore:
         # As a whole, because a page that was cut off must not look like the end.
         found = self._call("LIST", prefix, everything, deadline_s)
         for item in sorted(found, key=lambda item: item["path"]):
-            yield _object(item["path"], item)
+            yield self._object(item["path"], item)
 
     def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
         """See `Store`."""
         check_key(key)
         try:
-            return _object(key, self._call("HEAD", key, lambda client: obstore.head(client, key), deadline_s))
+            return self._object(key, self._call("HEAD", key, lambda client: obstore.head(client, key), deadline_s))
         except AccessDeniedError:
             # The answer to HEAD has no body, so it cannot say why; the answer to GET can.
             self._call("GET", key, lambda client: obstore.get_range(client, key, start=0, length=1), deadline_s)
@@ -94,7 +99,7 @@ class ObjectStore:
                 raise self._too_short(client, key, start + length)
             return data
 
-        return self._call("GET", key, get, deadline_s)
+        return self._call("GET", key, get, deadline_s, size_bytes=length or 0)
 
     def _too_short(self, client: _Client, key: str, end: int) -> StorageError:
         size_bytes = obstore.head(client, key)["size"]
@@ -123,25 +128,25 @@ class ObjectStore:
                         return version
                 raise
 
-        return self._call("PUT", key, put, deadline_s)
+        return self._call("PUT", key, put, deadline_s, size_bytes=len(data))
 
     def _put(self, client: _Client, key: str, data: bytes, condition: Condition | None) -> str:
         mode: Any = "overwrite"
         if condition is not None:
-            mode = "create" if condition.version is None else {"e_tag": condition.version}
+            mode = "create" if condition.version is None else {self._version_field: condition.version}
         try:
-            return obstore.put(client, key, data, mode=mode, use_multipart=False)["e_tag"] or ""
+            return self._version(obstore.put(client, key, data, mode=mode, use_multipart=False))
         except PreconditionError:
             # Ceph RGW 16 compares If-Match with the bare ETag: with quotes it never matches what it gave out itself.
             version = condition.version if condition is not None else None
-            if version is None or obstore.head(client, key)["e_tag"] != version:
+            if self._version_field != "e_tag" or version is None or obstore.head(client, key)["e_tag"] != version:
                 raise
             bare: Any = {"e_tag": version.strip('"')}
-            return obstore.put(client, key, data, mode=bare, use_multipart=False)["e_tag"] or ""
+            return self._version(obstore.put(client, key, data, mode=bare, use_multipart=False))
 
     def _version_if_equal(self, client: _Client, key: str, data: bytes) -> str | None:
         found = obstore.get(client, key)
-        return (found.meta["e_tag"] or "") if bytes(found.bytes()) == data else None
+        return self._version(found.meta) if bytes(found.bytes()) == data else None
 
     def upload(
         self,
@@ -170,7 +175,7 @@ class ObjectStore:
                 key,
                 lambda client: obstore.put(client, key, source, chunk_size=chunk),
                 deadline_s,
-                is_long=True,
+                size_bytes=size_bytes,
             )
         if progress is not None and size_bytes:
             progress(size_bytes)
@@ -241,23 +246,35 @@ class ObjectStore:
             return
 
     def sweep(
-        self, *, keep: Collection[str] = (), begun_before_s: float | None = None, deadline_s: float | None = None
+        self,
+        *,
+        chosen: Callable[[str], bool] = lambda key: True,
+        begun_before_s: float | None = None,
+        deadline_s: float | None = None,
     ) -> int:
         """See `Store`; only S3 shows unfinished uploads, the other stores forget theirs by themselves."""
         if self._uploads is None:
             return 0
         prefix = f"{self._location.path}/" if self._location.path else ""
-        kept = [self._full(folder) for folder in keep]
         num_swept = 0
         for upload in list(self._uploads.find(prefix, deadline_s=deadline_s)):
             is_old = begun_before_s is None or upload.begun_s < begun_before_s
-            if is_old and not is_below(upload.key, kept):
+            if is_old and chosen(upload.key.removeprefix(prefix)):
                 try:
                     self._uploads.abort(upload, deadline_s=deadline_s)
                 except ObjectNotFoundError:
                     continue
                 num_swept += 1
         return num_swept
+
+    def _version(self, item: Any) -> str:
+        return item[self._version_field] or ""
+
+    def _object(self, key: str, item: Any) -> StoredObject:
+        modified: datetime = item["last_modified"]
+        return StoredObject(
+            key=key, size_bytes=item["size"], version=self._version(item), modified_s=modified.timestamp()
+        )
 
     def _full(self, key: str) -> str:
         return f"{self._location.path}/{key}" if self._location.path else key
@@ -272,7 +289,7 @@ class ObjectStore:
         request: Callable[[_Client], _T],
         deadline_s: float | None,
         *,
-        is_long: bool = False,
+        size_bytes: int = 0,
     ) -> _T:
         what = f"{verb} {self._name(key)}"
 
@@ -285,12 +302,17 @@ class ObjectStore:
             except Exception as error:
                 raise failures.from_obstore(error, what) from error
 
-        try_s = 3600.0 if is_long else self._options.request_timeout_s
+        # A slow link is no fault: a request may take as long as its bytes need at a crawl.
+        try_s = self._options.request_timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
+        if deadline_s is None:
+            deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S + try_s
         return retry(attempt, deadline_s=deadline_s, try_s=try_s)
 
     def _client(self, timeout_s: float) -> _Client:
-        # A client has one timeout for all its requests; a few clients with halved ones keep any deadline.
-        bucket_s = _SHORTEST_TRY_S
+        # A client has one timeout for all its requests; a few clients, each half of the next, keep any deadline.
+        bucket_s = self._options.request_timeout_s
+        while bucket_s > max(timeout_s, _SHORTEST_TRY_S):
+            bucket_s /= 2
         while bucket_s * 2 <= timeout_s:
             bucket_s *= 2
         with self._lock:
@@ -303,6 +325,8 @@ def _make_client(location: Location, options: StorageOptions, timeout_s: float) 
     client_options: dict[str, Any] = {
         "allow_http": True,
         "timeout": timedelta(seconds=timeout_s),
+        # Silence is noticed sooner than slowness.
+        "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
         "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
         "allow_invalid_certificates": not options.verify_tls,
     }
@@ -331,13 +355,6 @@ def _make_client(location: Location, options: StorageOptions, timeout_s: float) 
     if location.scheme is Scheme.GS:
         return GCSStore(location.bucket, **common)
     return AzureStore(location.bucket, **common)
-
-
-def _object(key: str, item: Any) -> StoredObject:
-    modified: datetime = item["last_modified"]
-    return StoredObject(
-        key=key, size_bytes=item["size"], version=item["e_tag"] or "", modified_s=modified.timestamp()
-    )
 
 
 __all__ = ["ObjectStore"]

@@ -1,6 +1,6 @@
 """AWS Signature Version 4 for the requests that obstore does not offer (multipart uploads that can be continued).
 
-The payload is not signed: the parts' MD5 travels in Content-MD5 and the checkpoint's own digests check the whole.
+The payload is not signed: the checkpoint's own digests are what its content is trusted by.
 Source: "Signature Version 4 signing process" in the Amazon S3 API reference.
 """
 

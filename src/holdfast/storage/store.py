@@ -1,6 +1,6 @@
 """What a place for checkpoints can do: one small Protocol, the same for a folder and for an object store."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -128,14 +128,18 @@ class Store(Protocol):
         ...
 
     def sweep(
-        self, *, keep: Collection[str] = (), begun_before_s: float | None = None, deadline_s: float | None = None
+        self,
+        *,
+        chosen: Callable[[str], bool] = lambda key: True,
+        begun_before_s: float | None = None,
+        deadline_s: float | None = None,
     ) -> int:
         """Delete unfinished uploads, whoever began them, and return how many there were.
 
         None of them can become visible afterwards.
 
         Args:
-            keep: folders, such as `checkpoint-20`, whose uploads are to be continued.
+            chosen: told the key of each; False leaves it, because it is somebody else's or to be continued.
             begun_before_s: only those begun before this time, seconds since 1970; all when None.
             deadline_s: when to give up.
         """
@@ -152,9 +156,4 @@ def check_key(key: str) -> str:
     return key
 
 
-def is_below(key: str, folders: Collection[str]) -> bool:
-    """Whether `key` is below one of `folders`."""
-    return any(key.startswith(f"{folder}/") for folder in folders)
-
-
-__all__ = ["ABSENT", "Condition", "Progress", "Store", "StoredObject", "check_key", "is_below"]
+__all__ = ["ABSENT", "Condition", "Progress", "Store", "StoredObject", "check_key"]

@@ -4,8 +4,11 @@ The first rank picks; one rank of each node fetches its share of the parts into 
 is read once for the whole job; the first rank gives the whole its name.
 """
 
+import functools
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name, set_aside
 from holdfast.checkpoint.commit import OutputFolder
@@ -23,6 +26,8 @@ from holdfast.storage.store import Store
 from holdfast.training.peers import Peers
 from holdfast.training.resume import ResumePoint
 from holdfast.training.session import Session
+
+_MEET_EVERY_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,7 @@ class Fetching:
         one_of_node = peers.gather(session.place.local_rank == 0)
         self._ranks = tuple(rank for rank, fetches in enumerate(one_of_node) if fetches)
 
-    @property
+    @functools.cached_property
     def remote(self) -> RemoteFolder:
         """The checkpoints in the object store."""
         return RemoteFolder(self._opened())
@@ -71,7 +76,9 @@ class Fetching:
             NothingValidError: there are some, none of them valid, and `step` is None.
             StorageError: the store cannot be read, or the disk has too little room.
         """
-        steps = [found for found in self.remote.steps() if step is None or found > step]
+        # Folders of others without a manifest are told of, so that nobody begins anew beside them unawares.
+        everything = sorted(self.remote.steps() + self.remote.foreign_steps(), reverse=True)
+        steps = [found for found in everything if step is None or found > step]
         for found in steps:
             where = str(self._location.child(checkpoint_name(found)))
             try:
@@ -120,17 +127,26 @@ class Fetching:
 
     def serve(self, order: FetchOrder) -> HoldfastError | None:
         """Fetch this rank's share; what went wrong on any rank, damage first, is heard by all."""
-        rank = self._session.place.rank
-        problem: HoldfastError | None = None
-        if rank in order.ranks:
-            try:
-                self._fetch_share(order, index=order.ranks.index(rank))
-            except HoldfastError as error:
-                problem = error
-            except OSError as error:
-                problem = StorageError(f"{order.working} cannot be written on rank {rank}: {error}")
+        with ThreadPoolExecutor(1, thread_name_prefix="holdfast-fetching") as thread:
+            fetched = thread.submit(self._try_share, order)
+            # A fetch may take longer than ranks wait for each other: so they meet while it is under way.
+            while not all(self._peers.gather(_is_done_within(fetched, _MEET_EVERY_S))):
+                pass
+            problem = fetched.result()
         problems = [error for error in self._peers.gather(problem) if error is not None]
         return min(problems, key=lambda error: not isinstance(error, CheckpointError), default=None)
+
+    def _try_share(self, order: FetchOrder) -> HoldfastError | None:
+        rank = self._session.place.rank
+        if rank not in order.ranks:
+            return None
+        try:
+            self._fetch_share(order, index=order.ranks.index(rank))
+        except HoldfastError as error:
+            return error
+        except OSError as error:
+            return StorageError(f"{order.working} cannot be written on rank {rank}: {error}")
+        return None
 
     def _fetch_share(self, order: FetchOrder, *, index: int) -> None:
         parts = share(parts_of(order.manifest.files), index=index, count=len(order.ranks))
@@ -151,6 +167,11 @@ class Fetching:
         if self._store is None:
             self._store = open_store(self._location)
         return self._store
+
+
+def _is_done_within(future: "Future[Any]", seconds: float) -> bool:
+    wait([future], timeout=seconds)
+    return future.done()
 
 
 __all__ = ["FetchOrder", "Fetching"]

@@ -112,7 +112,10 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
             killed=stop.killed,
         )
         if verdict.message:
-            _log.error("%s", verdict.message)
+            used_up = (
+                f"; all {plan.max_restarts} restarts are used up" if 0 < plan.max_restarts == outcome.restarts else ""
+            )
+            _log.error("%s%s", verdict.message, used_up)
         return verdict.exit_code
 
 

@@ -36,8 +36,12 @@ def main(arguments: list[str]) -> int:
         return ExitCode.USAGE
     _die_with(session.settings.launcher_pid)
     code = _run_to_its_end(session, arguments)
+    if code == ExitCode.OK and not session.output_folders and session.place.is_first:
+        _log.warning(
+            "the script called no Hugging Face or TRL trainer: nothing was saved, and no option had an effect"
+        )
     if session.interrupted is None:
-        _finish_uploads(session, code)
+        code = _finish_uploads(session, code)
     is_prompt = session.interrupted is not None or code == ExitCode.FAILED
     if session.interrupted is not None:  # also when the program caught the interruption and went on to its end
         code = session.interrupted.exit_code
@@ -76,15 +80,21 @@ def _run_to_its_end(session: Session, arguments: list[str]) -> int:
     return ExitCode.OK
 
 
-def _finish_uploads(session: Session, code: int) -> None:
+def _finish_uploads(session: Session, code: int) -> int:
+    """Wait for the uploads; a training whose end did not arrive where it was to be is not finished."""
     if session.uploads is None:
-        return
+        return code
     if code == ExitCode.OK:
         try:
             adopt_scripts_model(OutputFolder(Path(session.uploads.folder)))
         except (OSError, ValueError, HoldfastError) as error:
             _log.warning("the model that the script saved is not uploaded: %s; the one kept by Holdfast is", error)
-    session.finish_uploads(newest_only=code != ExitCode.OK)
+    has_arrived = session.finish_uploads(newest_only=code != ExitCode.OK)
+    session.wait_for_ending()
+    if code == ExitCode.OK and not has_arrived:
+        session.record.ended(ExitCode.STORAGE, f"uploads to {session.uploads.location} did not finish")
+        return ExitCode.STORAGE
+    return code
 
 
 def _code_of(error: SystemExit) -> int:

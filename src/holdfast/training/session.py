@@ -16,6 +16,7 @@ from holdfast.errors import ExitCode, Interrupted
 from holdfast.foundation import clock, console, events
 from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Event, EventLog
+from holdfast.storage.location import Location
 from holdfast.training.record import RecordFile, read_restart
 from holdfast.training.settings import RunSettings
 from holdfast.training.termination import Termination
@@ -59,6 +60,8 @@ class Session:
         """The mover of the newest training with an object store; on the first rank only."""
         self.upload_failure: str | None = None
         """Why this run stops, when uploads fail and the user wants it to stop."""
+        self.locations: dict[str, Location] = {}
+        """The object store that a folder stands in front of, by the folder's path as the script sees it."""
         self.output_folders: set[Path] = set()
         """Where this process has trained into; a second training there would take the first one's checkpoints."""
         self._events = EventLog(None)
@@ -94,17 +97,28 @@ class Session:
         self.interrupted = Interrupted(code, event.line)
         return self.interrupted
 
-    def finish_uploads(self, *, newest_only: bool) -> None:
-        """Wait for the mover; when somebody asked to stop, until the deadline at most, and say so."""
+    def finish_uploads(self, *, newest_only: bool) -> bool:
+        """Wait for the mover; when somebody asked to stop, until the deadline at most, and say so.
+
+        Returns:
+            Whether everything that was to arrive has arrived.
+        """
         uploads = self.uploads
         if uploads is None:
-            return
+            return True
         available_s = self.termination.available_s
         limit_s = self.settings.grace_s - self.settings.margin_s if newest_only else float("inf")
         wait_s = min(available_s, limit_s)
         deadline_s = None if wait_s == float("inf") else clock.monotonic_s() + max(0.0, wait_s - _LEAVING_S)
-        if not uploads.finish(newest_only=newest_only, deadline_s=deadline_s):
+        has_arrived = uploads.finish(newest_only=newest_only, deadline_s=deadline_s)
+        if not has_arrived:
             self.report(events.UploadUnfinished(location=uploads.location, folder=uploads.folder))
+        return has_arrived
+
+    def wait_for_ending(self) -> None:
+        """When a signal is being answered on another thread, leave the end of the process to it."""
+        with self._ending:
+            pass
 
     def watch_uploads(self) -> None:
         """At a step's end: see that the mover lives, and stop the run when uploads fail and the user wants that."""

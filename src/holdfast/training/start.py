@@ -9,14 +9,16 @@ import uuid
 from dataclasses import dataclass
 
 from holdfast import errors
-from holdfast.checkpoint.catalog import step_of
 from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.final import final_folder
+from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.mover_process import MoverPlan
 from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.errors import ConflictError, HoldfastError, StorageError
 from holdfast.foundation import clock
 from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.environment import host_name
+from holdfast.foundation.files import delete_tree, write_atomic
 from holdfast.storage.location import Location
 from holdfast.training.fetching import Fetching, FetchOrder
 from holdfast.training.peers import Peers
@@ -110,8 +112,9 @@ def _decide(session: Session, output: OutputFolder, fetching: Fetching | None) -
             "would not notice each other",
             output.root,
         )
-    if fetching is not None:
-        _check_goes_on(session, fetching.remote)
+    claiming = None if fetching is None else _Claiming(session, output, fetching.remote)
+    if claiming is not None:
+        claiming.begin()
     progress = ProgressLine("verifying")
     point = choose(
         output,
@@ -123,16 +126,94 @@ def _decide(session: Session, output: OutputFolder, fetching: Fetching | None) -
     )
     run_id = point.manifest.run_id if point else uuid.uuid4().hex
     after = point.manifest.attempt if point else 0
-    held = fetching.remote.claimed_by() if fetching else None
-    if held is not None and held.run_id == run_id:
-        after = max(after, held.attempt)
+    if claiming is not None:
+        after = max(after, claiming.last_attempt_of(run_id))
     attempt = output.next_attempt(run_id, after=after)
     attempt_id = f"{run_id[:8]}-{attempt}-{uuid.uuid4().hex[:8]}"
     output.open_attempt(attempt_id)
-    if fetching is not None:
-        claim = Claim(run_id=run_id, attempt=attempt, attempt_id=attempt_id, since=clock.utc_now(), host=host_name())
-        _claim(session, output, fetching.remote, claim)
+    if claiming is not None:
+        claiming.complete(run_id, attempt, attempt_id, point)
     return Start(point=point, run_id=run_id, attempt=attempt, attempt_id=attempt_id)
+
+
+class _Claiming:
+    """Becoming the one who may write to the object store.
+
+    The location is claimed before a checkpoint is chosen, so that no earlier attempt adds or deletes one meanwhile,
+    and once more when run and attempt are known.
+    """
+
+    def __init__(self, session: Session, output: OutputFolder, remote: RemoteFolder) -> None:
+        self._session = session
+        self._output = output
+        self._remote = remote
+        self._before: Claim | None = None
+
+    def begin(self) -> None:
+        """Take the location, where the settings go on from what it holds.
+
+        Raises:
+            ConflictError: they do not, the folder belongs to another location, or another start was first.
+        """
+        _check_goes_on(self._session, self._remote)
+        _check_belongs(self._output, self._remote.store.location)
+        if self._session.uploads is not None:  # of an earlier training of this script
+            self._session.finish_uploads(newest_only=False)
+        delete_tree(final_folder(self._output))  # of an earlier training too
+        self._before = self._remote.claimed_by()
+        run_id = self._before.run_id if self._before else uuid.uuid4().hex
+        self._claim(run_id, self.last_attempt_of(run_id) + 1, f"{run_id[:8]}-starting-{uuid.uuid4().hex[:8]}")
+
+    def last_attempt_of(self, run_id: str) -> int:
+        """The attempt of this run that held the location before, or 0."""
+        return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
+
+    def complete(self, run_id: str, attempt: int, attempt_id: str, point: ResumePoint | None) -> None:
+        """Clean up after dead attempts and start the mover."""
+        session, remote, settings = self._session, self._remote, self._session.settings
+        self._claim(run_id, attempt, attempt_id)
+        in_store = remote.steps()
+        # What the mover will not take up again is not kept either: it is superseded.
+        keep = [
+            path.name
+            for index, (path, manifest) in enumerate(self._output.manifests())
+            if manifest.step not in in_store and (index == 0 or manifest.trigger != Trigger.PERIODIC)
+        ]
+        num_deleted = remote.clean(keep=keep)
+        if num_deleted:
+            location = remote.store.location
+            session.log.info("deleted %s unfinished object(s) of dead runs in %s", num_deleted, location)
+        from_step = point.manifest.step if point else -1
+        plan = MoverPlan(
+            folder=str(self._output.root.absolute()),
+            location=str(remote.store.location),
+            attempt_id=attempt_id,
+            keep=settings.store_keep,
+            passed_over=tuple(step for step in in_store if step > from_step),
+            grace_s=settings.grace_s - settings.margin_s,
+            verbosity=settings.verbosity,
+        )
+        session.uploads = Uploads(plan)
+
+    def _claim(self, run_id: str, attempt: int, attempt_id: str) -> None:
+        now, host = clock.utc_now(), host_name()
+        self._remote.claim(Claim(run_id=run_id, attempt=attempt, attempt_id=attempt_id, since=now, host=host))
+
+
+def _check_belongs(output: OutputFolder, location: Location) -> None:
+    """A folder in front of one location must not bring its checkpoints to another."""
+    note = output.control / "location"
+    try:
+        noted = note.read_text(encoding="utf-8")
+    except OSError:
+        noted = ""
+    if noted and noted != str(location) and output.committed():
+        raise ConflictError(
+            f"the folder {output.root} holds the checkpoints of {noted}, not of {location}; training was not "
+            "started and nothing was changed",
+            hint="name another folder with --local-dir, or copy them with `holdfast checkpoints copy`",
+        )
+    write_atomic(note, str(location).encode(), durable=False)
 
 
 def _check_goes_on(session: Session, remote: RemoteFolder) -> None:
@@ -140,34 +221,14 @@ def _check_goes_on(session: Session, remote: RemoteFolder) -> None:
     settings = session.settings
     if settings.resume == "auto" and not settings.from_scratch:
         return
-    steps = remote.steps() if session.place.restart == 0 else []
+    steps = remote.steps() + remote.foreign_steps() if session.place.restart == 0 else []
     if steps:
         asked = "--from-scratch" if settings.from_scratch else f"--resume {settings.resume}"
         raise ConflictError(
-            f"{remote.store.location} holds checkpoints up to step {steps[0]}, and {asked} would not go on from "
+            f"{remote.store.location} holds checkpoints up to step {max(steps)}, and {asked} would not go on from "
             "them; training was not started and nothing was changed",
             hint="name another location, or delete them with `holdfast checkpoints prune`",
         )
-
-
-def _claim(session: Session, output: OutputFolder, remote: RemoteFolder, claim: Claim) -> None:
-    settings = session.settings
-    if session.uploads is not None:  # of an earlier training of this script
-        session.finish_uploads(newest_only=False)
-    remote.claim(claim)
-    steps = [step_of(path) or 0 for path in output.committed()]
-    num_deleted = remote.clean(keep_steps=steps)
-    if num_deleted:
-        session.log.info("deleted %s unfinished object(s) of dead runs in %s", num_deleted, remote.store.location)
-    plan = MoverPlan(
-        folder=str(output.root.absolute()),
-        location=str(remote.store.location),
-        attempt_id=claim.attempt_id,
-        keep=settings.store_keep,
-        grace_s=settings.grace_s - settings.margin_s,
-        verbosity=settings.verbosity,
-    )
-    session.uploads = Uploads(plan)
 
 
 __all__ = ["Start", "agree_on_start"]

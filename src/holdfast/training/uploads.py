@@ -11,7 +11,8 @@ from holdfast.checkpoint.mover_process import MoverPlan, plan_text
 from holdfast.errors import ExitCode
 from holdfast.foundation import clock
 
-_MOST_STARTS = 5
+_MOST_DEATHS = 5
+_FORGET_AFTER_S = 600.0
 
 
 class Uploads:
@@ -25,8 +26,10 @@ class Uploads:
         self.location = plan.location
         self.folder = plan.folder
         self._plan = plan
+        # What an earlier mover has said last is not this one's.
+        (OutputFolder(Path(plan.folder)).control / "upload.json").unlink(missing_ok=True)
         self._process = _start(plan)
-        self._num_starts = 1
+        self._deaths_s: list[float] = []
         self._result: bool | None = None
         self._look_again_s = 0.0
 
@@ -39,9 +42,11 @@ class Uploads:
         if code is not None:
             if code == ExitCode.CONFLICT:
                 return "another run uses the location now"
-            if self._num_starts >= _MOST_STARTS:
-                return f"the mover ended {self._num_starts} times, the last time with exit code {code}"
-            self._num_starts += 1
+            now_s = clock.monotonic_s()
+            self._deaths_s = [death_s for death_s in self._deaths_s if now_s - death_s < _FORGET_AFTER_S]
+            if len(self._deaths_s) >= _MOST_DEATHS:
+                return f"the mover ended {len(self._deaths_s)} times, the last time with exit code {code}"
+            self._deaths_s.append(now_s)
             self._process = _start(self._plan)
             return None
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -59,6 +64,8 @@ class Uploads:
             Whether it arrived; the same again when it is called again.
         """
         if self._result is None:
+            if self._process.poll() not in {None, ExitCode.CONFLICT}:
+                self._process = _start(self._plan)
             command = json.dumps({"newest_only": newest_only, "deadline_s": deadline_s}).encode() + b"\n"
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s()) + 0.5
             with contextlib.suppress(OSError):  # it is gone already; its exit code says how

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.catalog import checkpoint_name
+from holdfast.checkpoint.commit import reseal
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.remote import ATTEMPT_KEY, Claim, RemoteFolder
-from holdfast.checkpoint.verify import verify
-from holdfast.errors import ConflictError, ManifestError, StorageError
+from holdfast.checkpoint.retention import KeepNewest
+from holdfast.checkpoint.verify import read_manifest, verify
+from holdfast.errors import CheckpointError, ConflictError, ManifestError, StorageError
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore
 
@@ -36,7 +38,9 @@ def test_what_was_published_is_valid_and_published_once(local: Path, tmp_path: P
     assert verify(tmp_path / "bucket" / "checkpoint-20").is_valid
     store.calls.clear()
     assert not publish(remote, local)
-    assert {name for name, _ in store.calls} == {"read"}
+    assert {name for name, _ in store.calls} == {"stat", "read"}
+    assert {item.key.partition("/")[0] for item in store.list()} == {".holdfast", "checkpoint-20"}
+    assert list(store.list(".holdfast/unfinished")) == []
 
 
 def test_the_manifest_is_written_last(local: Path, tmp_path: Path) -> None:
@@ -46,8 +50,8 @@ def test_the_manifest_is_written_last(local: Path, tmp_path: Path) -> None:
     counting.claim(claim(1))
     total.calls.clear()
     publish(counting, local)
-    num_calls = len(total.calls)
-    assert total.calls[-1] == ("write", f"checkpoint-20/{MANIFEST_NAME}")
+    num_calls = total.calls.index(("write", f"checkpoint-20/{MANIFEST_NAME}")) + 1
+    assert total.calls[num_calls:] == [("delete", ".holdfast/unfinished/checkpoint-20")]
     for failing in range(num_calls):
         bucket = tmp_path / f"bucket-{failing}"
         store = FaultyStore(bucket)
@@ -87,8 +91,14 @@ def test_another_checkpoint_of_the_same_step_is_taken_down_first(other: str, loc
     store.calls.clear()
     publish(remote, local)
     writes = [(name, key) for name, key in store.calls if name in {"upload", "write", "delete"}]
-    assert writes[0] == ("delete", f"checkpoint-20/{MANIFEST_NAME}")
-    assert writes[-1] == ("write", f"checkpoint-20/{MANIFEST_NAME}")
+    assert writes[:2] == [
+        ("write", ".holdfast/unfinished/checkpoint-20"),
+        ("delete", f"checkpoint-20/{MANIFEST_NAME}"),
+    ]
+    assert writes[-2:] == [
+        ("write", f"checkpoint-20/{MANIFEST_NAME}"),
+        ("delete", ".holdfast/unfinished/checkpoint-20"),
+    ]
     assert verify(tmp_path / "bucket" / "checkpoint-20").is_valid
 
 
@@ -99,8 +109,7 @@ def test_a_replaced_writer_publishes_nothing(local: Path, tmp_path: Path) -> Non
     remote.claim(claim(1))
     counting.calls.clear()
     publish(remote, local)
-    num_calls = len(counting.calls)
-    for when in range(num_calls - 1):
+    for when in range(counting.calls.index(("write", f"checkpoint-20/{MANIFEST_NAME}"))):
         bucket = tmp_path / f"bucket-{when}"
         store = FaultyStore(bucket)
         zombie = RemoteFolder(store)
@@ -136,19 +145,117 @@ def test_two_claims_at_once_leave_one(tmp_path: Path) -> None:
     assert held.attempt == 2
 
 
-def test_cleaning_takes_what_is_torn_and_keeps_what_goes_on(local: Path, tmp_path: Path) -> None:
-    """Folders without a manifest go, unless this node holds the checkpoint and is going to upload it."""
+def test_cleaning_takes_what_holdfast_left_unfinished(local: Path, tmp_path: Path) -> None:
+    """What a dead attempt began goes, unless this node is going to continue it; what is not ours stays."""
     store = FaultyStore(tmp_path / "bucket")
     remote = RemoteFolder(store)
     remote.claim(claim(1))
     publish(remote, local)
     for step in (30, 40):
+        store.write(f".holdfast/unfinished/{checkpoint_name(step)}", b"")
         store.write(f"{checkpoint_name(step)}/model.safetensors", b"torn")
+    store.write("checkpoint-50/model.safetensors", b"written by another tool")
     store.write("notes.txt", b"the user's own")
+    # A publish that was cut off between its commit and its tidying: complete, but for what it was about to delete.
+    store.write(".holdfast/unfinished/checkpoint-20", b"")
+    store.write("checkpoint-20/left over", b"of an earlier checkpoint of this step")
     remote.claim(claim(2))
-    assert remote.clean(keep_steps=[30]) == 1
+    assert remote.clean(keep=["checkpoint-30"]) == 2
     keys = {item.key.partition("/")[0] for item in store.list()}
-    assert keys == {".holdfast", "checkpoint-20", "checkpoint-30", "notes.txt"}
+    assert keys == {".holdfast", "checkpoint-20", "checkpoint-30", "checkpoint-50", "notes.txt"}
+    assert verify(tmp_path / "bucket" / "checkpoint-20").is_valid
+    assert [item.key for item in store.list(".holdfast/unfinished")] == [".holdfast/unfinished/checkpoint-30"]
+    assert remote.steps() == [20]
+    assert remote.foreign_steps() == [50]
+
+
+def test_a_deletion_that_was_cut_off_is_finished(local: Path, tmp_path: Path) -> None:
+    """Wherever it was cut: the checkpoint is whole, or it is gone after the next start."""
+    counting = FaultyStore(tmp_path / "count")
+    remote = RemoteFolder(counting)
+    remote.claim(claim(1))
+    publish(remote, local)
+    counting.calls.clear()
+    remote.take_down(20)
+    for when in range(len(counting.calls)):
+        store = FaultyStore(tmp_path / f"bucket-{when}")
+        remote = RemoteFolder(store)
+        remote.claim(claim(1))
+        publish(remote, local)
+        store.calls.clear()
+
+        def cut(name: str, key: str, store: FaultyStore = store, when: int = when) -> None:
+            if len(store.calls) == when + 1:
+                raise StorageError("cut off")
+
+        store.before = cut
+        with pytest.raises(StorageError, match="cut off"):
+            remote.take_down(20)
+        store.before = lambda name, key: None
+        successor = RemoteFolder(store)
+        successor.claim(claim(2))
+        successor.clean(keep=[])
+        folder = tmp_path / f"bucket-{when}" / "checkpoint-20"
+        assert verify(folder).is_valid if successor.steps() else not folder.exists()
+        assert list(store.list(".holdfast/unfinished")) == []
+
+
+def test_what_changed_on_the_disk_is_not_uploaded(local: Path, tmp_path: Path) -> None:
+    """A flipped bit or a file cut short after the commit never stands in the store under the manifest."""
+    for change in (lambda data: bytes([data[0] ^ 1]) + data[1:], lambda data: data[:-1]):
+        path = local / "model.safetensors"
+        good = path.read_bytes()
+        path.write_bytes(change(good))
+        store = FaultyStore(tmp_path / "bucket")
+        remote = RemoteFolder(store)
+        remote.claim(claim(1))
+        with pytest.raises(CheckpointError, match="has changed since"):
+            publish(remote, local)
+        assert remote.steps() == []
+        path.write_bytes(good)
+    assert publish(remote, local)
+
+
+def test_files_added_later_never_take_the_checkpoint_away(local: Path, tmp_path: Path) -> None:
+    """While a callback's file follows, the checkpoint in the store stays the valid one that it was."""
+    store = FaultyStore(tmp_path / "bucket")
+    remote = RemoteFolder(store)
+    remote.claim(claim(1))
+    publish(remote, local)
+    (local / "notes.txt").write_text("added by a callback")
+    reseal(local, read_manifest(local))
+    seen: list[bool] = []
+    store.before = lambda name, key: seen.append((tmp_path / "bucket" / "checkpoint-20" / MANIFEST_NAME).exists())
+    assert publish(remote, local)
+    assert all(seen)
+    assert "notes.txt" in {entry.path for entry in remote.manifest(20).files}
+    assert verify(tmp_path / "bucket" / "checkpoint-20").is_valid
+
+
+def test_a_damaged_checkpoint_costs_no_good_one(local: Path, tmp_path: Path) -> None:
+    """What the start passed over counts for no policy, until it has been written anew."""
+    store = FaultyStore(tmp_path / "bucket")
+    first = RemoteFolder(store)
+    first.claim(claim(1))
+    publish(first, local)
+    output = prepared(tmp_path / "other")
+    commit(output, 10)
+    first.publish(output.root / "checkpoint-10", name="checkpoint-10", record=tmp_path / "record")
+    remote = RemoteFolder(store, attempt_id="run-1", passed_over=[20])
+    assert remote.superseded([KeepNewest(1)]) == []
+    (tmp_path / "bucket" / "checkpoint-20" / MANIFEST_NAME).write_bytes(b"damaged")
+    publish(remote, local)
+    assert remote.superseded([KeepNewest(1)]) == [10]
+
+
+def test_a_start_that_was_overtaken_takes_nothing(tmp_path: Path) -> None:
+    """Whoever looked before a newer attempt claimed the location is refused, however late it claims."""
+    store = FaultyStore(tmp_path / "bucket")
+    slow = RemoteFolder(store)
+    assert slow.claimed_by() is None
+    RemoteFolder(store).claim(claim(2))
+    with pytest.raises(ConflictError):
+        slow.claim(claim(1))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"attempt": 1}', b"\xff" * 100])

@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.checkpoint.commit import OutputFolder
-from holdfast.errors import UsageError
+from holdfast.errors import AccessDeniedError, UsageError
 from holdfast.storage.access import check_access
-from holdfast.storage.location import Location, parse_location
+from holdfast.storage.location import Location, Scheme
 from holdfast.storage.opening import open_store
 from holdfast.storage.options import StorageOptions
 from holdfast.training.output_place import place_output
@@ -17,8 +17,6 @@ from holdfast.training.session import Session
 from holdfast.training.settings import RunSettings
 
 _log = logging.getLogger("holdfast")
-_LOCATION = "_holdfast_location"
-"""Where a `TrainingArguments` remembers the object store, while its `output_dir` is the folder in front of it."""
 
 
 def hook(module: ModuleType, session: Session) -> None:
@@ -32,11 +30,11 @@ def hook(module: ModuleType, session: Session) -> None:
 
     @functools.wraps(validate)
     def post_init(self: Any) -> None:
-        apply_settings(self, session.settings)
+        apply_settings(self, session)
         if self.output_dir:
             # Before the Trainer stumbles over it with a traceback, and before a model is loaded for nothing.
             OutputFolder(Path(self.output_dir)).check_usable()
-        remote = remote_location(self)
+        remote = session.locations.get(self.output_dir)
         if remote is not None and session.place.is_first and session.place.restart == 0:
             _check_remote(remote)
         validate(self)
@@ -44,16 +42,21 @@ def hook(module: ModuleType, session: Session) -> None:
     arguments.__post_init__ = post_init
 
 
-def apply_settings(args: Any, settings: RunSettings) -> None:
-    """Set what the options say on `args`; an option that was left out changes nothing."""
+def apply_settings(args: Any, session: Session) -> None:
+    """Set what the options say on `args`; an option that was left out changes nothing.
+
+    The session remembers which object store a folder stands for: libraries copy arguments, and the copy names the
+    folder only.
+    """
+    settings = session.settings
     wanted = settings.output_dir or args.output_dir
     if wanted:
         place = place_output(wanted, local_dir=settings.local_dir)
         if place.remote is not None:
-            setattr(args, _LOCATION, str(place.remote))
-        elif str(place.folder) != args.output_dir and hasattr(args, _LOCATION):
-            delattr(args, _LOCATION)
+            session.locations[str(place.folder)] = place.remote
         args.output_dir = str(place.folder)
+        if str(place.folder) not in session.locations:
+            _warn_of_store_options(settings)
     if settings.save_steps is not None:
         args.save_strategy = "steps"
         args.save_steps = settings.save_steps
@@ -63,10 +66,15 @@ def apply_settings(args: Any, settings: RunSettings) -> None:
         args.save_total_limit = settings.save_total_limit
 
 
-def remote_location(args: Any) -> Location | None:
-    """The object store that `apply_settings` has put a folder in front of, or None."""
-    text = getattr(args, _LOCATION, None)
-    return None if text is None else parse_location(text)
+@functools.cache
+def _warn_of_store_options(settings: RunSettings) -> None:
+    given = {
+        "--local-dir": settings.local_dir,
+        "--store-keep": settings.store_keep,
+        "--on-upload-failure stop": settings.on_upload_failure == "stop",
+    }
+    for option in (name for name, value in given.items() if value):
+        _log.warning("%s has no effect: checkpoints go to a folder and not to an object store", option)
 
 
 def _check_remote(location: Location) -> None:
@@ -80,16 +88,23 @@ def _check_remote(location: Location) -> None:
             "the checkpoints",
             options.endpoint or location,
         )
-    check_access(open_store(location, options))
+    try:
+        check_access(open_store(location, options))
+    except AccessDeniedError as error:
+        if location.scheme is not Scheme.S3 or options.has_keys:
+            raise
+        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket"
+        raise AccessDeniedError(f"{error.message}; no keys were given", hint=hint) from error
 
 
-def finish_settings(args: Any, settings: RunSettings) -> None:
+def finish_settings(args: Any, session: Session) -> None:
     """Apply the options once more at `train()`, because scripts change arguments after they were validated.
 
     Raises:
         UsageError: the script asks for something that cannot be resumed.
     """
-    apply_settings(args, settings)
+    settings = session.settings
+    apply_settings(args, session)
     if settings.save_steps is not None or settings.save_strategy is not None:
         from transformers.trainer_utils import SaveStrategy
 
@@ -104,4 +119,4 @@ def finish_settings(args: Any, settings: RunSettings) -> None:
         args.enable_jit_checkpoint = False
 
 
-__all__ = ["apply_settings", "finish_settings", "hook", "remote_location"]
+__all__ = ["apply_settings", "finish_settings", "hook"]

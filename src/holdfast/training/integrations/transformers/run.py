@@ -20,7 +20,7 @@ from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
 from holdfast.training.integrations.transformers.agreement import Agreement
-from holdfast.training.integrations.transformers.arguments import finish_settings, remote_location
+from holdfast.training.integrations.transformers.arguments import finish_settings
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.saving import RunFacts, Saver
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
@@ -55,12 +55,12 @@ class TrainerRun:
     def __init__(self, session: Session, trainer: Any) -> None:
         self._session = session
         self._trainer = trainer
-        finish_settings(trainer.args, session.settings)
+        finish_settings(trainer.args, session)
         root = Path(trainer.args.output_dir)
         _check_supported(session, trainer, root)
         session.output_folders.add(root.absolute())
         self._output = OutputFolder(root)
-        self._location = remote_location(trainer.args)
+        self._location = session.locations.get(trainer.args.output_dir)
         self._peers = session.peers or Peers(session.place, timeout_s=session.settings.peer_timeout_s)
         session.peers = self._peers
         self._agreement = Agreement(session, self._peers)
@@ -163,8 +163,8 @@ class TrainerRun:
     def begin_loop(self) -> None:
         """The model is loaded and the loop begins: give back what the Trainer did not save, do what was due."""
         trainer, session = self._trainer, self._session
-        if session.settings.save_steps is not None:
-            trainer.state.save_steps = session.settings.save_steps  # the checkpoint's would win otherwise
+        # What the script and the options say now counts; the checkpoint's would win otherwise.
+        trainer.state.compute_steps(trainer.args, int(trainer.state.max_steps))
         session.step = self._step
         session.termination.enter_training()
         self._loop_started_s = clock.monotonic_s()
