@@ -216,10 +216,16 @@ def _create_working(path: Path) -> Path:
     """An empty file beside `path`, in a folder that is made if need be."""
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     for _ in range(_MOST_TRIES):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Between the two calls, whoever deletes the folder's last object deletes the folder too.
-        with contextlib.suppress(FileNotFoundError):
+        # Between any two calls, whoever deletes the folder's last object deletes the folder too.
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             working.touch(exist_ok=False)
+        except FileNotFoundError:
+            continue
+        except FileExistsError:  # also what `mkdir` says when the folder is gone by the time that it looks again
+            if path.parent.exists() and not path.parent.is_dir():
+                raise
+        else:
             return working
     raise StorageError(f"{path.parent} vanishes again and again; nothing was written")
 
