@@ -117,8 +117,8 @@ def _children(pid: int) -> list[int]:
 @pytest.mark.timeout(60 + 20 * _KILLS)
 def test_kills_at_random_moments(server: MotoServer | CephRgw, tmp_path: Path) -> None:
     """Never a resume from anything torn, never fewer than the policy, nothing orphaned after the next start."""
-    seed = random.SystemRandom().randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = int(os.environ.get("HOLDFAST_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
+    print(f"HOLDFAST_TEST_SEED={seed}")
     dice = random.Random(seed)
     run = Run(server, tmp_path)
     for attempt in range(1, _KILLS + 1):

@@ -157,7 +157,7 @@ class Mover:
         except (HoldfastError, OSError) as reason:
             error = reason
             if isinstance(reason, OSError):  # the folder is the user's too
-                error = StorageError(f"{folder} cannot be read: {reason}; it is not uploaded")
+                error = StorageError(f"{folder} cannot be read: {reason}")
             self._tell("failing", folder, done_bytes, manifest.size_bytes, error=str(error))
             if self._told_failure != folder.name:  # once for each checkpoint, not for each try
                 self._told_failure = folder.name

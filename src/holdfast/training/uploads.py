@@ -47,11 +47,17 @@ class Uploads:
             if len(self._deaths_s) >= _MOST_DEATHS:
                 return f"the mover ended {len(self._deaths_s)} times, the last time with exit code {code}"
             self._deaths_s.append(now_s)
-            self._process = _start(self._plan)
+            self._start_anew()
             return None
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return json.loads((OutputFolder(Path(self.folder)).control / "upload.json").read_bytes()).get("error")
         return None
+
+    def _start_anew(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process = _start(self._plan)
 
     def finish(self, *, newest_only: bool, deadline_s: float | None) -> bool:
         """Wait until everything, or the newest checkpoint, is in the store, or the deadline has come.
@@ -65,11 +71,11 @@ class Uploads:
         """
         if self._result is None:
             if self._process.poll() not in {None, ExitCode.CONFLICT}:
-                self._process = _start(self._plan)
+                self._start_anew()
             command = json.dumps({"newest_only": newest_only, "deadline_s": deadline_s}).encode() + b"\n"
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s()) + 0.5
+            assert self._process.stdin is not None
             with contextlib.suppress(OSError):  # it is gone already; its exit code says how
-                assert self._process.stdin is not None
                 self._process.stdin.write(command)
                 self._process.stdin.flush()
             try:
@@ -78,6 +84,8 @@ class Uploads:
                 self._process.kill()
                 self._process.wait()
                 self._result = False
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
         return self._result
 
 

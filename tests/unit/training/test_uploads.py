@@ -1,0 +1,108 @@
+"""The mover as a process: it outlives signals, is started anew when it dies, and tells the truth at the end."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.mover_process import MoverPlan
+from holdfast.checkpoint.remote import Claim, RemoteFolder
+from holdfast.foundation import clock
+from holdfast.storage.local import LocalStore
+from holdfast.storage.location import Location, Scheme
+from holdfast.training.uploads import Uploads
+from tests.support.checkpoints import commit, prepared
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Scene:
+    """A folder with one checkpoint, and a store that is another folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.output: OutputFolder = prepared(root / "local")
+        commit(self.output, 10)
+        self.bucket = root / "bucket"
+        self.remote = RemoteFolder(LocalStore(Location(scheme=Scheme.FILE, path=str(self.bucket))))
+        self.remote.claim(Claim(run_id="run", attempt=1, attempt_id="run-1", since="now", host="here"))
+
+    def start(self, location: str | None = None) -> Uploads:
+        where = location or str(self.bucket)
+        return Uploads(MoverPlan(folder=str(self.output.root), location=where, attempt_id="run-1"))
+
+    def wait_for(self, step: int) -> None:
+        deadline_s = clock.monotonic_s() + 20
+        while step not in self.remote.steps():
+            assert clock.monotonic_s() < deadline_s
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def mover_pid() -> int:
+    """The process that this one has started and not yet waited for."""
+    return int(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()[-1])
+
+
+def test_signals_to_the_whole_job_do_not_end_it(scene: Scene) -> None:
+    """SIGTERM, SIGINT and SIGHUP; what ends it is being told to finish."""
+    uploads = scene.start()
+    scene.wait_for(10)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(mover_pid(), number)
+    commit(scene.output, 20)
+    scene.wait_for(20)
+    assert uploads.finish(newest_only=False, deadline_s=None)
+
+
+def test_one_that_died_is_started_for_the_end(scene: Scene) -> None:
+    """Also when nobody has looked since."""
+    uploads = scene.start()
+    scene.wait_for(10)
+    os.kill(mover_pid(), signal.SIGKILL)
+    commit(scene.output, 20)
+    time.sleep(0.1)
+    assert uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20)
+    assert scene.remote.steps() == [20, 10]
+
+
+def test_what_an_earlier_one_said_is_not_believed(scene: Scene) -> None:
+    """An error of last week does not stop the run of today."""
+    (scene.output.control / "upload.json").write_text(json.dumps({"error": "expired"}))
+    uploads = scene.start()
+    assert uploads.failure() is None
+    assert uploads.finish(newest_only=False, deadline_s=None)
+
+
+def test_a_stop_during_the_last_uploads_is_no_success(scene: Scene) -> None:
+    """Both who wait hear that not everything has arrived: the final model was left out."""
+    uploads = scene.start(location="/proc/nowhere")
+    heard: list[bool] = []
+    waiting = threading.Thread(target=lambda: heard.append(uploads.finish(newest_only=False, deadline_s=None)))
+    waiting.start()
+    time.sleep(1.0)  # it has been told, and tries
+    heard.append(uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 1.0))
+    waiting.join(20)
+    assert heard == [False, False]
+
+
+def test_a_file_that_vanished_does_not_end_the_mover(scene: Scene) -> None:
+    """That checkpoint fails and is told of; the next one arrives."""
+    (scene.output.root / "checkpoint-10" / "model.safetensors").unlink()
+    uploads = scene.start()
+    deadline_s = clock.monotonic_s() + 20
+    while (failure := uploads.failure()) is None:
+        assert clock.monotonic_s() < deadline_s
+        time.sleep(0.05)
+    assert "model.safetensors" in failure
+    commit(scene.output, 20)
+    scene.wait_for(20)
+    assert uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20)
