@@ -40,13 +40,15 @@ check: lint ## formatting, lint, types, layers and the unit tests (under a minut
 	$(BIN)/pytest -m 'not ranks and not s3'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
-	$(BIN)/pytest -m 'not s3'
+	$(BIN)/pytest -m 'not s3 and not long'
 
 test-s3: $(INSTALLED) ## the storage tests on a real S3 server, Ceph RGW; installs it, on Debian as root
-	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m s3; fi
+	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m 's3 and not long'; fi
 
-test-long: $(INSTALLED) ## interrupt two nodes 20 times in each pattern (half an hour)
+test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 300 kills, and further cases (an hour)
+	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py
 	HOLDFAST_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
+	HOLDFAST_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
 
 bench: $(INSTALLED) ## run every benchmark
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark"; done

@@ -45,7 +45,7 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("often", ["once", "often"])
+@pytest.mark.parametrize("often", [pytest.param("once", marks=pytest.mark.long), "often"])
 def test_interrupted_run_equals_uninterrupted(shape: str, reference: Path, often: str, tmp_path: Path) -> None:
     """After SIGTERM to one rank, or SIGKILL to all after a save, everything is the reference's."""
     seed = int(os.environ.get("HOLDFAST_TEST_SEED") or random.SystemRandom().randrange(1 << 30))

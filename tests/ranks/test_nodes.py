@@ -50,7 +50,19 @@ def assert_one_agreed_checkpoint(output: Path, attempt: int) -> int:
     return event["step"]
 
 
-@pytest.mark.parametrize("which", ["both at once", "0.5 s apart", "2 s apart", "the first only", "the second only"])
+_LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "both at once",
+        pytest.param("0.5 s apart", marks=_LONG),
+        pytest.param("2 s apart", marks=_LONG),
+        pytest.param("the first only", marks=_LONG),
+        "the second only",
+    ],
+)
 def test_two_nodes_leave_one_checkpoint(which: str, tmp_path: Path) -> None:
     """Each trial leaves a committed checkpoint of one step, both agents exit 75, the next start resumes from it."""
     output = tmp_path / "run"

@@ -22,7 +22,7 @@ def interrupted(output: Path, ranks: int, *options: str) -> int:
     return read_events(output, "saved")[-1]["step"]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long)])
 def test_global_batch_is_kept_by_accumulation(before: int, after: int, tmp_path: Path) -> None:
     """Every step after the change sees the samples it would have seen: the losses follow the reference."""
     accumulation = {2: "2", 1: "4"}

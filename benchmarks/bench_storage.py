@@ -1,0 +1,258 @@
+"""Two gigabytes to an S3 server and back: Holdfast against boto3 and s3torchconnector, on Ceph RGW on loopback.
+
+Every figure is of a process of its own, so that its processor time and its memory are its own too; products take
+turns within a round, and who begins changes from round to round. Twice: as fast as the machine goes, and through a
+link of 200 MB/s and 20 ms. Holdfast does what the mover and a resume do: digests are taken on the way up and checked
+on the way down, and the file is allocated, durable and verified at the end; the peers only move bytes.
+
+The machine's limits: the same file digested and copied on the disk; the server's own work shares the cores.
+Needs Ceph RGW (`make test-s3` installs it) and `s3torchconnector`.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from figures import print_load, print_machine, row, verdict
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.support.ceph_rgw import CephRgw, unavailable
+
+from holdfast.checkpoint.digest import digest_file
+from holdfast.testing.fault_proxy import FaultProxy
+
+PRODUCTS = ("holdfast", "boto3", "s3torchconnector")
+BUCKET = CephRgw.bucket
+MB = 1_000_000
+GOAL_CPU_RATIO, GOAL_RSS_MB = 5, 256
+
+
+# ---- one measurement, in a process of its own ---------------------------------------------------------------------
+
+
+def holdfast_up(source: Path, key: str) -> None:
+    from holdfast.storage.location import parse_location
+    from holdfast.storage.opening import open_store
+
+    store = open_store(parse_location(f"s3://{BUCKET}"))
+    digest_file(source)
+    store.upload(key, source)
+
+
+def holdfast_down(key: str, target: Path, source: Path) -> None:
+    from holdfast.checkpoint.commit import entry_of
+    from holdfast.checkpoint.transfer import fetch, parts_of, prepare
+    from holdfast.storage.location import parse_location
+    from holdfast.storage.opening import open_store
+
+    found = json.loads(source.with_suffix(".digest").read_text())
+    entry = entry_of(target_name(key), _Found(**found))
+    store = open_store(parse_location(f"s3://{BUCKET}"))
+    prepare([entry], target)
+    fetch(store, "bench", parts_of([entry]), target)
+
+
+def target_name(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+class _Found:
+    """The digest of the source, taken before the clock started."""
+
+    def __init__(self, size_bytes: int, digest: str, parts: list[str]) -> None:
+        self.size_bytes, self.digest, self.parts = size_bytes, digest, tuple(parts)
+
+
+def boto3_client():
+    import boto3
+
+    return boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL_S3"])
+
+
+def boto3_up(source: Path, key: str) -> None:
+    boto3_client().upload_file(str(source), BUCKET, key)
+
+
+def boto3_down(key: str, target: Path, source: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    boto3_client().download_file(BUCKET, key, str(target / target_name(key)))
+
+
+def s3torch_client():
+    from s3torchconnector._s3client import S3Client
+    from s3torchconnector._s3client.s3client_config import S3ClientConfig
+
+    return S3Client(
+        "us-east-1", endpoint=os.environ["AWS_ENDPOINT_URL_S3"], s3client_config=S3ClientConfig(force_path_style=True)
+    )
+
+
+def s3torchconnector_up(source: Path, key: str) -> None:
+    with source.open("rb") as file, s3torch_client().put_object(BUCKET, key) as writer:
+        while block := file.read(16 << 20):
+            writer.write(block)
+
+
+def s3torchconnector_down(key: str, target: Path, source: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    reader = s3torch_client().get_object(BUCKET, key)
+    with (target / target_name(key)).open("wb") as file:
+        while block := reader.read(16 << 20):
+            file.write(block)
+
+
+def worker(product: str, direction: str, source: Path, target: Path) -> None:
+    function: Callable[..., None] = globals()[f"{product}_{direction}"]
+    key = f"bench/{product}"
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    started_s = time.perf_counter()
+    function(source, key) if direction == "up" else function(key, target, source)
+    seconds = time.perf_counter() - started_s
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(json.dumps({"seconds": seconds, "cpu_s": cpu_s, "rss_mb": (after.ru_maxrss - before_kb) / 1000}))
+
+
+# ---- the whole ----------------------------------------------------------------------------------------------------
+
+
+def measure(
+    product: str, direction: str, endpoint: str, rgw: CephRgw, source: Path, scratch: Path
+) -> dict[str, float]:
+    environ = {
+        **os.environ,
+        **rgw.variables,
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    target = scratch / "fetched"
+    command = [sys.executable, __file__, "worker", product, direction, str(source), str(target)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{product} {direction} failed:\n{done.stderr}")
+    if direction == "down":
+        fetched = target / product
+        assert fetched.stat().st_size == source.stat().st_size
+        fetched.unlink()
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def links(rgw: CephRgw) -> Iterator[dict[str, str]]:
+    with FaultProxy(f"127.0.0.1:{rgw.port}", delay_s=0.02, bytes_per_s=200 * MB) as proxy:
+        yield {"unthrottled": rgw.endpoint, "200 MB/s, 20 ms": proxy.endpoint}
+
+
+def limits(source: Path, scratch: Path) -> None:
+    started_s = time.perf_counter()
+    digest_file(source)
+    digested_s = time.perf_counter() - started_s
+    started_s = time.perf_counter()
+    with source.open("rb") as reader, (scratch / "copy").open("wb") as writer:
+        done = 0
+        while count := os.sendfile(writer.fileno(), reader.fileno(), done, 16 << 20):
+            done += count
+        os.fsync(writer.fileno())
+    copied_s = time.perf_counter() - started_s
+    (scratch / "copy").unlink()
+    size_mb = source.stat().st_size / MB
+    print(f"   limits: digest {size_mb / digested_s:.0f} MB/s, copy with fsync {size_mb / copied_s:.0f} MB/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    reason = unavailable()
+    if reason is not None:
+        print(f"bench_storage: not run: {reason}")
+        return
+    print_machine(f"{options.mb} MB to an S3 server and back")
+    with tempfile.TemporaryDirectory(prefix="hf-bench-") as folder:
+        scratch = Path(folder)
+        source = scratch / "source"
+        with source.open("wb") as file:
+            for _ in range(options.mb):
+                file.write(os.urandom(MB))
+        found = digest_file(source)
+        source.with_suffix(".digest").write_text(
+            json.dumps({"size_bytes": found.size_bytes, "digest": found.digest, "parts": list(found.parts)})
+        )
+        limits(source, scratch)
+        (scratch / "rgw").mkdir()
+        rgw = CephRgw(scratch / "rgw")
+        rgw.start()
+        try:
+            with links(rgw) as endpoints:
+                for link, endpoint in endpoints.items():
+                    compare(link, endpoint, rgw, source, scratch, options)
+        finally:
+            rgw.stop()
+    print_load("after")
+
+
+def compare(link: str, endpoint: str, rgw: CephRgw, source: Path, scratch: Path, options: argparse.Namespace) -> None:
+    results: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for number in range(options.rounds):
+        order = PRODUCTS[number % len(PRODUCTS) :] + PRODUCTS[: number % len(PRODUCTS)]
+        for product in order:
+            for direction in ("up", "down"):
+                found = measure(product, direction, endpoint, rgw, source, scratch)
+                results.setdefault((product, direction), []).append(found)
+    gb = options.mb / 1000
+    print(f"\n-- {link}")
+    for direction in ("up", "down"):
+        for product in PRODUCTS:
+            trials = results[product, direction]
+            print(row(f"{direction}: {product}", [options.mb / trial["seconds"] for trial in trials], unit="MB/s"))
+            print(row("      processor", [trial["cpu_s"] / gb for trial in trials], unit="s/GB"))
+            print(row("      memory grows by", [trial["rss_mb"] for trial in trials], unit="MB"))
+
+        def middle(product: str, field: str, direction: str = direction) -> float:
+            return statistics.median(trial[field] for trial in results[product, direction])
+
+        print(
+            verdict(
+                f"{direction}: throughput over s3torchconnector's",
+                value=middle("s3torchconnector", "seconds") / middle("holdfast", "seconds"),
+                goal=1.0,
+                at_most=False,
+                unit="times",
+            )
+        )
+        print(
+            verdict(
+                f"{direction}: processor time, boto3's over Holdfast's",
+                value=middle("boto3", "cpu_s") / middle("holdfast", "cpu_s"),
+                goal=GOAL_CPU_RATIO,
+                at_most=False,
+                unit="times",
+            )
+        )
+        print(
+            verdict(
+                f"{direction}: memory",
+                value=max(trial["rss_mb"] for trial in results["holdfast", direction]),
+                goal=GOAL_RSS_MB,
+                at_most=True,
+                unit="MB",
+            )
+        )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        worker(sys.argv[2], sys.argv[3], Path(sys.argv[4]), Path(sys.argv[5]))
+    else:
+        main()
