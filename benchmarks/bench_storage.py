@@ -97,9 +97,15 @@ def s3torch_client():
 
 
 def s3torchconnector_up(source: Path, key: str) -> None:
-    with source.open("rb") as file, s3torch_client().put_object(BUCKET, key) as writer:
-        while block := file.read(16 << 20):
-            writer.write(block)
+    try:
+        with source.open("rb") as file, s3torch_client().put_object(BUCKET, key) as writer:
+            while block := file.read(16 << 20):
+                writer.write(block)
+    except Exception as error:
+        # Ceph RGW 16 answers the completion without the header that this client insists on: the object stands, as its
+        # download shows, and the client calls it an error.
+        if 'Header "ETag" not found' not in str(error):
+            raise
 
 
 def s3torchconnector_down(key: str, target: Path, source: Path) -> None:
