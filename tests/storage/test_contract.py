@@ -101,6 +101,22 @@ def test_ranges(store: Store) -> None:
             store.read("range", start=start, length=length)
 
 
+def test_a_stream_hands_over_each_byte_once(store: Store) -> None:
+    """In order, whatever the range; an object that ends before it is an error, and so is none."""
+    data = os.urandom(3_000_000)
+    store.write("stream", data)
+    for start, length in ((0, len(data)), (1, 2_999_999), (1_048_576, 1_048_577), (2_999_999, 1), (5, 0)):
+        received = bytearray()
+        store.stream("stream", received.extend, start=start, length=length)
+        assert received == data[start : start + length]
+    with pytest.raises(StorageError):
+        store.stream("stream", received.extend, start=2_999_999, length=2)
+    with pytest.raises(StorageError):
+        store.stream("stream", received.extend, start=3_000_000, length=1)
+    with pytest.raises(ObjectNotFoundError):
+        store.stream("nothing", received.extend, start=0, length=1)
+
+
 def test_a_condition_that_does_not_hold_writes_nothing(store: Store) -> None:
     """Absent, and still this version."""
     first = store.write("key", b"1", condition=ABSENT)

@@ -37,7 +37,7 @@ class Run:
         self.store = open_store(self.location, StorageOptions.from_environment(server.variables))
         self.remote = RemoteFolder(self.store)
         self.variables = server.variables
-        self.committed = 0
+        self.num_local = 0
         self.uploaded = 0
 
     def trial(self, attempt: int, dice: random.Random) -> str:
@@ -71,12 +71,12 @@ class Run:
     def check_stands(self, text: str) -> None:
         """Nothing torn counts, and there are as many as the policy promises."""
         assert "rejected" not in text, text
-        self.committed = max([self.committed, *_numbers(text, "committed"), *_numbers(text, "fetched")])
+        self.num_local += len(_numbers(text, "committed")) + len(_numbers(text, "fetched"))
         valid = [path for path in list_checkpoints(self.local) if verify(path).is_valid]
         for path in valid:
             check(path, int(path.name.split("-")[1]))
         assert len(valid) == len(list_checkpoints(self.local)), "a folder with a checkpoint's name is not one"
-        assert len(valid) >= min(KEEP, self.committed), text
+        assert len(valid) >= min(KEEP, self.num_local), text
         steps = self.remote.steps()
         for step in steps:
             self.check_remote(step)
@@ -126,7 +126,7 @@ def test_kills_at_random_moments(server: MotoServer | CephRgw, tmp_path: Path) -
         run.check_stands(text)
         if dice.random() < 0.1 and run.uploaded:
             shutil.rmtree(run.local, ignore_errors=True)
-            run.committed = 0
+            run.num_local = 0
     # One start that is left alone until it has begun, and killed when it has: its own work is all that may be there.
     dice = random.Random(0)
     dice.random()

@@ -27,6 +27,10 @@ class FaultyStore(LocalStore):
         self._note("read", key)
         return super().read(key, **kwargs)
 
+    def stream(self, key, sink, **kwargs):
+        self._note("read", key)
+        return super().stream(key, sink, **kwargs)
+
     def write(self, key, data, **kwargs):
         self._note("write", key)
         return super().write(key, data, **kwargs)

@@ -22,8 +22,6 @@ from holdfast.foundation.units import format_bytes
 from holdfast.storage.store import Store
 
 _IN_FLIGHT = 4
-_BLOCK_BYTES = 16 << 20
-"""One request; with those in flight, what a fetch holds in memory."""
 _NUM_TRIES = 3
 _SPARE_BYTES = 64 << 20
 Progress = Callable[[int, int], None]
@@ -231,15 +229,19 @@ def _fetch_part(store: Store, key: str, part: Part, descriptor: int | None, dead
     end = part.start + part.size_bytes
     for _ in range(_NUM_TRIES):
         digester = Digester()
-        for start in range(part.start, end, _BLOCK_BYTES):
-            length = min(_BLOCK_BYTES, end - start)
-            try:
-                data = store.read(key, start=start, length=length, deadline_s=deadline_s)
-            except ObjectNotFoundError as error:
-                raise CheckpointError(f"{key} is missing in {store.location}") from error
-            digester.update(data)
+        position = part.start
+
+        def take(block: memoryview, digester: Digester = digester) -> None:
+            nonlocal position
+            digester.update(block)
             if descriptor is not None:
-                _write_at(descriptor, data, start)
+                _write_at(descriptor, block, position)
+            position += len(block)
+
+        try:
+            store.stream(key, take, start=part.start, length=part.size_bytes, deadline_s=deadline_s)
+        except ObjectNotFoundError as error:
+            raise CheckpointError(f"{key} is missing in {store.location}") from error
         if digester.digest == part.digest:
             return
     raise CheckpointError(

@@ -12,9 +12,10 @@ from pathlib import Path
 from holdfast.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
 from holdfast.foundation import files
 from holdfast.storage.location import Location
-from holdfast.storage.store import Condition, Progress, StoredObject, check_key
+from holdfast.storage.store import Condition, Progress, Sink, StoredObject, check_key
 
 _CHUNK_BYTES = 8 << 20
+_BLOCK_BYTES = 1 << 20
 _MOST_TRIES = 100
 _WORKING = re.compile(r"\.(.+)\.[0-9a-f]{32}\.part")
 
@@ -72,6 +73,18 @@ class LocalStore:
                     raise StorageError(f"{self._path(key)} became shorter while it was read")
                 done += step
             return buffer.toreadonly()
+
+    def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
+        """See `Store`."""
+        with self._open(key) as descriptor:
+            buffer = memoryview(bytearray(min(_BLOCK_BYTES, length)))
+            done = 0
+            while done < length:
+                count = os.preadv(descriptor, [buffer[: length - done]], start + done)
+                if count == 0:
+                    raise StorageError(f"{self._path(key)} has {start + done} bytes, not {start + length}")
+                sink(buffer[:count])
+                done += count
 
     def write(
         self, key: str, data: bytes, *, condition: Condition | None = None, deadline_s: float | None = None

@@ -15,14 +15,14 @@ from pathlib import Path
 from holdfast.errors import ObjectNotFoundError, StorageError, TransientError
 from holdfast.foundation import clock
 from holdfast.storage.retry import DEFAULT_WITHIN_S
-from holdfast.storage.s3_uploads import PartOnServer, S3Uploads, UploadId
+from holdfast.storage.s3_requests import PartOnServer, S3Requests, UploadId
 from holdfast.storage.store import Progress
 
 LEAST_PART_BYTES = 16 << 20
 _MAX_PARTS = 9_000  # S3 allows 10,000
 _IN_FLIGHT = 4
 _BLOCK_BYTES = 1 << 20
-_COMPLETE_FOR_S = 2.0
+_PAUSE_S = 0.5
 
 
 def part_bytes_of(size_bytes: int) -> int:
@@ -32,7 +32,7 @@ def part_bytes_of(size_bytes: int) -> int:
 
 
 def upload_in_parts(
-    uploads: S3Uploads,
+    uploads: S3Requests,
     key: str,
     source: Path,
     *,
@@ -89,15 +89,16 @@ def upload_in_parts(
             raise
 
 
-def _complete(uploads: S3Uploads, upload: UploadId, etags: dict[int, str], deadline_s: float | None) -> None:
+def _complete(uploads: S3Requests, upload: UploadId, etags: dict[int, str], deadline_s: float | None) -> None:
     if deadline_s is None:
         deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S
     while True:
         try:
-            uploads.complete(upload, etags, deadline_s=min(deadline_s, clock.monotonic_s() + _COMPLETE_FOR_S))
+            uploads.complete(upload, etags, deadline_s=deadline_s)
         except TransientError:
-            if clock.monotonic_s() + _COMPLETE_FOR_S > deadline_s:
+            if clock.monotonic_s() + _PAUSE_S > deadline_s:
                 raise
+            clock.sleep(_PAUSE_S)
             # Ceph RGW and moto answer 500 when the upload is gone; asked for its parts, they say so.
             next(uploads.parts(upload, deadline_s=deadline_s), None)
         else:
@@ -119,7 +120,7 @@ def _windows(size_bytes: int) -> dict[int, tuple[int, int]]:
 
 
 def _begin_or_continue(
-    uploads: S3Uploads,
+    uploads: S3Requests,
     key: str,
     source: Path,
     windows: dict[int, tuple[int, int]],

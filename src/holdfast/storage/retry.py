@@ -15,13 +15,16 @@ _LEAST_TRY_S = 0.05
 _T = TypeVar("_T")
 
 
-def retry(attempt: Callable[[float], _T], *, deadline_s: float | None, try_s: float) -> _T:
+def retry(
+    attempt: Callable[[float], _T], *, deadline_s: float | None, try_s: float, most_tries: int | None = None
+) -> _T:
     """Call `attempt` until it does not raise TransientError.
 
     Args:
         attempt: takes the seconds that this try may last.
         deadline_s: when to give up; DEFAULT_WITHIN_S from now when None.
         try_s: the longest that one try may last.
+        most_tries: how many there may be; None knows no limit but the deadline.
 
     Raises:
         TransientError: the last one, when the deadline has come.
@@ -40,7 +43,7 @@ def retry(attempt: Callable[[float], _T], *, deadline_s: float | None, try_s: fl
         except TransientError as error:
             # Jitter, so that many ranks which failed together do not come back together.
             wait_s = pause_s * random.uniform(0.5, 1.0)
-            if clock.monotonic_s() + wait_s + _LEAST_TRY_S > deadline_s:
+            if num_tries == most_tries or clock.monotonic_s() + wait_s + _LEAST_TRY_S > deadline_s:
                 message = f"{error.message} (tried {num_tries} times)" if num_tries > 1 else error.message
                 raise TransientError(message, hint=error.hint) from error
             clock.sleep(wait_s)

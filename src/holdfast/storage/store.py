@@ -9,6 +9,8 @@ from holdfast.storage.location import Location
 
 Progress = Callable[[int], None]
 """Told the number of bytes moved since its last call."""
+Sink = Callable[[memoryview], None]
+"""Given a block of bytes that is valid until it returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,17 @@ class Store(Protocol):
         """
         ...
 
+    def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
+        """Read `length` bytes from `start` and hand them to `sink` in blocks, in order, each byte once.
+
+        A block is valid until `sink` returns. After a cut the reading goes on behind what was handed over.
+
+        Raises:
+            ObjectNotFoundError: nothing is there.
+            StorageError: the object has fewer bytes than asked for.
+        """
+        ...
+
     def write(
         self, key: str, data: bytes, *, condition: Condition | None = None, deadline_s: float | None = None
     ) -> str:
@@ -156,4 +169,4 @@ def check_key(key: str) -> str:
     return key
 
 
-__all__ = ["ABSENT", "Condition", "Progress", "Store", "StoredObject", "check_key"]
+__all__ = ["ABSENT", "Condition", "Progress", "Sink", "Store", "StoredObject", "check_key"]
