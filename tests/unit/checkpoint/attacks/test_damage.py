@@ -225,13 +225,13 @@ def test_every_truncation_of_a_manifest_is_found(tmp_path: Path) -> None:
 
 
 def test_a_flip_in_every_window_of_every_file_is_found(tmp_path: Path) -> None:
-    """One bit in each of 64 windows of each file: always detected."""
+    """One bit in each of 256 windows of each file: always detected."""
     folder = commit(prepared(tmp_path / "out"), 8)
     for path in (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST_NAME):
         content = path.read_bytes()
-        for window in range(min(64, len(content))):
+        for window in range(min(256, len(content))):
             damaged = bytearray(content)
-            damaged[window * len(content) // 64 if len(content) >= 64 else window] ^= 1 << (window % 8)
+            damaged[window * len(content) // 256 if len(content) >= 256 else window] ^= 1 << (window % 8)
             path.write_bytes(damaged)
             assert not verify(folder).is_valid
         path.write_bytes(content)
