@@ -6,8 +6,10 @@ NO_COLOR and CI are honoured. stdout belongs to the user's program.
 import logging
 import os
 import sys
+from typing import Any
 
-from holdfast.foundation.units import format_bytes
+from holdfast.foundation import clock
+from holdfast.foundation.units import format_bytes, format_duration
 
 _LOGGER_NAME = "holdfast"
 _COLOURS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m"}
@@ -32,11 +34,25 @@ class _CurrentStderr(logging.Handler):
     """Writes to whatever `sys.stderr` is now, in one write per line, so that lines of ranks do not mix."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
         try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
+            if not _write_beside_bars(text):
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
         except (OSError, ValueError):
             return  # a closed terminal must not end the training
+
+
+def _write_beside_bars(text: str) -> bool:
+    """Write a line of its own where the program is drawing a tqdm bar; it would be glued to the bar otherwise."""
+    module: Any = sys.modules.get("tqdm")
+    try:
+        if module is None or not len(module.tqdm._instances):
+            return False
+        module.tqdm.write(text, file=sys.stderr)
+    except (AttributeError, TypeError):  # not the tqdm that is known here
+        return False
+    return True
 
 
 def is_interactive() -> bool:
@@ -57,6 +73,8 @@ class ProgressLine:
         self._least_bytes = least_bytes
         self._shown = -1
         self._watched = is_interactive()
+        self._started_s = clock.monotonic_s()
+        self._width = 0
 
     def update(self, done_bytes: int, total_bytes: int) -> None:
         """Show `done_bytes` of `total_bytes`."""
@@ -64,11 +82,15 @@ class ProgressLine:
         if not self._watched or total_bytes < self._least_bytes or percent == self._shown:
             return
         self._shown = percent
+        rate = done_bytes / max(clock.monotonic_s() - self._started_s, 1e-3)
+        text = f"holdfast: {self._what} {format_bytes(done_bytes)} of {format_bytes(total_bytes)}, {percent} %"
+        text += f", {format_bytes(round(rate))}/s"
+        if done_bytes < total_bytes and rate > 0:
+            text += f", {format_duration((total_bytes - done_bytes) / rate)} left"
         end = "\n" if done_bytes >= total_bytes else ""
-        sys.stderr.write(
-            f"\rholdfast: {self._what} {format_bytes(done_bytes)} of {format_bytes(total_bytes)}, {percent} %{end}"
-        )
+        sys.stderr.write(f"\r{text.ljust(self._width)}{end}")  # what was longer before is covered
         sys.stderr.flush()
+        self._width = len(text)
 
 
 def set_up(verbosity: int) -> logging.Logger:

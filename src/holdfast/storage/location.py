@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_ONE_SLASH = re.compile(r"(pvc|s3|gs|az):", re.IGNORECASE)
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f]")
 _FORMS = (
     "a path, file:///path, pvc://<claim>/<path>, s3://<bucket>/<prefix>, gs://<bucket>/<prefix> or "
@@ -80,6 +81,8 @@ def parse_location(text: str) -> Location:
     if not text.strip() or _UNPRINTABLE.search(text):
         raise ValueError(f"the location {text!r} is empty or has control characters; use {_FORMS}")
     match = _SCHEME.fullmatch(text)
+    if match is None and _ONE_SLASH.match(text):
+        raise ValueError(f"the location {text!r} needs two slashes behind its scheme; use {_FORMS}")
     if match is None:
         return Location(scheme=Scheme.FILE, path=_plain(text))
     try:

@@ -112,6 +112,8 @@ def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
     else:
         options += [f"--master-addr={plan.master_addr or '127.0.0.1'}"]
         options += [f"--master-port={plan.master_port or _DEFAULT_PORT}"]
+    if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with five lines about it
     config, _, _ = config_from_args(parse_args([*options, plan.program[0]]))
     return config
 

@@ -1,0 +1,68 @@
+"""Locations as people write them."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
+
+_WORD = st.text("abcxyz09-_. äß", min_size=1, max_size=8).filter(lambda word: word.strip(". ") == word)
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "bucket", "path"),
+    [
+        ("out", Scheme.FILE, "", "out"),
+        ("/a//b/", Scheme.FILE, "", "/a/b"),
+        ("/", Scheme.FILE, "", "/"),
+        ("file:///a/b", Scheme.FILE, "", "/a/b"),
+        ("FILE:///a", Scheme.FILE, "", "/a"),
+        ("s3://bucket", Scheme.S3, "bucket", ""),
+        ("S3://bucket//a///b/", Scheme.S3, "bucket", "a/b"),
+        ("gs://bucket/a b", Scheme.GS, "bucket", "a b"),
+        ("az://container/x", Scheme.AZ, "container", "x"),
+        ("pvc://claim/runs/1", Scheme.PVC, "claim", "runs/1"),
+    ],
+)
+def test_what_is_meant(text: str, scheme: Scheme, bucket: str, path: str) -> None:
+    """Case of the scheme, duplicate slashes and a last slash do not matter."""
+    assert parse_location(text) == Location(scheme=scheme, bucket=bucket, path=path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "  ", "ftp://host/x", "s3://", "s3:///x", "pvc:///x", "s3://..", "s3://b/../c", "gs://b/./c"),
+        *("file://relative", "s3:/bucket", "S3:bucket", "a\nb", "s3://b/\x1b[2J", "https://bucket.s3.example.com"),
+    ],
+)
+def test_what_cannot_be_meant_names_the_value_and_the_forms(text: str) -> None:
+    """A person sees what was read, and what could be written instead."""
+    with pytest.raises(ValueError, match="the location") as error:
+        parse_location(text)
+    assert repr(text) in str(error.value)
+
+
+@given(st.sampled_from(["s3", "gs", "az", "pvc"]), _WORD, st.lists(_WORD, max_size=3))
+def test_text_and_location_are_one(scheme: str, bucket: str, parts: list[str]) -> None:
+    """Written and read again, it is the same place."""
+    location = Location(scheme=Scheme(scheme), bucket=bucket, path="/".join(parts))
+    assert parse_location(str(location)) == location
+    child = location.child("checkpoint-20")
+    assert str(child).endswith("/checkpoint-20")
+    assert parse_location(str(child)) == child
+
+
+def test_a_claim_is_a_folder_in_its_pod_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere the error says what is mounted, or that this is no pod."""
+    location = parse_location("pvc://models/run")
+    assert claim_folder(location, "data=/data,models=/mnt/models").folder == Path("/mnt/models/run")
+    with pytest.raises(ValueError, match="mounts data"):
+        claim_folder(location, "data=/data")
+    monkeypatch.delenv("HOLDFAST_PVC_MOUNTS", raising=False)
+    with pytest.raises(ValueError, match="not a pod"):
+        claim_folder(location)
+    with pytest.raises(ValueError, match="not a folder"):
+        _ = location.folder
