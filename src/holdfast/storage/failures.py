@@ -19,6 +19,8 @@ _ADDRESS = re.compile(r"\b[a-z0-9]+://[^\s\"')]+", re.IGNORECASE)
 _NO_CONNECTION = re.compile(
     r"ConnectError|connect error|ConnectionRefused|refused|unreachable|no route", re.IGNORECASE
 )
+# Not any "timeout": obstore also shows its settings.
+_NO_ANSWER = re.compile(r"timed out|TimeoutError|TimedOut|kind: Timeout")
 _NO_NAME = re.compile(r"dns error|failed to lookup|Name or service not known|nodename nor servname", re.IGNORECASE)
 
 
@@ -80,7 +82,7 @@ def from_connection(text: str, what: str) -> StorageError:
         return TransientError(
             f"{what}: the server cannot be reached", hint="check the endpoint, AWS_ENDPOINT_URL_S3, and the network"
         )
-    if re.search(r"timed? ?out|Timeout", text):
+    if _NO_ANSWER.search(text):
         return TransientError(f"{what}: the server did not answer in time", hint="the network or the server is slow")
     return TransientError(f"{what}: the connection was cut off or the answer was damaged")
 

@@ -317,8 +317,7 @@ class _Connection(socketserver.StreamRequestHandler):
         self.wfile.flush()
         if kind in {Kind.TRUNCATED, Kind.WRONG_LENGTH}:
             return False
-        if stream is not None:
-            response.read()
+        response.read()  # also where there is no body: until then the connection takes no further request
         return True
 
     def _answer_error(self, request: _Request, status: int) -> bool:

@@ -39,6 +39,12 @@ def test_an_answer(status: int, code: str, kind: type[StorageError], word: str) 
         ("tcp connect error: Connection refused (os error 111)", TransientError, "cannot be reached"),
         ("ConnectionRefusedError [Errno 111] Connection refused", TransientError, "cannot be reached"),
         ("TimeoutError timed out", TransientError, "in time"),
+        (
+            "error sending request | RetryErrorImpl { retry_timeout: 180s } HttpError { kind: Timeout }",
+            TransientError,
+            "in time",
+        ),
+        ("error sending request | RetryErrorImpl { retry_timeout: 180s }", TransientError, "cut off"),
         # A connection that broke is not one that could not be made.
         ("ConnectionResetError [Errno 104] Connection reset by peer", TransientError, "cut off"),
         # A bucket may be called anything.

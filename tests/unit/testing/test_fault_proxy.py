@@ -70,6 +70,19 @@ def test_without_a_fault_everything_passes(proxy: FaultProxy) -> None:
     assert ask(proxy, "HEAD")[2]["Content-Length"] == str(len(_BODY))
 
 
+def test_one_connection_takes_many_requests(proxy: FaultProxy) -> None:
+    """Also after an answer without a body."""
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
+    for method in ("GET", "HEAD", "PUT", "HEAD", "HEAD", "GET"):
+        connection.request(method, "/b/key", body=b"x" if method == "PUT" else None)
+        response = connection.getresponse()
+        assert response.status == 200
+        response.read()
+        assert connection.sock is not None, "it was closed"
+    connection.close()
+    assert [call[0] for call in Upstream.done] == ["GET", "HEAD", "PUT", "HEAD", "HEAD", "GET"]
+
+
 @pytest.mark.parametrize("status", [403, 429, 500, 503])
 def test_a_status_is_answered_and_nothing_forwarded(status: int, proxy: FaultProxy) -> None:
     """With S3's XML, once, when it is for the first request only."""
