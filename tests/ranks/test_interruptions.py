@@ -294,6 +294,7 @@ def test_silent_peer_does_not_hang_the_others(tmp_path: Path) -> None:
         wait_until_gone(pids)
 
 
+@pytest.mark.long
 def test_early_stopping_keeps_its_patience(tmp_path: Path) -> None:
     """Evaluations without improvement are counted over an interruption."""
     output = tmp_path / "run"
