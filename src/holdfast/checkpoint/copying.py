@@ -63,6 +63,11 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
             hint="copy to another location, or delete that one first",
         )
     if target.scheme is Scheme.FILE:
+        if os.path.lexists(target.folder / item.name):
+            raise ConflictError(
+                f"{target.child(item.name)} is there already, and not a checkpoint; nothing was copied",
+                hint="copy to another location, or move it away first",
+            )
         _into_folder(source, item, manifest, target.folder, progress)
     else:
         _into_store(source, item, manifest, store, progress)

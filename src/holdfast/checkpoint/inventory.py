@@ -6,6 +6,7 @@ be complete has every file at its size, and after `verify` with its content.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
@@ -26,6 +27,17 @@ _FINAL_IN_FOLDER = f".holdfast/{FINAL}"
 """Where a run keeps the final model that waits for the store."""
 
 
+class Kind(StrEnum):
+    """What something with a checkpoint's name is."""
+
+    CHECKPOINT = "checkpoint"
+    """It has a manifest."""
+    UNFINISHED = "unfinished"
+    """It has none, and Holdfast has begun to write or to delete it."""
+    FOREIGN = "foreign"
+    """It has none, and Holdfast has not written it: a checkpoint of another tool, for example. Only looked at."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """One checkpoint, or what looks like one.
@@ -36,7 +48,7 @@ class Item:
         where: in full, for people.
         manifest: what it says of itself; None when that cannot be read.
         faults: what is wrong without looking at contents.
-        is_torn: whether there is no manifest at all: it never became a checkpoint.
+        kind: whether it is a checkpoint at all.
         num_files: what is there, the manifest not counted.
         size_bytes: the size of all that.
         modified_s: when something in it was last written, seconds since 1970.
@@ -47,7 +59,7 @@ class Item:
     where: str
     manifest: Manifest | None
     faults: tuple[Fault, ...]
-    is_torn: bool
+    kind: Kind
     num_files: int
     size_bytes: int
     modified_s: float
@@ -91,7 +103,9 @@ class Inventory:
             # A script's own `final/` has no manifest, and is none of ours.
             if any(item.key == f"{prefix}/{MANIFEST_NAME}" for item in found.get(prefix, [])):
                 prefixes.append(prefix)
-        return [self._item(prefix, found[prefix]) for prefix in prefixes]
+        # In a folder, what is not committed yet lies elsewhere: a folder of this name without a manifest is foreign.
+        unfinished = RemoteFolder(self.store).unfinished() if self.folder is None else set[str]()
+        return [self._item(prefix, found[prefix], is_unfinished=prefix in unfinished) for prefix in prefixes]
 
     def item(self, name: str | None = None) -> Item:
         """The one called `name`, or the newest complete one.
@@ -113,9 +127,11 @@ class Inventory:
                 return item
         raise NothingValidError(f"{self.store.location} holds no complete checkpoint")
 
-    def _item(self, prefix: str, objects: Sequence[StoredObject]) -> Item:
+    def _item(self, prefix: str, objects: Sequence[StoredObject], *, is_unfinished: bool) -> Item:
         contents = {item.key.removeprefix(f"{prefix}/"): item.size_bytes for item in objects}
-        is_torn = contents.pop(MANIFEST_NAME, None) is None
+        kind = Kind.CHECKPOINT
+        if contents.pop(MANIFEST_NAME, None) is None:
+            kind = Kind.UNFINISHED if is_unfinished else Kind.FOREIGN
         manifest, faults = self._look(prefix, contents)
         name = FINAL if prefix == _FINAL_IN_FOLDER else prefix
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
@@ -126,7 +142,7 @@ class Inventory:
             where=str(self.store.location.child(prefix)),
             manifest=manifest,
             faults=faults,
-            is_torn=is_torn,
+            kind=kind,
             num_files=len(contents),
             size_bytes=sum(contents.values()),
             modified_s=max(item.modified_s for item in objects),
@@ -246,4 +262,4 @@ def _has_manifest(location: Location) -> bool:
     return True
 
 
-__all__ = ["Inventory", "Item", "open_inventory"]
+__all__ = ["Inventory", "Item", "Kind", "open_inventory"]

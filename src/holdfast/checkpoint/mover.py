@@ -8,7 +8,7 @@ deadline leaves time for the newest only.
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, step_of
@@ -68,7 +68,7 @@ class Mover:
 
         Older periodic ones are superseded by now, and those that retention took away are too.
         """
-        folders = [folder for folder in list_checkpoints(self._output.root) if self._manifest_of(folder)]
+        folders = list(self._committed())
         present = {path.name for path in folders}
         for name in self._seen - present:
             self._supersede(Path(name))
@@ -137,7 +137,7 @@ class Mover:
                 done_bytes += num_bytes
                 self.last_progress_s = clock.monotonic_s()
                 self._tell("uploading", folder, done_bytes, manifest.size_bytes)
-            if self.newest_only and folder.name != FINAL and folder != next(iter(self._output.committed()), folder):
+            if self.newest_only and folder.name != FINAL and folder != next(self._committed(), folder):
                 raise _GivesWayError
 
         self._tell("uploading", folder, 0, manifest.size_bytes)
@@ -181,6 +181,10 @@ class Mover:
                 self._remote.take_down(step, deadline_s=self.deadline_s)
                 where = self._remote.store.location.child(checkpoint_name(step))
                 self._report(Pruned(step=step, path=str(where)))
+
+    def _committed(self) -> Iterator[Path]:
+        """Newest first."""
+        return (folder for folder in list_checkpoints(self._output.root) if self._manifest_of(folder))
 
     def _manifest_of(self, folder: Path) -> bytes:
         """The manifest in `folder`, empty when it has none that can be read; parsed once, looked at often."""

@@ -28,6 +28,7 @@ from holdfast.errors import (
 )
 from holdfast.foundation import clock
 from holdfast.foundation.files import write_atomic
+from holdfast.foundation.units import printable
 from holdfast.storage.store import ABSENT, Condition, Progress, Store, StoredObject
 
 ATTEMPT_KEY = ".holdfast/attempt.json"
@@ -90,13 +91,17 @@ class RemoteFolder:
 
     def foreign_steps(self, *, deadline_s: float | None = None) -> list[int]:
         """Folders with a checkpoint's name, without a manifest, and not begun by Holdfast; newest first."""
-        unfinished = set(self._unfinished(deadline_s))
+        unfinished = self.unfinished(deadline_s=deadline_s)
         found = self._by_checkpoint(deadline_s)
         steps = [step for step, keys in found.items() if _manifest_key(step) not in keys]
         return sorted((step for step in steps if checkpoint_name(step) not in unfinished), reverse=True)
 
-    def _unfinished(self, deadline_s: float | None) -> list[str]:
-        return [item.key.rpartition("/")[2] for item in self.store.list(_UNFINISHED, deadline_s=deadline_s)]
+    def unfinished(self, *, deadline_s: float | None = None) -> set[str]:
+        """The names under which Holdfast has begun to write or delete, and not ended."""
+        names = {
+            item.key.removeprefix(f"{_UNFINISHED}/") for item in self.store.list(_UNFINISHED, deadline_s=deadline_s)
+        }
+        return {name for name in names if _is_name(name)}  # whatever else somebody has put there names nothing
 
     def manifest(self, step: int, *, deadline_s: float | None = None) -> Manifest:
         """The manifest of the checkpoint of `step`.
@@ -227,7 +232,7 @@ class RemoteFolder:
             How many objects and uploads were deleted.
         """
         num_deleted = 0
-        for name in self._unfinished(deadline_s):
+        for name in sorted(self.unfinished(deadline_s=deadline_s)):
             if name in keep:
                 continue
             named: set[str] = set()
@@ -279,7 +284,7 @@ class RemoteFolder:
 
         Raises:
             ConflictError: another attempt has claimed the location.
-            StorageError: it did not arrive.
+            StorageError: it did not arrive, or somebody else's files lie under its name.
         """
         data = (folder / MANIFEST_NAME).read_bytes()
         manifest = Manifest.from_bytes(data)
@@ -288,6 +293,8 @@ class RemoteFolder:
         if present == data:
             return False
         self._candidates.pop(manifest.step, None)
+        if present is None:
+            self._refuse_foreign(name, deadline_s)
         self.fence(deadline_s=deadline_s)
         self.store.write(f"{_UNFINISHED}/{name}", b"", deadline_s=deadline_s)
         if present is not None and not _is_extended(present, manifest):
@@ -319,6 +326,17 @@ class RemoteFolder:
             self.store.delete(f"{_UNFINISHED}/{name}", deadline_s=deadline_s)
         record.unlink(missing_ok=True)
         return True
+
+    def _refuse_foreign(self, name: str, deadline_s: float | None) -> None:
+        if name in self.unfinished(deadline_s=deadline_s):
+            return
+        found = next(iter(self.store.list(name, deadline_s=deadline_s)), None)
+        if found is not None:
+            raise StorageError(
+                f"{self.store.location.child(name)} holds files that Holdfast has not written, such as "
+                f"{printable(found.key)}; nothing was written there",
+                hint="move them away, or name another location",
+            )
 
     def _commit(self, name: str, data: bytes, present: bytes | None, deadline_s: float | None) -> None:
         key, condition = f"{name}/{MANIFEST_NAME}", ABSENT
@@ -395,7 +413,12 @@ def _is_extended(present: bytes, manifest: Manifest) -> bool:
 def _is_ours(key: str) -> bool:
     """Whether Holdfast writes under this key, and nobody else who shares the bucket."""
     top, slash, _ = key.partition("/")
-    return bool(slash) and (top in {FINAL, ".holdfast"} or step_of(Path(top)) is not None)
+    return bool(slash) and (top == ".holdfast" or _is_name(top))
+
+
+def _is_name(text: str) -> bool:
+    """Whether a checkpoint or the final model can be called so."""
+    return text == FINAL or (step_of(Path(text)) is not None and "/" not in text)
 
 
 class _SentRecord:

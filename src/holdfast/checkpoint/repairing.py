@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.catalog import set_aside
 from holdfast.checkpoint.commit import OutputFolder
-from holdfast.checkpoint.inventory import Inventory, Item
+from holdfast.checkpoint.inventory import Inventory, Item, Kind
 from holdfast.checkpoint.verify import Fault
-from holdfast.foundation import clock, files
+from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 
 Progress = Callable[[str, int, int], None]
@@ -36,15 +36,17 @@ class Repair:
     """What was found and, unless it was only looked at, done.
 
     Args:
-        torn: without a manifest, and dropped.
-        recent: without a manifest, and left, because somebody may be writing it.
+        unfinished: begun by Holdfast, never committed, and dropped; in a store only, a folder's are leftovers.
+        recent: the same, and left, because somebody may be writing it.
+        foreign: without a manifest and not Holdfast's; never touched.
         damaged: with a manifest that does not fit; dropped or moved aside only when asked.
         moved_to: where damaged ones of a folder are now, or None.
         num_leftovers: working folders and unfinished uploads that were deleted.
     """
 
-    torn: tuple[Item, ...]
+    unfinished: tuple[Item, ...]
     recent: tuple[Item, ...]
+    foreign: tuple[Item, ...]
     damaged: tuple[Damage, ...]
     moved_to: str | None = None
     num_leftovers: int = 0
@@ -59,7 +61,7 @@ def repair(
     idle_s: float,
     progress: Progress | None = None,
 ) -> Repair:
-    """Find what is torn or damaged, and take away what may go.
+    """Find what is unfinished or damaged, and take away what may go.
 
     Args:
         inventory: where.
@@ -76,47 +78,52 @@ def repair(
     items = inventory.items()
     damaged: list[Damage] = []
     for item in items:
-        if not item.is_torn:
+        if item.kind is Kind.CHECKPOINT:
             faults = inventory.verify(item, progress=_named(progress, item)) if deep else item.faults
             if faults:
                 damaged.append(Damage(item=item, faults=faults))
-    torn = [item for item in items if item.is_torn]
+    foreign = tuple(item for item in items if item.kind is Kind.FOREIGN)
     if inventory.folder is not None:
-        return _in_folder(inventory, OutputFolder(inventory.folder), torn, damaged, drop_damaged, dry_run)
+        return _in_folder(OutputFolder(inventory.folder), foreign, damaged, drop_damaged, dry_run)
     before_s = clock.wall_s() - idle_s
-    recent = tuple(item for item in torn if item.modified_s >= before_s)
-    torn = [item for item in torn if item not in recent]
+    unfinished = [item for item in items if item.kind is Kind.UNFINISHED]
+    recent = tuple(item for item in unfinished if item.modified_s >= before_s)
+    unfinished = [item for item in unfinished if item not in recent]
     num_leftovers = 0
     if not dry_run:
-        for item in [*torn, *([damage.item for damage in damaged] if drop_damaged else [])]:
+        for item in [*unfinished, *([damage.item for damage in damaged] if drop_damaged else [])]:
             inventory.delete(item)
         num_leftovers = inventory.store.sweep(begun_before_s=before_s)
-    return Repair(torn=tuple(torn), recent=recent, damaged=tuple(damaged), num_leftovers=num_leftovers)
+    return Repair(
+        unfinished=tuple(unfinished),
+        recent=recent,
+        foreign=foreign,
+        damaged=tuple(damaged),
+        num_leftovers=num_leftovers,
+    )
 
 
 def _in_folder(
-    inventory: Inventory,
     output: OutputFolder,
-    torn: list[Item],
+    foreign: tuple[Item, ...],
     damaged: list[Damage],
     drop_damaged: bool,
     dry_run: bool,
 ) -> Repair:
     if dry_run:
-        return Repair(torn=tuple(torn), recent=(), damaged=tuple(damaged))
+        return Repair(unfinished=(), recent=(), foreign=foreign, damaged=tuple(damaged))
     output.prepare()
     owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
     has_locks = output.claim(owner, wait_s=0, waiting=lambda who: None)
     try:
-        for item in torn:
-            files.discard(output.root / item.prefix, trash=output.trash)
         moved_to = set_aside(output.root, [output.root / damage.item.prefix for damage in damaged if drop_damaged])
         num_leftovers = output.clean() if has_locks else 0
     finally:
         output.release()
     return Repair(
-        torn=tuple(torn),
+        unfinished=(),
         recent=(),
+        foreign=foreign,
         damaged=tuple(damaged),
         moved_to=str(moved_to) if moved_to else None,
         num_leftovers=num_leftovers,

@@ -12,7 +12,7 @@ import typer
 
 from holdfast.checkpoint import copying
 from holdfast.checkpoint.difference import Change, compare
-from holdfast.checkpoint.inventory import Inventory, Item, open_inventory
+from holdfast.checkpoint.inventory import Inventory, Item, Kind, open_inventory
 from holdfast.checkpoint.repairing import repair
 from holdfast.checkpoint.retention import parse_policies
 from holdfast.checkpoint.verify import Fault
@@ -94,7 +94,8 @@ def show(location: _Place, as_json: _Json = False) -> None:
 def verify(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None:
     """Check one checkpoint, or all of a location, and explain every fault; exit code 14 when there is one."""
     inventory, name = _open(location)
-    items = [inventory.item(name)] if name else inventory.items()
+    # Of all, what is no checkpoint is not at fault; what is named is expected to be one.
+    items = [inventory.item(name)] if name else [it for it in inventory.items() if it.kind is Kind.CHECKPOINT]
     if not items:
         raise NothingValidError(f"there is no checkpoint in {inventory.store.location}")
     documents: list[dict[str, Any]] = []
@@ -221,7 +222,7 @@ def repair_(
         float, typer.Option(metavar="SECONDS", min=0, help="In an object store, touch nothing younger.")
     ] = 3600,
 ) -> None:
-    """Drop what never became a checkpoint, and what dead runs left; exit code 14 while one is damaged."""
+    """Drop what dead runs left unfinished; exit code 14 while a checkpoint is damaged."""
     inventory, name = _open(location)
     if name is not None:
         raise UsageError(f"{location} is one checkpoint", hint="name the output location around it")
@@ -232,16 +233,18 @@ def repair_(
     found = repair(inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=progress)
     is_gone = drop_damaged and not dry_run
     document = {
-        "dropped": [item.where for item in found.torn],
+        "dropped": [item.where for item in found.unfinished],
         "recent": [item.where for item in found.recent],
+        "foreign": [item.where for item in found.foreign],
         "damaged": [{"where": damage.item.where, "faults": _faults(damage.faults)} for damage in found.damaged],
         "moved_to": found.moved_to,
         "leftovers": found.num_leftovers,
         "dry_run": dry_run,
     }
     did = "would drop" if dry_run else "dropped"
-    lines = [f"{did} {item.where}: it never became a checkpoint" for item in found.torn]
-    lines += [f"left {item.where}: it has no manifest, and may be being written" for item in found.recent]
+    lines = [f"{did} {item.where}: it never became a checkpoint" for item in found.unfinished]
+    lines += [f"left {item.where}: it is not finished, and may be being written" for item in found.recent]
+    lines += [f"left {item.where}: Holdfast has not written it" for item in found.foreign]
     for damage in found.damaged:
         where = (
             f"moved to {found.moved_to}" if found.moved_to else "deleted" if is_gone else "left; see --drop-damaged"
@@ -272,8 +275,8 @@ def _place(text: str) -> Location:
 
 
 def _state(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
-    if item.is_torn:
-        return "torn: no manifest"
+    if item.kind is not Kind.CHECKPOINT:
+        return item.kind
     if faults:
         return "damaged"
     return "verified" if deep else "complete"
@@ -287,6 +290,7 @@ def _document(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
         "step": manifest.step if manifest else None,
         "created": manifest.created if manifest else None,
         "trigger": str(manifest.trigger) if manifest else None,
+        "kind": item.kind,
         "files": item.num_files,
         "bytes": item.size_bytes,
         "faults": _faults(faults),

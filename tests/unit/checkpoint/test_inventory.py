@@ -11,7 +11,7 @@ from holdfast.checkpoint import copying
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.difference import compare
-from holdfast.checkpoint.inventory import Inventory, open_inventory
+from holdfast.checkpoint.inventory import Inventory, Kind, open_inventory
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.checkpoint.repairing import repair
@@ -66,7 +66,7 @@ def names(inventory: Inventory) -> list[str]:
 
 
 def test_everything_is_listed_newest_first(place: Path, look: Callable[[], Inventory]) -> None:
-    """Complete, torn, damaged and foreign ones each for what they are."""
+    """Complete, damaged and foreign ones each for what they are."""
     (place / "checkpoint-30" / MANIFEST_NAME).unlink()
     (place / "checkpoint-20" / "rng_state_0.pth").unlink()
     (place / "final").mkdir()
@@ -74,8 +74,8 @@ def test_everything_is_listed_newest_first(place: Path, look: Callable[[], Inven
     (place / "notes.txt").write_text("foreign")
     inventory = look()
     assert names(inventory) == ["checkpoint-30", "checkpoint-20", "checkpoint-10"]
-    torn, damaged, complete = inventory.items()
-    assert torn.is_torn
+    foreign, damaged, complete = inventory.items()
+    assert foreign.kind is Kind.FOREIGN
     assert [fault.file for fault in damaged.faults] == ["rng_state_0.pth"]
     assert (complete.is_complete, complete.num_files, complete.size_bytes) == (True, 4, 5120 + 2700 + 7)
     assert inventory.item().name == "checkpoint-10"
@@ -150,6 +150,14 @@ def test_a_copy_is_the_same(look: Callable[[], Inventory], place: Path, tmp_path
         copying.copy(inventory, inventory.item("checkpoint-20"), Location(scheme=Scheme.FILE, path=str(other.root)))
     assert (other.root / "checkpoint-20" / "model.safetensors").read_bytes() == b"other"
     assert list((tmp_path / "copy" / ".holdfast" / "work").iterdir()) == []
+    foreign = tmp_path / "plain" / "checkpoint-20"
+    foreign.mkdir(parents=True)
+    (foreign / "model.safetensors").write_bytes(b"another tool's")
+    with pytest.raises(ConflictError, match="is there already"):
+        copying.copy(
+            inventory, inventory.item("checkpoint-20"), Location(scheme=Scheme.FILE, path=str(foreign.parent))
+        )
+    assert os.listdir(foreign) == ["model.safetensors"]
 
 
 def test_a_damaged_one_is_not_copied(look: Callable[[], Inventory], place: Path, tmp_path: Path) -> None:
@@ -206,8 +214,16 @@ def test_shards_are_not_exported(tmp_path: Path) -> None:
 def test_repair_drops_what_never_was_a_checkpoint(
     kind: str, place: Path, look: Callable[[], Inventory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torn ones go, damaged ones only when asked, what is young in a bucket stays, looking changes nothing."""
-    (place / "checkpoint-30" / MANIFEST_NAME).unlink()
+    """Unfinished ones go, damaged ones only when asked, what is young in a bucket stays, looking changes nothing.
+
+    A checkpoint that another tool has written, which has no manifest either, always stays.
+    """
+    (place / "checkpoint-40").mkdir()
+    (place / "checkpoint-40" / "model.safetensors").write_bytes(b"written by another tool")
+    if kind == "bucket":
+        (place / "checkpoint-30" / MANIFEST_NAME).unlink()
+        (place / ".holdfast" / "unfinished").mkdir(parents=True)
+        (place / ".holdfast" / "unfinished" / "checkpoint-30").write_bytes(b"")
     flip(place / "checkpoint-20" / "model.safetensors")
 
     def run(**options: bool):
@@ -222,14 +238,18 @@ def test_repair_drops_what_never_was_a_checkpoint(
         now_s = clock.wall_s()
         monkeypatch.setattr(clock, "wall_s", lambda: now_s + 7200)
         found = run()
-    assert [item.name for item in found.torn] == ["checkpoint-30"]
-    assert names(look()) == ["checkpoint-20", "checkpoint-10"]
+        assert [item.name for item in found.unfinished] == ["checkpoint-30"]
+        assert names(look()) == ["checkpoint-40", "checkpoint-20", "checkpoint-10"]
+    assert [item.name for item in found.foreign] == ["checkpoint-40"]
     found = run(drop_damaged=True)
-    assert names(look()) == ["checkpoint-10"]
+    assert names(look())[0] == "checkpoint-40"
+    assert "checkpoint-20" not in names(look())
+    assert (place / "checkpoint-40" / "model.safetensors").read_bytes() == b"written by another tool"
     if kind == "folder":
         assert found.moved_to is not None
         assert os.listdir(found.moved_to) == ["checkpoint-20"]
-    assert run() == type(found)(torn=(), recent=(), damaged=())
+    found = run()
+    assert (found.unfinished, found.recent, found.damaged, found.num_leftovers) == ((), (), (), 0)
 
 
 def test_a_guest_gives_way_to_a_run(tmp_path: Path) -> None:

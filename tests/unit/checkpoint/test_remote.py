@@ -169,6 +169,30 @@ def test_cleaning_takes_what_holdfast_left_unfinished(local: Path, tmp_path: Pat
     assert remote.foreign_steps() == [50]
 
 
+def test_marks_name_checkpoints_only(tmp_path: Path) -> None:
+    """Whoever can write a mark cannot have anything else deleted with it."""
+    store = FaultyStore(tmp_path / "bucket")
+    for name in ("notes", ".holdfast", "checkpoint-x", "sub/checkpoint-3"):
+        store.write(f".holdfast/unfinished/{name}", b"")
+    store.write("notes/mine.txt", b"the user's own")
+    remote = RemoteFolder(store)
+    remote.claim(claim(1))
+    remote.clean(keep=[])
+    assert store.read("notes/mine.txt") == b"the user's own"
+    assert remote.claimed_by() is not None
+
+
+def test_files_of_others_are_not_published_over(local: Path, tmp_path: Path) -> None:
+    """Under the same name lies what another tool has written: it stays, and the upload says so."""
+    store = FaultyStore(tmp_path / "bucket")
+    store.write("checkpoint-20/weights.bin", b"another tool's")
+    remote = RemoteFolder(store)
+    remote.claim(claim(1))
+    with pytest.raises(StorageError, match=r"weights\.bin; nothing was written"):
+        publish(remote, local)
+    assert [item.key for item in store.list("checkpoint-20")] == ["checkpoint-20/weights.bin"]
+
+
 def test_a_deletion_that_was_cut_off_is_finished(local: Path, tmp_path: Path) -> None:
     """Wherever it was cut: the checkpoint is whole, or it is gone after the next start."""
     counting = FaultyStore(tmp_path / "count")

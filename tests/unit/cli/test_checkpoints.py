@@ -48,9 +48,9 @@ def test_list_and_show(output: Path, tmp_path: Path) -> None:
     assert [line.split()[0] for line in text.splitlines()] == [
         *("CHECKPOINT", "checkpoint-30", "checkpoint-20", "checkpoint-10"),
     ]
-    assert "torn: no manifest" in text.splitlines()[1]
+    assert "foreign" in text.splitlines()[1]
     states = [(entry["step"], entry["state"]) for entry in document("list", output, "--deep")]
-    assert states == [(None, "torn: no manifest"), (20, "verified"), (10, "verified")]
+    assert states == [(None, "foreign"), (20, "verified"), (10, "verified")]
     assert "samples_seen: 160" in call("show", output)[1]
     shown = document("show", output / "checkpoint-10")
     assert shown["manifest"]["step"] == 10
@@ -104,14 +104,17 @@ def test_copy_export_and_diff(output: Path, tmp_path: Path) -> None:
 
 def test_repair_says_what_is_left(output: Path) -> None:
     """14 while something is damaged, 0 when it is moved aside."""
-    (output / "checkpoint-30" / MANIFEST_NAME).unlink()
     flip(output / "checkpoint-20" / "model.safetensors")
     code, text = call("repair", output, "--deep")
     assert code == 14
-    assert "dropped" in text
     assert "see --drop-damaged" in text
     code, text = call("repair", output, "--deep", "--drop-damaged")
     assert code == 0
     assert "moved to" in text
     assert call("repair", output) == (0, "nothing to repair\n")
-    assert [path.name for path in list_checkpoints(output)] == ["checkpoint-10"]
+    assert [path.name for path in list_checkpoints(output)] == ["checkpoint-30", "checkpoint-10"]
+    (output / "checkpoint-30" / MANIFEST_NAME).unlink()
+    assert call("repair", output) == (0, f"left {output / 'checkpoint-30'}: Holdfast has not written it\n")
+    assert call("verify", output)[0] == 0
+    assert call("verify", output / "checkpoint-30")[0] == 14
+    assert (output / "checkpoint-30" / "model.safetensors").is_file()
