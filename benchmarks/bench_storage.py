@@ -19,13 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from figures import print_load, print_machine, row, verdict
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.support.ceph_rgw import CephRgw, unavailable
+from tests.support.ceph_rgw import CephRgw, ceph_rgw, unavailable
 
 from holdfast.checkpoint.digest import digest_file
 from holdfast.testing.fault_proxy import FaultProxy
@@ -154,9 +154,20 @@ def measure(
 
 
 @contextmanager
-def links(rgw: CephRgw) -> Iterator[dict[str, str]]:
+def unthrottled(rgw: CephRgw) -> Iterator[str]:
+    yield rgw.endpoint
+
+
+@contextmanager
+def slow(rgw: CephRgw) -> Iterator[str]:
     with FaultProxy(f"127.0.0.1:{rgw.port}", delay_s=0.02, bytes_per_s=200 * MB) as proxy:
-        yield {"unthrottled": rgw.endpoint, "200 MB/s, 20 ms": proxy.endpoint}
+        yield proxy.endpoint
+
+
+LINKS: dict[str, Callable[[CephRgw], AbstractContextManager[str]]] = {
+    "unthrottled": unthrottled,
+    "200 MB/s, 20 ms": slow,
+}
 
 
 def limits(source: Path, scratch: Path) -> None:
@@ -196,26 +207,21 @@ def main() -> None:
             json.dumps({"size_bytes": found.size_bytes, "digest": found.digest, "parts": list(found.parts)})
         )
         limits(source, scratch)
-        (scratch / "rgw").mkdir()
-        rgw = CephRgw(scratch / "rgw")
-        rgw.start()
-        try:
-            with links(rgw) as endpoints:
-                for link, endpoint in endpoints.items():
-                    compare(link, endpoint, rgw, source, scratch, options)
-        finally:
-            rgw.stop()
+        for link in LINKS:
+            compare(link, source, scratch, options)
     print_load("after")
 
 
-def compare(link: str, endpoint: str, rgw: CephRgw, source: Path, scratch: Path, options: argparse.Namespace) -> None:
+def compare(link: str, source: Path, scratch: Path, options: argparse.Namespace) -> None:
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
     for number in range(options.rounds):
         order = PRODUCTS[number % len(PRODUCTS) :] + PRODUCTS[: number % len(PRODUCTS)]
-        for product in order:
-            for direction in ("up", "down"):
-                found = measure(product, direction, endpoint, rgw, source, scratch)
-                results.setdefault((product, direction), []).append(found)
+        # A new server for each round: it keeps objects in memory, and what was overwritten for hours.
+        with ceph_rgw() as rgw, LINKS[link](rgw) as endpoint:
+            for product in order:
+                for direction in ("up", "down"):
+                    found = measure(product, direction, endpoint, rgw, source, scratch)
+                    results.setdefault((product, direction), []).append(found)
     gb = options.mb / 1000
     print(f"\n-- {link}")
     for direction in ("up", "down"):
