@@ -45,7 +45,7 @@ def check(folder: Path, step: int) -> None:
 
 def begin(output: OutputFolder, remote: RemoteFolder, attempt: int) -> int:
     output.prepare()
-    assert output.claim({}, wait_s=10, waiting=lambda who: None)
+    assert output.claim(wait_s=10, waiting=lambda who: None)
     output.clean()
     found = newest_valid(output.root, rejected=lambda path, fault: say("rejected", path, fault))
     step = found[1].step if found else 0

@@ -15,19 +15,20 @@ deletes it; a crash after it leaves a complete checkpoint.
 import contextlib
 import dataclasses
 import json
+import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, step_of
 from holdfast.checkpoint.digest import FileDigest, digest_file
-from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, FileEntry, Manifest
+from holdfast.checkpoint.part import NodePart, read_manifest_of_any, read_part
 from holdfast.checkpoint.retention import Candidate, Policy, select_superseded
-from holdfast.checkpoint.verify import read_manifest
 from holdfast.errors import ConflictError, ManifestError, SaveError, StorageError
 from holdfast.foundation import clock, files
+from holdfast.foundation.environment import host_name
 from holdfast.foundation.files import FolderLock
 
 _CONTROL = ".holdfast"
@@ -39,11 +40,13 @@ class Part:
 
     Args:
         rank: who.
+        node: whose merged folder has it; 0 where all ranks see one folder.
         files: what it wrote, already in the merged folder.
         error: why its part is missing; None when it is there.
     """
 
     rank: int
+    node: int = 0
     files: tuple[FileEntry, ...] = ()
     error: str | None = None
 
@@ -98,11 +101,10 @@ class OutputFolder:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def claim(self, owner: dict[str, Any], *, wait_s: float, waiting: Callable[[str], None]) -> bool:
+    def claim(self, *, wait_s: float, waiting: Callable[[str], None]) -> bool:
         """Become the one writer, waiting for one that is just leaving.
 
         Args:
-            owner: who we are, for whoever is refused.
             wait_s: how long a leaving writer may take.
             waiting: told once who is being waited for.
 
@@ -113,6 +115,7 @@ class OutputFolder:
             ConflictError: another run still holds the folder.
         """
         path = self.control / "lock"
+        owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}  # for whoever is refused
         deadline = clock.monotonic_s() + wait_s
         told = False
         while True:
@@ -183,16 +186,25 @@ class OutputFolder:
         return True
 
     def committed(self) -> list[Path]:
-        """Every folder with a manifest that can be read, newest first; contents are not verified."""
+        """Every checkpoint, or node's part of one, whose record can be read, newest first; not verified."""
         return [path for path, _ in self.manifests()]
 
     def manifests(self) -> list[tuple[Path, Manifest]]:
-        """Every folder with a manifest that can be read, and the manifest, newest first; see `committed`."""
+        """What `committed` says, each with its manifest."""
         found: list[tuple[Path, Manifest]] = []
         for path in list_checkpoints(self.root):
             with contextlib.suppress(ManifestError):
                 if not path.is_symlink():
-                    found.append((path, read_manifest(path)))
+                    found.append((path, read_manifest_of_any(path)))
+        return found
+
+    def parts(self) -> list[tuple[Path, NodePart]]:
+        """Every folder that holds this node's part of a checkpoint, newest first; contents are not verified."""
+        found: list[tuple[Path, NodePart]] = []
+        for path in list_checkpoints(self.root):
+            with contextlib.suppress(ManifestError):
+                if not path.is_symlink():
+                    found.append((path, read_part(path)))
         return found
 
     def superseded(self, policies: Sequence[Policy], *, protected: Collection[int] = ()) -> list[Path]:
@@ -213,7 +225,7 @@ class OutputFolder:
         """
         pruned: list[Path] = []
         for path in paths:
-            if not files.is_being_read(path / MANIFEST_NAME):
+            if not is_in_use(path):
                 files.discard(path, trash=self.trash)
                 pruned.append(path)
         return pruned
@@ -274,29 +286,63 @@ class WorkingCheckpoint:
                 a checkpoint.
             OSError: the disk is full, gone, or read-only.
         """
-        broken = [f"rank {part.rank}: {part.error}" for part in parts if part.error is not None]
-        if broken:
-            raise SaveError("; ".join(broken))
-        entries: dict[str, FileEntry] = {}
-        for part in parts:
-            for entry in part.files:
-                if entries.setdefault(entry.path, entry) != entry:
-                    raise SaveError(f"two ranks wrote {entry.path} with different content")
-        try:
-            manifest = describe(tuple(entries[path] for path in sorted(entries)))
-        except ValueError as error:
-            raise SaveError(f"no manifest can say what the ranks wrote: {error}") from error
+        manifest = describe_all(parts, describe)
+        self._publish(manifest.files, MANIFEST_NAME, manifest.to_bytes())
+        return manifest
+
+    def commit_part(self, part: NodePart) -> None:
+        """Make the sealed files of this node its part of a checkpoint; one rank of the node does it, once.
+
+        It counts when all nodes have done so; `withdraw` takes it back when one could not.
+
+        Raises:
+            SaveError: the files are not those that the ranks reported.
+            OSError: the disk is full, gone, or read-only.
+        """
+        self._merged.mkdir(parents=True, exist_ok=True)  # a node may have nothing to hold
+        self._publish(part.files, PART_NAME, part.to_bytes())
+
+    def withdraw(self) -> None:
+        """Delete what `commit_part` has published."""
+        files.discard(self.target, trash=self._output.trash)
+
+    def _publish(self, entries: Sequence[FileEntry], name: str, record: bytes) -> None:
         present = {path: status.st_size for path, status in files.regular_files(self._merged)}
-        if present != {entry.path: entry.size_bytes for entry in manifest.files}:
+        if present != {entry.path: entry.size_bytes for entry in entries}:
             raise SaveError(f"the files in {self._merged} are not those that the ranks reported")
         _fsync_folders(self._merged, present)
-        files.write_atomic(self._merged / MANIFEST_NAME, manifest.to_bytes(), durable=True)
+        files.write_atomic(self._merged / name, record, durable=True)
         files.publish_folder(self._merged, self.target, trash=self._output.trash)
-        return manifest
 
     def discard(self) -> None:
         """Delete what is left of the working folder, after the commit or instead of it."""
         files.delete_tree(self._root)
+
+
+def describe_all(parts: Sequence[Part], describe: Callable[[tuple[FileEntry, ...]], Manifest]) -> Manifest:
+    """The manifest of what all ranks wrote; see `WorkingCheckpoint.commit`.
+
+    Raises:
+        SaveError: a part is missing, two ranks wrote different content under one name, or the whole is not a
+            checkpoint.
+    """
+    broken = [f"rank {part.rank}: {part.error}" for part in parts if part.error is not None]
+    if broken:
+        raise SaveError("; ".join(broken))
+    entries: dict[str, FileEntry] = {}
+    for part in parts:
+        for entry in part.files:
+            if entries.setdefault(entry.path, entry) != entry:
+                raise SaveError(f"two ranks wrote {entry.path} with different content")
+    try:
+        return describe(tuple(entries[path] for path in sorted(entries)))
+    except ValueError as error:
+        raise SaveError(f"no manifest can say what the ranks wrote: {error}") from error
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether somebody reads or uploads the checkpoint in `folder`, or the part."""
+    return any(files.is_being_read(folder / name) for name in (MANIFEST_NAME, PART_NAME))
 
 
 def entry_of(path: str, found: FileDigest) -> FileEntry:
@@ -323,19 +369,62 @@ def reseal(folder: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
     Raises:
         OSError: the files or the manifest could not be written.
     """
-    named = {entry.path for entry in manifest.files}
-    added: list[FileEntry] = []
-    for path, status in files.regular_files(folder):
-        if path != MANIFEST_NAME and path not in named and stat.S_ISREG(status.st_mode):
-            files.fsync_file(folder / path)
-            added.append(entry_of(path, digest_file(folder / path)))
+    added = added_files(folder, manifest)
     if not added:
         return manifest, []
-    _fsync_folders(folder, [entry.path for entry in added])
-    entries = sorted([*manifest.files, *added], key=lambda entry: entry.path)
-    resealed = dataclasses.replace(manifest, files=tuple(entries))
+    resealed = extended(manifest, added)
     files.write_atomic(folder / MANIFEST_NAME, resealed.to_bytes(), durable=True)
     return resealed, [entry.path for entry in added]
 
 
-__all__ = ["OutputFolder", "Part", "WorkingCheckpoint", "entry_of", "reseal"]
+def reseal_part(folder: Path, part: NodePart, manifest: Manifest, added: Sequence[FileEntry]) -> None:
+    """The same for one node's part: `manifest` names what all nodes have added, `added` what this one has.
+
+    Raises:
+        OSError: the record could not be written.
+    """
+    paths = sorted({*part.paths, *(entry.path for entry in added)})
+    resealed = dataclasses.replace(part, paths=tuple(paths), manifest=manifest)
+    files.write_atomic(folder / PART_NAME, resealed.to_bytes(), durable=True)
+
+
+def added_files(folder: Path, manifest: Manifest) -> list[FileEntry]:
+    """What lies in the folder and is not in the manifest, made durable.
+
+    Raises:
+        OSError: it could not be read.
+    """
+    named = {MANIFEST_NAME, PART_NAME, *(entry.path for entry in manifest.files)}
+    added: list[FileEntry] = []
+    for path, status in files.regular_files(folder):
+        if path not in named and stat.S_ISREG(status.st_mode):
+            files.fsync_file(folder / path)
+            added.append(entry_of(path, digest_file(folder / path)))
+    _fsync_folders(folder, [entry.path for entry in added])
+    return added
+
+
+def extended(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
+    """`manifest` with further files; of two under one name the first counts.
+
+    Raises:
+        ValueError: no manifest can name them.
+    """
+    entries = {entry.path: entry for entry in manifest.files}
+    for entry in added:
+        entries.setdefault(entry.path, entry)
+    return dataclasses.replace(manifest, files=tuple(entries[path] for path in sorted(entries)))
+
+
+__all__ = [
+    "OutputFolder",
+    "Part",
+    "WorkingCheckpoint",
+    "added_files",
+    "describe_all",
+    "entry_of",
+    "extended",
+    "is_in_use",
+    "reseal",
+    "reseal_part",
+]

@@ -19,8 +19,8 @@ from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.transfer import fetch, parts_of, prepare, publish
 from holdfast.errors import CheckpointError, ConflictError, StorageError
-from holdfast.foundation import clock, files
-from holdfast.foundation.environment import host_name
+from holdfast.foundation import files
+from holdfast.foundation.units import ByteCounter
 from holdfast.storage.location import Location, Scheme
 from holdfast.storage.opening import open_store
 from holdfast.storage.store import Store
@@ -77,11 +77,10 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
 def _into_folder(source: Inventory, item: Item, manifest: Manifest, folder: Path, progress: Progress | None) -> None:
     output = OutputFolder(folder)
     output.prepare()
-    owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
-    output.claim(owner, wait_s=0, waiting=lambda who: None)
+    output.claim(wait_s=0, waiting=lambda who: None)
     working = output.work / f"copy-{uuid.uuid4().hex}"
     try:
-        _bring(source, item, manifest.files, working, _Counter(progress, manifest.size_bytes))
+        _bring(source, item, manifest.files, working, ByteCounter(progress, manifest.size_bytes))
         publish(manifest, working, output.root / item.name, trash=output.trash)
     finally:
         files.delete_tree(working)
@@ -89,7 +88,7 @@ def _into_folder(source: Inventory, item: Item, manifest: Manifest, folder: Path
 
 
 def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store, progress: Progress | None) -> None:
-    counter = _Counter(progress, 2 * manifest.size_bytes)
+    counter = ByteCounter(progress, 2 * manifest.size_bytes)
     with _staging(source.folder) as staging:
         working = staging / item.name
         _bring(source, item, manifest.files, working, counter)
@@ -132,7 +131,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
         folder.parent.mkdir(parents=True, exist_ok=True)
         working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
         try:
-            _bring(source, item, entries, working, _Counter(progress, size_bytes))
+            _bring(source, item, entries, working, ByteCounter(progress, size_bytes))
             with contextlib.suppress(FileNotFoundError):
                 folder.rmdir()  # it is empty
             working.rename(folder)
@@ -140,7 +139,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
         finally:
             files.delete_tree(working)
         return paths
-    counter = _Counter(progress, 2 * size_bytes)
+    counter = ByteCounter(progress, 2 * size_bytes)
     with _staging(source.folder) as staging:
         _bring(source, item, entries, staging / "model", counter)
         for path in paths:
@@ -157,19 +156,7 @@ def _complete(item: Item) -> Manifest:
     return item.manifest
 
 
-class _Counter:
-    def __init__(self, progress: Progress | None, total_bytes: int) -> None:
-        self._progress = progress
-        self._total_bytes = total_bytes
-        self._done_bytes = 0
-
-    def add(self, count: int) -> None:
-        self._done_bytes += count
-        if self._progress is not None:
-            self._progress(self._done_bytes, self._total_bytes)
-
-
-def _bring(source: Inventory, item: Item, entries: Sequence[FileEntry], working: Path, counter: _Counter) -> None:
+def _bring(source: Inventory, item: Item, entries: Sequence[FileEntry], working: Path, counter: ByteCounter) -> None:
     prepare(entries, working)
     parts = parts_of(entries)
     with contextlib.ExitStack() as lease:
@@ -184,7 +171,7 @@ def _bring(source: Inventory, item: Item, entries: Sequence[FileEntry], working:
 @contextlib.contextmanager
 def _staging(source: Path | None) -> Generator[Path]:
     """A folder for what is on its way from one store to another; on the source's disk when it has one."""
-    beside = source / ".holdfast" / "work" if source is not None else None
+    beside = OutputFolder(source).work if source is not None else None
     place = beside if beside is not None and os.access(beside, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="copy-", dir=place))
     try:

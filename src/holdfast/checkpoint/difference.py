@@ -13,6 +13,7 @@ from holdfast.checkpoint.digest import Digester
 from holdfast.checkpoint.inventory import Inventory, Item
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import CheckpointError, StorageError
+from holdfast.foundation.units import ByteCounter
 from holdfast.storage.store import Store
 
 _SETTINGS = (
@@ -109,17 +110,10 @@ def compare(
             if was is not None and now is not None and path.endswith(_SUFFIX):
                 changed.append(path)
     total_bytes = sum(old_files[path].size_bytes + new_files[path].size_bytes for path in changed) if deep else 0
-    done_bytes = 0
-
-    def advance(count: int) -> None:
-        nonlocal done_bytes
-        done_bytes += count
-        if progress is not None:
-            progress(done_bytes, total_bytes)
-
+    counter = ByteCounter(progress, total_bytes)
     for path in changed:
         was, now = _TensorFile(before, path), _TensorFile(after, path)
-        tensors += _compare_tensors(path, was, now, advance if deep else None)
+        tensors += _compare_tensors(path, was, now, counter.add if deep else None)
     return Difference(
         settings=tuple(_compare_mappings(_settings_of(old), _settings_of(new))),
         files=tuple(files),

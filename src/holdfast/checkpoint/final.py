@@ -6,7 +6,6 @@ output folder itself, knows better what it wants: then that is taken.
 
 import dataclasses
 import os
-import shutil
 import stat
 import uuid
 from pathlib import Path
@@ -53,7 +52,7 @@ def adopt_scripts_model(output: OutputFolder) -> bool:
     for path in paths:
         target = working / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        _link_or_copy(source / path, target)
+        files.link_or_copy(source / path, target)
         entries.append(entry_of(path, digest_file(target)))
     seal_final(output, working, dataclasses.replace(manifest, files=tuple(entries)))
     return True
@@ -80,13 +79,6 @@ def _regular(folder: Path) -> list[str]:
     return [
         path for path, status in files.regular_files(folder) if stat.S_ISREG(status.st_mode) and path != MANIFEST_NAME
     ]
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 __all__ = ["FINAL", "adopt_scripts_model", "final_folder", "seal_final"]

@@ -10,20 +10,22 @@ from enum import StrEnum
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
-from holdfast.checkpoint.commit import OutputFolder
-from holdfast.checkpoint.final import FINAL
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
+from holdfast.checkpoint.commit import OutputFolder, is_in_use
+from holdfast.checkpoint.final import FINAL, final_folder
+from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from holdfast.checkpoint.part import read_part, verify_part
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import Candidate, Policy, select_superseded
 from holdfast.checkpoint.transfer import check, parts_of
-from holdfast.checkpoint.verify import Fault, read_manifest, verify
+from holdfast.checkpoint.verify import Fault, compare_listing, read_manifest, verify
 from holdfast.errors import CheckpointError, ManifestError, NothingValidError, StorageError
-from holdfast.foundation import clock, files
+from holdfast.foundation import clock
+from holdfast.foundation.units import ByteCounter
 from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
 from holdfast.storage.opening import open_store
 from holdfast.storage.store import Store, StoredObject
 
-_FINAL_IN_FOLDER = f".holdfast/{FINAL}"
+_FINAL_IN_FOLDER = final_folder(OutputFolder(Path())).as_posix()
 """Where a run keeps the final model that waits for the store."""
 
 
@@ -36,6 +38,8 @@ class Kind(StrEnum):
     """It has none, and Holdfast has begun to write or to delete it."""
     FOREIGN = "foreign"
     """It has none, and Holdfast has not written it: a checkpoint of another tool, for example. Only looked at."""
+    PART = "part"
+    """One node's part of a checkpoint whose other parts are in the folders of the other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ class Item:
     @property
     def is_complete(self) -> bool:
         """Whether everything that the manifest names is there at its size."""
-        return self.manifest is not None and not self.faults
+        return self.kind is Kind.CHECKPOINT and self.manifest is not None and not self.faults
 
 
 class Inventory:
@@ -131,8 +135,9 @@ class Inventory:
         contents = {item.key.removeprefix(f"{prefix}/"): item.size_bytes for item in objects}
         kind = Kind.CHECKPOINT
         if contents.pop(MANIFEST_NAME, None) is None:
-            kind = Kind.UNFINISHED if is_unfinished else Kind.FOREIGN
-        manifest, faults = self._look(prefix, contents)
+            is_part = contents.pop(PART_NAME, None) is not None and self.folder is not None
+            kind = Kind.PART if is_part else Kind.UNFINISHED if is_unfinished else Kind.FOREIGN
+        manifest, faults = self._look_at_part(prefix) if kind is Kind.PART else self._look(prefix, contents)
         name = FINAL if prefix == _FINAL_IN_FOLDER else prefix
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
             faults = (Fault(file=MANIFEST_NAME, reason=f"it says step {manifest.step}"), *faults)
@@ -148,6 +153,14 @@ class Inventory:
             modified_s=max(item.modified_s for item in objects),
         )
 
+    def _look_at_part(self, prefix: str, *, deep: bool = False) -> tuple[Manifest | None, tuple[Fault, ...]]:
+        assert self.folder is not None
+        try:
+            part = read_part(self.folder / prefix)
+        except ManifestError as error:
+            return None, (Fault(file=PART_NAME, reason=str(error)),)
+        return part.manifest, verify_part(self.folder / prefix, part, deep=deep)
+
     def _look(self, prefix: str, contents: dict[str, int]) -> tuple[Manifest | None, tuple[Fault, ...]]:
         if self.folder is not None:  # sees links and special files too, which a store does not list
             verdict = verify(self.folder / prefix, deep=False)
@@ -156,17 +169,7 @@ class Inventory:
             manifest = RemoteFolder(self.store).manifest_of(prefix)
         except ManifestError as error:
             return None, (Fault(file=MANIFEST_NAME, reason=str(error)),)
-        faults: list[Fault] = []
-        unnamed = dict(contents)
-        for entry in manifest.files:
-            size_bytes = unnamed.pop(entry.path, None)
-            if size_bytes is None:
-                faults.append(Fault(file=entry.path, reason="it is missing"))
-            elif size_bytes != entry.size_bytes:
-                reason = f"it has {size_bytes} bytes, the manifest says {entry.size_bytes}"
-                faults.append(Fault(file=entry.path, reason=reason))
-        faults += [Fault(file=path, reason="it is not in the manifest") for path in unnamed]
-        return manifest, tuple(faults)
+        return manifest, tuple(compare_listing(manifest.files, contents, extra=True))
 
     def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
         """Every fault, contents included.
@@ -175,6 +178,8 @@ class Inventory:
             item: of this inventory.
             progress: told bytes read so far and bytes in all.
         """
+        if item.kind is Kind.PART:
+            return self._look_at_part(item.prefix, deep=True)[1]
         if self.folder is not None:
             verdict = verify(self.folder / item.prefix, progress=progress)
             return (*[fault for fault in item.faults if fault not in verdict.faults], *verdict.faults)
@@ -182,15 +187,8 @@ class Inventory:
             return item.faults
         missing = {fault.file for fault in item.faults}
         parts = [part for part in parts_of(item.manifest.files) if part.path not in missing]
-        total_bytes, done_bytes = sum(part.size_bytes for part in parts), 0
-
-        def advance(count: int) -> None:
-            nonlocal done_bytes
-            done_bytes += count
-            if progress is not None:
-                progress(done_bytes, total_bytes)
-
-        wrong = check(self.store, item.prefix, parts, progress=advance)
+        counter = ByteCounter(progress, sum(part.size_bytes for part in parts))
+        wrong = check(self.store, item.prefix, parts, progress=counter.add)
         return (*item.faults, *(Fault(file=path, reason=reason) for path, reason in sorted(wrong.items())))
 
     # ---- deleting -------------------------------------------------------------------------------------------
@@ -210,7 +208,7 @@ class Inventory:
 
     def is_in_use(self, item: Item) -> bool:
         """Whether a process of this machine, or of another one on the folder, reads or uploads it."""
-        return self.folder is not None and files.is_being_read(self.folder / item.prefix / MANIFEST_NAME)
+        return self.folder is not None and is_in_use(self.folder / item.prefix)
 
     def delete(self, item: Item) -> bool:
         """Delete it, so that it is whole or gone at every moment.
@@ -222,7 +220,7 @@ class Inventory:
             ConflictError: a run has begun to use the object store meanwhile.
         """
         if self.folder is None:
-            RemoteFolder.as_guest(self.store).take_down_folder(item.prefix)
+            RemoteFolder.as_guest(self.store).take_down(item.prefix)
             return True
         output = OutputFolder(self.folder)
         output.prepare()

@@ -18,6 +18,8 @@ from holdfast.checkpoint.digest import ALGORITHM, digest_bytes, digest_of_parts,
 from holdfast.errors import ManifestError
 
 MANIFEST_NAME = "holdfast-manifest.json"
+PART_NAME = "holdfast-part.json"
+"""What stands in a folder instead of a manifest when it holds one node's part only; see `part`."""
 FORMAT = "holdfast-checkpoint"
 VERSION = 1
 MAX_MANIFEST_BYTES = 64 << 20
@@ -85,8 +87,8 @@ def path_fault(path: str) -> str | None:
     parts = path.split("/")
     if any(part in {"", ".", ".."} for part in parts) or str(PurePosixPath(path)) != path:
         return "leaves the checkpoint's folder or is not in its plain form"
-    if path == MANIFEST_NAME:
-        return "is the manifest itself"
+    if path in {MANIFEST_NAME, PART_NAME}:
+        return "is the manifest itself" if path == MANIFEST_NAME else "is the record of a node's part"
     return None
 
 
@@ -177,7 +179,7 @@ class Manifest:
             "created": self.created,
             "files": [_record(entry) for entry in self.files],
         }
-        return _canonical({**record, _SELF: digest_bytes(_canonical(record))})
+        return seal_record(record)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
@@ -188,28 +190,13 @@ class Manifest:
         Raises:
             ManifestError: with the reason; nothing of the content was used.
         """
-        record = _parse(data)
-        if record.get("format") != FORMAT:
-            raise ManifestError(f"it is not a {FORMAT} (format is {record.get('format')!r})")
-        version = record.get("version")
-        if type(version) is not int or version != VERSION:  # True == 1, and is not a version
-            raise ManifestError(
-                f"its version is {version!r}, this release reads version {VERSION}",
-                hint="use the release of holdfast that wrote it",
-            )
+        record = open_record(data, name=FORMAT, version=VERSION)
         try:
             manifest = cls._from_record(record)
         except (ValueError, TypeError, KeyError) as error:
             reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
             raise ManifestError(f"it is malformed: {reason}") from error
-        stated = record.pop(_SELF, None)
-        try:
-            is_intact = stated == digest_bytes(_canonical(record)) and data == _canonical({**record, _SELF: stated})
-        except (ValueError, RecursionError) as error:
-            # 1e999 and nesting at the very limit can be read, and only writing them fails.
-            raise ManifestError(f"it is malformed: {error}") from error
-        if not is_intact:
-            raise ManifestError("it was altered after it was written: its own digest does not match")
+        check_seal(record, data)
         return manifest
 
     @classmethod
@@ -272,6 +259,51 @@ def _typed(record: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
     return value
 
 
+def seal_record(record: Mapping[str, Any]) -> bytes:
+    """Canonical JSON of `record`, with a digest of itself."""
+    return _canonical({**record, _SELF: digest_bytes(_canonical(record))})
+
+
+def open_record(data: bytes, *, name: str, version: int) -> dict[str, Any]:
+    """The record that `seal_record` has written; `check_seal` says whether it is still what was written.
+
+    Args:
+        data: what was read.
+        name: the format that it must state.
+        version: likewise.
+
+    Raises:
+        ManifestError: it is something else.
+    """
+    record = _parse(data)
+    if record.get("format") != name:
+        raise ManifestError(f"it is not a {name} (format is {record.get('format')!r})")
+    stated_version = record.get("version")
+    if type(stated_version) is not int or stated_version != version:  # True == 1, and is not a version
+        raise ManifestError(
+            f"its version is {stated_version!r}, this release reads version {version}",
+            hint="use the release of holdfast that wrote it",
+        )
+    return record
+
+
+def check_seal(record: Mapping[str, Any], data: bytes) -> None:
+    """Compare `record`, which was read from `data`, with its own digest.
+
+    Raises:
+        ManifestError: it was altered.
+    """
+    record = dict(record)
+    stated = record.pop(_SELF, None)
+    try:
+        is_intact = stated == digest_bytes(_canonical(record)) and data == _canonical({**record, _SELF: stated})
+    except (ValueError, RecursionError) as error:
+        # 1e999 and nesting at the very limit can be read, and only writing them fails.
+        raise ManifestError(f"it is malformed: {error}") from error
+    if not is_intact:
+        raise ManifestError("it was altered after it was written: its own digest does not match")
+
+
 def _canonical(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
@@ -301,9 +333,13 @@ __all__ = [
     "FORMAT",
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
+    "PART_NAME",
     "VERSION",
     "FileEntry",
     "Manifest",
     "Trigger",
+    "check_seal",
+    "open_record",
     "path_fault",
+    "seal_record",
 ]

@@ -14,10 +14,11 @@ from pathlib import Path
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, step_of
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.final import FINAL, final_folder
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
-from holdfast.checkpoint.remote import RemoteFolder
+from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest, Trigger
+from holdfast.checkpoint.part import NodePart, read_manifest_of_any, read_part
+from holdfast.checkpoint.remote import Published, RemoteFolder
 from holdfast.checkpoint.retention import Policy
-from holdfast.errors import ConflictError, HoldfastError, ManifestError, StorageError
+from holdfast.errors import ConflictError, HoldfastError, ManifestError, StorageError, TransientError
 from holdfast.foundation import clock, files
 from holdfast.foundation.events import Event, Pruned, Uploaded, UploadFailed, UploadSuperseded
 
@@ -34,6 +35,9 @@ class Mover:
         remote: the claimed location.
         policies: which checkpoints stay in the store; none keeps all.
         report: told what happened.
+        node: which node's folder it is, of `num_nodes` that upload parts of the same checkpoints; the first one
+            prunes the store.
+        num_nodes: how many; 1 where all ranks share one folder.
     """
 
     def __init__(
@@ -43,11 +47,16 @@ class Mover:
         *,
         policies: Sequence[Policy],
         report: Callable[[Event], None],
+        node: int = 0,
+        num_nodes: int = 1,
     ) -> None:
         self._output = output
         self._remote = remote
         self._policies = policies
         self._report = report
+        self._node = node
+        self._num_nodes = num_nodes
+        self._awaited: dict[str, bytes] = {}
         self._done: dict[str, bytes] = {}
         self._seen: set[str] = set()
         self._status: dict[str, object] = {}
@@ -66,19 +75,21 @@ class Mover:
     def next(self) -> Path | None:
         """What is to be moved next: the newest checkpoint, then older ones that somebody asked for, then the final.
 
-        Older periodic ones are superseded by now, and those that retention took away are too.
+        Older periodic ones are superseded by now, and those that retention took away are too; unless another node
+        has begun one: without this node's part it would never be complete.
         """
         folders = list(self._committed())
         present = {path.name for path in folders}
         for name in self._seen - present:
             self._supersede(Path(name))
         self._seen = present - self._done.keys()
-        for index, folder in enumerate(folders):
-            data = self._manifest_of(folder)
-            if self._done.get(folder.name) == data or (self.newest_only and index > 0):
-                continue
-            if index > 0 and self._is_periodic(folder):
-                self._done[folder.name] = data
+        undone = [folder for folder in folders if self._is_to_send(folder)]
+        if self.newest_only:
+            undone = [folder for folder in undone if folder == folders[0]]
+        begun = self._begun_by_others() if undone else set[str]()
+        for folder in sorted(undone, key=lambda folder: folder.name not in begun):
+            if folder != folders[0] and folder.name not in begun and self._is_periodic(folder):
+                self._done[folder.name] = self._manifest_of(folder)
                 if not self._was_uploaded_before(step_of(folder) or 0):
                     self._supersede(folder)
                 continue
@@ -86,6 +97,42 @@ class Mover:
         final = final_folder(self._output)
         data = self._manifest_of(final)
         return final if self.with_final and data and self._done.get(FINAL) != data else None
+
+    def _is_to_send(self, folder: Path) -> bool:
+        if self._done.get(folder.name) == self._manifest_of(folder):
+            return False
+        # What all nodes hold in full, because they resumed from it, is for the first of them to send.
+        return self._node == 0 or not (folder / MANIFEST_NAME).exists()
+
+    def _begun_by_others(self) -> set[str]:
+        if self._num_nodes == 1:
+            return set()
+        try:
+            return self._remote.unfinished(deadline_s=self.deadline_s)
+        except HoldfastError:  # what is sent next will say so
+            return set()
+
+    def check_arrived(self) -> None:
+        """See that what this node has sent is complete in the store, with the parts of all others.
+
+        Raises:
+            TransientError: it is not yet.
+            StorageError: the store cannot be read.
+        """
+        newest = next(self._committed(), Path())
+        for name, data in list(self._awaited.items()):
+            is_superseded = self.newest_only and name != newest.name
+            if is_superseded or self._remote.bytes_of_manifest(name, deadline_s=self.deadline_s) == data:
+                del self._awaited[name]
+                continue
+            self._tell("waiting for the parts of other nodes")
+            where = self._remote.store.location.child(name)
+            raise TransientError(f"{where} still lacks the parts of other nodes")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is left to send, and other nodes' parts have not arrived."""
+        return bool(self._awaited) and self.next() is None
 
     def _was_uploaded_before(self, step: int) -> bool:
         """Whether an earlier mover has taken it to the store; unknown while the store cannot be reached."""
@@ -116,19 +163,21 @@ class Mover:
             return False
         with contextlib.ExitStack() as lease:
             try:
-                lease.enter_context(files.reading(folder / MANIFEST_NAME))
+                part = read_part(folder) if (folder / PART_NAME).exists() else None
+                lease.enter_context(files.reading(folder / (MANIFEST_NAME if part is None else PART_NAME)))
                 data = self._manifest_of(folder)
                 manifest = Manifest.from_bytes(data)
             except (OSError, ManifestError):
                 return True  # pruned or replaced at this moment; the next look shows what is there
-            self._move(folder, manifest)
+            self._move(folder, manifest, part)
             self._done[folder.name] = data
             self._seen -= {folder.name}
         if folder.name != FINAL:
             self._prune()
         return True
 
-    def _move(self, folder: Path, manifest: Manifest) -> None:
+    def _move(self, folder: Path, manifest: Manifest, part: NodePart | None) -> None:
+        size_bytes = manifest.size_bytes if part is None else sum(entry.size_bytes for entry in part.files)
         started_s, done_bytes, lock = clock.monotonic_s(), 0, threading.Lock()
 
         def progress(num_bytes: int) -> None:
@@ -136,16 +185,17 @@ class Mover:
             with lock:
                 done_bytes += num_bytes
                 self.last_progress_s = clock.monotonic_s()
-                self._tell("uploading", folder, done_bytes, manifest.size_bytes)
+                self._tell("uploading", folder, done_bytes, size_bytes)
             if self.newest_only and folder.name != FINAL and folder != next(self._committed(), folder):
                 raise _GivesWayError
 
-        self._tell("uploading", folder, 0, manifest.size_bytes)
+        self._tell("uploading", folder, 0, size_bytes)
         try:
-            arrived = self._remote.publish(
+            published = self._remote.publish(
                 folder,
                 name=folder.name,
                 record=self._output.control / f"upload-{folder.name}.json",
+                part=part,
                 progress=progress,
                 deadline_s=self.deadline_s,
             )
@@ -158,14 +208,16 @@ class Mover:
             error = reason
             if isinstance(reason, OSError):  # the folder is the user's too
                 error = StorageError(f"{folder} cannot be read: {reason}")
-            self._tell("failing", folder, done_bytes, manifest.size_bytes, error=str(error))
+            self._tell("failing", folder, done_bytes, size_bytes, error=str(error))
             if self._told_failure != folder.name:  # once for each checkpoint, not for each try
                 self._told_failure = folder.name
                 self._report(UploadFailed(step=manifest.step, name_in_store=folder.name, reason=str(error)))
             if error is reason:
                 raise
             raise error from reason
-        if arrived:
+        if published is Published.IN_PART:
+            self._awaited[folder.name] = manifest.to_bytes()
+        if published is Published.NOW:
             self._report(
                 Uploaded(
                     step=manifest.step,
@@ -176,9 +228,9 @@ class Mover:
             )
 
     def _prune(self) -> None:
-        if self._policies and not self.newest_only:
+        if self._policies and self._node == 0 and not self.newest_only:
             for step in self._remote.superseded(self._policies, deadline_s=self.deadline_s):
-                self._remote.take_down(step, deadline_s=self.deadline_s)
+                self._remote.take_down(checkpoint_name(step), deadline_s=self.deadline_s)
                 where = self._remote.store.location.child(checkpoint_name(step))
                 self._report(Pruned(step=step, path=str(where)))
 
@@ -187,16 +239,18 @@ class Mover:
         return (folder for folder in list_checkpoints(self._output.root) if self._manifest_of(folder))
 
     def _manifest_of(self, folder: Path) -> bytes:
-        """The manifest in `folder`, empty when it has none that can be read; parsed once, looked at often."""
-        path = folder / MANIFEST_NAME
+        """The manifest of what is in `folder`, empty when it cannot be read; parsed once, looked at often."""
         try:
+            path = folder / MANIFEST_NAME
+            if not path.exists():
+                path = folder / PART_NAME
             status = path.stat(follow_symlinks=False)
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
             known = self._manifests.get(folder.name)
             if known is not None and known[0] == stamp:
                 return known[1]
-            data = path.read_bytes()
-            is_periodic = Manifest.from_bytes(data).trigger == Trigger.PERIODIC
+            manifest = read_manifest_of_any(folder)
+            data, is_periodic = manifest.to_bytes(), manifest.trigger == Trigger.PERIODIC
         except (OSError, ManifestError):
             self._manifests.pop(folder.name, None)
             return b""

@@ -42,6 +42,8 @@ class MoverPlan:
         location: where its checkpoints go, as text.
         attempt_id: of the attempt that has claimed the location.
         keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
+        node: see `Mover`.
+        num_nodes: likewise.
         passed_over: steps whose checkpoints in the store were found damaged at the start.
         grace_s: how long to go on for the newest one after the training's process has died.
         verbosity: of the console.
@@ -51,6 +53,8 @@ class MoverPlan:
     location: str
     attempt_id: str
     keep: str | None = None
+    node: int = 0
+    num_nodes: int = 1
     passed_over: tuple[int, ...] = ()
     grace_s: float = 30.0
     verbosity: int = 0
@@ -76,6 +80,8 @@ class _Process:
             RemoteFolder(store, attempt_id=plan.attempt_id, passed_over=plan.passed_over),
             policies=parse_policies(plan.keep),
             report=report,
+            node=plan.node,
+            num_nodes=plan.num_nodes,
         )
         self._wake = threading.Event()
         self._finishing = threading.Event()
@@ -96,6 +102,8 @@ class _Process:
             try:
                 while self._mover.move_next():
                     pause_s = _FIRST_PAUSE_S
+                if self._finishing.is_set():
+                    self._mover.check_arrived()
             except ConflictError as error:
                 self._log.warning("%s", error)
                 self._exit_code = ExitCode.CONFLICT
@@ -104,7 +112,7 @@ class _Process:
                 if self._is_last_moment(error):
                     self._exit_code = ExitCode.STORAGE
                     break
-                self._wait(pause_s)
+                self._wait(_LOOK_EVERY_S if self._mover.is_waiting else pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except Exception:  # noqa: BLE001  the thread must not die and leave the training waiting for it
                 self._log.exception("the mover failed")

@@ -3,7 +3,6 @@
 What somebody may still be working on is left alone: in a folder the lock tells, in an object store only age does.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +11,6 @@ from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.inventory import Inventory, Item, Kind
 from holdfast.checkpoint.verify import Fault
 from holdfast.foundation import clock
-from holdfast.foundation.environment import host_name
 
 Progress = Callable[[str, int, int], None]
 """Told the checkpoint that is read, bytes done, and bytes in all."""
@@ -113,8 +111,7 @@ def _in_folder(
     if dry_run:
         return Repair(unfinished=(), recent=(), foreign=foreign, damaged=tuple(damaged))
     output.prepare()
-    owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
-    has_locks = output.claim(owner, wait_s=0, waiting=lambda who: None)
+    has_locks = output.claim(wait_s=0, waiting=lambda who: None)
     try:
         moved_to = set_aside(output.root, [output.root / damage.item.prefix for damage in damaged if drop_damaged])
         num_leftovers = output.clean() if has_locks else 0

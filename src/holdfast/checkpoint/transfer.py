@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from holdfast.checkpoint.digest import PART_BYTES, Digester
 from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.verify import compare_listing
 from holdfast.errors import CheckpointError, ObjectNotFoundError, StorageError
 from holdfast.foundation import files
 from holdfast.foundation.units import format_bytes
@@ -72,14 +73,8 @@ def check_listing(store: Store, name: str, manifest: Manifest, *, deadline_s: fl
         StorageError: the store cannot be read.
     """
     found = {item.key.removeprefix(f"{name}/"): item.size_bytes for item in store.list(name, deadline_s=deadline_s)}
-    for entry in manifest.files:
-        if entry.path not in found:
-            raise CheckpointError(f"{name}/{entry.path} is missing in {store.location}")
-        if found[entry.path] != entry.size_bytes:
-            raise CheckpointError(
-                f"{name}/{entry.path} in {store.location} has {found[entry.path]} bytes, the manifest says "
-                f"{entry.size_bytes}"
-            )
+    for fault in compare_listing(manifest.files, found):
+        raise CheckpointError(f"{store.location.child(name)} is damaged: {fault}")
 
 
 def prepare(entries: Sequence[FileEntry], folder: Path) -> None:

@@ -6,7 +6,7 @@ followed, and nothing outside the folder is opened.
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,9 @@ from holdfast.checkpoint.digest import digest_file
 from holdfast.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from holdfast.errors import ManifestError
 from holdfast.foundation.files import regular_files
-from holdfast.foundation.units import printable
+from holdfast.foundation.units import ByteCounter, printable
+
+_MISSING = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,16 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         ManifestError: no manifest, a link instead of a file, or unacceptable content.
     """
-    path = folder / MANIFEST_NAME
+    return Manifest.from_bytes(read_record(folder, MANIFEST_NAME))
+
+
+def read_record(folder: Path, name: str) -> bytes:
+    """The bytes of Holdfast's own file `name` in `folder`.
+
+    Raises:
+        ManifestError: there is none, it is a link instead of a file, or larger than any.
+    """
+    path = folder / name
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -70,10 +81,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise ManifestError("it is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
         try:
-            data = file.read(MAX_MANIFEST_BYTES + 1)
+            return file.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:
             raise ManifestError(f"it cannot be read: {error.strerror}") from error
-    return Manifest.from_bytes(data)
 
 
 def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], None] | None = None) -> Verdict:
@@ -88,50 +98,69 @@ def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], No
         return Verdict(manifest=None, faults=(Fault(file=".", reason="the folder is a link"),))
     try:
         manifest = read_manifest(folder)
-        found = {
-            path: status.st_size if stat.S_ISREG(status.st_mode) else None
-            for path, status in regular_files(folder)
-            if path != MANIFEST_NAME
-        }
+        found = list_files(folder)
     except ManifestError as error:
         return Verdict(manifest=None, faults=(Fault(file=MANIFEST_NAME, reason=str(error)),))
     except OSError as error:
         reason = f"it cannot be listed: {error.strerror}"
         return Verdict(manifest=None, faults=(Fault(file=".", reason=reason),))
-    faults = [_compare(entry, found) for entry in manifest.files]
-    named = {entry.path for entry in manifest.files}
-    extra = [Fault(file=path, reason="it is not in the manifest") for path in found if path not in named]
-    shallow = (*(fault for fault in faults if fault), *extra)
+    found.pop(MANIFEST_NAME, None)
+    shallow = compare_listing(manifest.files, found, extra=True)
     if shallow or not deep:
-        return Verdict(manifest=manifest, faults=shallow)
-    return Verdict(manifest=manifest, faults=tuple(_compare_content(folder, manifest, progress)))
+        return Verdict(manifest=manifest, faults=tuple(shallow))
+    return Verdict(manifest=manifest, faults=tuple(compare_content(folder, manifest.files, progress)))
 
 
-def _compare(entry: FileEntry, found: dict[str, int | None]) -> Fault | None:
-    if entry.path not in found:
-        return Fault(file=entry.path, reason="it is missing")
-    size_bytes = found[entry.path]
-    if size_bytes is None:
-        return Fault(file=entry.path, reason="it is a link or a special file")
-    if size_bytes != entry.size_bytes:
-        return Fault(file=entry.path, reason=f"it has {size_bytes} bytes, the manifest says {entry.size_bytes}")
-    return None
+def list_files(folder: Path) -> dict[str, int | None]:
+    """What is in the folder: path → size in bytes, None for links and special files.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    return {path: status.st_size if stat.S_ISREG(status.st_mode) else None for path, status in regular_files(folder)}
 
 
-def _compare_content(folder: Path, manifest: Manifest, progress: Callable[[int, int], None] | None) -> list[Fault]:
-    total_bytes = manifest.size_bytes
-    done_bytes = 0
+def compare_listing(
+    entries: Iterable[FileEntry], found: Mapping[str, int | None], *, extra: bool = False
+) -> list[Fault]:
+    """Compare names, kinds and sizes with what a manifest says.
 
-    def advance(count: int) -> None:
-        nonlocal done_bytes
-        done_bytes += count
-        if progress is not None:
-            progress(done_bytes, total_bytes)
-
+    Args:
+        entries: of the manifest.
+        found: path → size in bytes, None for what is no regular file.
+        extra: whether what the manifest does not name is a fault.
+    """
     faults: list[Fault] = []
-    for entry in manifest.files:
+    unnamed = dict(found)
+    for entry in entries:
+        size_bytes = unnamed.pop(entry.path, _MISSING)
+        if size_bytes == _MISSING:
+            faults.append(Fault(file=entry.path, reason="it is missing"))
+        elif size_bytes is None:
+            faults.append(Fault(file=entry.path, reason="it is a link or a special file"))
+        elif size_bytes != entry.size_bytes:
+            reason = f"it has {size_bytes} bytes, the manifest says {entry.size_bytes}"
+            faults.append(Fault(file=entry.path, reason=reason))
+    if extra:
+        faults += [Fault(file=path, reason="it is not in the manifest") for path in unnamed]
+    return faults
+
+
+def compare_content(
+    folder: Path, entries: Sequence[FileEntry], progress: Callable[[int, int], None] | None = None
+) -> list[Fault]:
+    """Read every file and compare its digest with what a manifest says; names and sizes have been compared.
+
+    Args:
+        folder: where.
+        entries: of the manifest.
+        progress: called with bytes read so far and bytes in all.
+    """
+    counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
+    faults: list[Fault] = []
+    for entry in entries:
         try:
-            found = digest_file(folder / entry.path, advance)
+            found = digest_file(folder / entry.path, counter.add)
         except OSError as error:
             faults.append(Fault(file=entry.path, reason=f"it cannot be read: {error.strerror or error}"))
             continue
@@ -140,4 +169,13 @@ def _compare_content(folder: Path, manifest: Manifest, progress: Callable[[int, 
     return faults
 
 
-__all__ = ["Fault", "Verdict", "read_manifest", "verify"]
+__all__ = [
+    "Fault",
+    "Verdict",
+    "compare_content",
+    "compare_listing",
+    "list_files",
+    "read_manifest",
+    "read_record",
+    "verify",
+]

@@ -116,6 +116,14 @@ def discard(path: Path, *, trash: Path) -> None:
     delete_tree(doomed)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give the file `source` a second name; where the file system cannot, copy it."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(source, target, follow_symlinks=False)
+
+
 def delete_tree(path: Path) -> None:
     """Delete a file, link, pipe or folder; links are never followed, and what is gone already is fine."""
     if path.is_symlink() or not path.is_dir():
@@ -232,6 +240,7 @@ __all__ = [
     "fsync_file",
     "fsync_folder",
     "is_being_read",
+    "link_or_copy",
     "publish_folder",
     "read_lock_owner",
     "reading",

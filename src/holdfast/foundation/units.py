@@ -1,4 +1,6 @@
-"""Figures as people read them."""
+"""Figures as people read them, and counting towards one."""
+
+from collections.abc import Callable
 
 _KILO = 1000.0
 
@@ -48,4 +50,24 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-__all__ = ["format_age", "format_bytes", "format_duration", "plural", "printable"]
+class ByteCounter:
+    """Adds up what was done, for a progress line.
+
+    Args:
+        progress: told bytes done and bytes in all; None for nobody.
+        total_bytes: of the whole work.
+    """
+
+    def __init__(self, progress: Callable[[int, int], None] | None, total_bytes: int) -> None:
+        self._progress = progress
+        self._total_bytes = total_bytes
+        self.done_bytes = 0
+
+    def add(self, count: int) -> None:
+        """`count` more bytes are done; one call at a time."""
+        self.done_bytes += count
+        if self._progress is not None:
+            self._progress(self.done_bytes, self._total_bytes)
+
+
+__all__ = ["ByteCounter", "format_age", "format_bytes", "format_duration", "plural", "printable"]

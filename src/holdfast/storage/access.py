@@ -8,6 +8,8 @@ from holdfast.foundation import clock
 from holdfast.storage.store import Store
 
 _WITHIN_S = 15.0
+PROBE_PREFIX = ".holdfast/access-"
+"""Of the keys that are written and deleted again."""
 _TIDY_WITHIN_S = 3.0
 
 
@@ -19,7 +21,7 @@ def check_access(store: Store) -> None:
             certificate and a host that cannot be reached.
     """
     deadline_s = clock.monotonic_s() + _WITHIN_S
-    key = f".holdfast/access-{uuid.uuid4().hex}"
+    key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     data = key.encode()
     try:
         store.write(key, data, deadline_s=deadline_s)
@@ -41,4 +43,4 @@ def check_access(store: Store) -> None:
         )
 
 
-__all__ = ["check_access"]
+__all__ = ["PROBE_PREFIX", "check_access"]

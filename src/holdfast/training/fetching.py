@@ -5,29 +5,27 @@ is read once for the whole job; the first rank gives the whole its name.
 """
 
 import functools
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name, set_aside
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.transfer import check_listing, fetch, parts_of, prepare, publish, share
-from holdfast.errors import CheckpointError, HoldfastError, ManifestError, NothingValidError, StorageError
+from holdfast.errors import CheckpointError, HoldfastError, ManifestError, NothingValidError
 from holdfast.foundation import clock
 from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.events import CheckpointRejected, Fetched
 from holdfast.foundation.files import delete_tree
+from holdfast.foundation.units import ByteCounter
 from holdfast.storage.location import Location
 from holdfast.storage.opening import open_store
 from holdfast.storage.store import Store
+from holdfast.training.meeting import work_apart
 from holdfast.training.peers import Peers
 from holdfast.training.resume import ResumePoint
 from holdfast.training.session import Session
-
-_MEET_EVERY_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,51 +125,23 @@ class Fetching:
 
     def serve(self, order: FetchOrder) -> HoldfastError | None:
         """Fetch this rank's share; what went wrong on any rank, damage first, is heard by all."""
-        with ThreadPoolExecutor(1, thread_name_prefix="holdfast-fetching") as thread:
-            fetched = thread.submit(self._try_share, order)
-            # A fetch may take longer than ranks wait for each other: so they meet while it is under way.
-            while not all(self._peers.gather(_is_done_within(fetched, _MEET_EVERY_S))):
-                pass
-            problem = fetched.result()
-        problems = [error for error in self._peers.gather(problem) if error is not None]
-        return min(problems, key=lambda error: not isinstance(error, CheckpointError), default=None)
+        problems = work_apart(self._peers, lambda: self._fetch_share(order))[1]
+        return problems[0] if problems else None
 
-    def _try_share(self, order: FetchOrder) -> HoldfastError | None:
+    def _fetch_share(self, order: FetchOrder) -> None:
         rank = self._session.place.rank
         if rank not in order.ranks:
-            return None
-        try:
-            self._fetch_share(order, index=order.ranks.index(rank))
-        except HoldfastError as error:
-            return error
-        except OSError as error:
-            return StorageError(f"{order.working} cannot be written on rank {rank}: {error}")
-        return None
-
-    def _fetch_share(self, order: FetchOrder, *, index: int) -> None:
-        parts = share(parts_of(order.manifest.files), index=index, count=len(order.ranks))
-        total_bytes = sum(part.size_bytes for part in parts)
-        line = ProgressLine("fetching")
-        done_bytes = 0
-
-        def progress(num_bytes: int) -> None:
-            nonlocal done_bytes
-            done_bytes += num_bytes
-            if self._session.place.is_first:
-                line.update(done_bytes, total_bytes)
-
+            return
+        parts = share(parts_of(order.manifest.files), index=order.ranks.index(rank), count=len(order.ranks))
+        watch = ProgressLine("fetching").update if self._session.place.is_first else None
+        counter = ByteCounter(watch, sum(part.size_bytes for part in parts))
         name = checkpoint_name(order.manifest.step)
-        fetch(self._opened(), name, parts, order.working, progress=progress)
+        fetch(self._opened(), name, parts, order.working, progress=counter.add)
 
     def _opened(self) -> Store:
         if self._store is None:
             self._store = open_store(self._location)
         return self._store
-
-
-def _is_done_within(future: "Future[Any]", seconds: float) -> bool:
-    wait([future], timeout=seconds)
-    return future.done()
 
 
 __all__ = ["FetchOrder", "Fetching"]

@@ -6,6 +6,7 @@ closed connection. Every call is a collective: all ranks make the same calls in 
 
 import datetime
 from array import array
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +43,34 @@ class Reduction:
             except RuntimeError as error:
                 raise self._peers.lost("vote") from error
         return self._peers.values.tolist()
+
+
+class Sender:
+    """Sends blocks of bytes from one rank to others, over a group of its own.
+
+    Args:
+        peers: for what to say when one is lost.
+        group: of the ranks that take part; None on the others.
+    """
+
+    def __init__(self, peers: "Peers", group: Any) -> None:
+        self._peers = peers
+        self._group = group
+
+    def send(self, block: torch.Tensor, source: int) -> None:
+        """From rank `source` to all that take part, each of which calls this with a block of the same size.
+
+        Args:
+            block: uint8, one dimension; filled on all but `source`.
+            source: the rank that sends.
+
+        Raises:
+            PeerError: a rank is gone or does not answer.
+        """
+        try:
+            dist.broadcast(block, src=source, group=self._group)
+        except RuntimeError as error:
+            raise self._peers.lost("exchange") from error
 
 
 class Peers:
@@ -125,6 +154,19 @@ class Peers:
             raise self.lost("exchange") from error
         return values[0]
 
+    def sender_among(self, ranks: Sequence[int]) -> Sender:
+        """For transfers between `ranks`; every rank calls this.
+
+        Raises:
+            PeerError: the ranks could not form a group.
+        """
+        timeout = datetime.timedelta(seconds=self._timeout_s)
+        try:
+            group = dist.new_group(list(ranks), backend="gloo", timeout=timeout, group_desc="holdfast-nodes")
+        except (RuntimeError, ValueError) as error:
+            raise self.lost("start") from error
+        return Sender(self, group)
+
     def lost(self, during: str) -> PeerError:
         """The error for a rank that is gone or silent."""
         return PeerError(
@@ -134,4 +176,4 @@ class Peers:
         )
 
 
-__all__ = ["NUM_VALUES", "Peers", "Reduction"]
+__all__ = ["NUM_VALUES", "Peers", "Reduction", "Sender"]

@@ -63,7 +63,7 @@ def choose(
         return None
     started_s = clock.monotonic_s()
     if settings.resume not in {"auto", "never"} and is_first_start:
-        point = _named(Path(settings.resume), progress)
+        point = named_point(Path(settings.resume), progress)
         if point.path.parent.resolve() == output.root.resolve():
             newer = [path for path in list_checkpoints(output.root) if (step_of(path) or 0) > point.manifest.step]
             _set_aside(output, newer, report)
@@ -72,7 +72,7 @@ def choose(
     else:
         newest = _newest(output, report=report, progress=progress, elsewhere=elsewhere)
         if newest is None and settings.resume != "auto":
-            newest = _named(Path(settings.resume), progress)  # nothing was saved since the first start
+            newest = named_point(Path(settings.resume), progress)  # nothing was saved since the first start
         if newest is None:
             return None
         point = newest
@@ -114,7 +114,12 @@ def _newest(
     return newer or local
 
 
-def _named(path: Path, progress: Progress | None) -> ResumePoint:
+def named_point(path: Path, progress: Progress | None) -> ResumePoint:
+    """The checkpoint that the user named, verified.
+
+    Raises:
+        CheckpointError: it is not valid.
+    """
     verdict = verify(path, progress=progress)
     if verdict.manifest is None or not verdict.is_valid:
         raise CheckpointError(
@@ -146,4 +151,4 @@ def lease(point: ResumePoint | None) -> Generator[None]:
         yield
 
 
-__all__ = ["ResumePoint", "choose", "lease"]
+__all__ = ["ResumePoint", "choose", "lease", "named_point"]

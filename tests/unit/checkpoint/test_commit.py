@@ -120,16 +120,16 @@ def test_the_lock_refuses_a_second_writer_and_dies_with_its_owner(tmp_path: Path
     code = (
         "import sys, time, pathlib; from holdfast.checkpoint.commit import OutputFolder\n"
         "output = OutputFolder(pathlib.Path(sys.argv[1]))\n"
-        "output.claim({'pid': 'the-other'}, wait_s=0, waiting=print); print('held', flush=True); time.sleep(60)"
+        "output.claim(wait_s=0, waiting=print); print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(output.root)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ConflictError, match="the-other"):
-            output.claim({}, wait_s=0, waiting=lambda who: None)
+        with pytest.raises(ConflictError, match=f"pid {other.pid} "):
+            output.claim(wait_s=0, waiting=lambda who: None)
         other.send_signal(signal.SIGKILL)
         other.wait()
-        assert output.claim({}, wait_s=5, waiting=lambda who: None)
+        assert output.claim(wait_s=5, waiting=lambda who: None)
     output.release()
 
 
@@ -139,7 +139,7 @@ def test_dead_runs_working_folders_are_cleaned_up(tmp_path: Path) -> None:
     commit(output, 4)
     written(output, 8)
     (output.trash / "half").mkdir()
-    output.claim({}, wait_s=0, waiting=lambda who: None)
+    output.claim(wait_s=0, waiting=lambda who: None)
     assert output.clean() == 2
     assert not list(output.work.iterdir())
     assert verify(output.root / "checkpoint-4").is_valid

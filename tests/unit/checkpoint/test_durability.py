@@ -154,7 +154,7 @@ def test_what_is_no_folder_makes_way_for_a_checkpoint(tmp_path: Path, kind: str)
     assert verify(commit(output, 8)).is_valid
     assert not target.is_symlink()
     assert [path.name for path in elsewhere.iterdir()] == ["mine"]
-    output.claim({}, wait_s=0, waiting=lambda who: None)
+    output.claim(wait_s=0, waiting=lambda who: None)
     output.clean()
     output.release()
     assert not list(output.trash.iterdir())

@@ -176,7 +176,7 @@ def test_a_folder_in_use_gets_no_copy(tmp_path: Path, look: Callable[[], Invento
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        target.claim({"pid": 1, "host": "other"}, wait_s=0, waiting=lambda who: None)
+        target.claim(wait_s=0, waiting=lambda who: None)
         os.write(writer, b"x")
         os.read(os.pipe()[0], 1)
         os._exit(0)

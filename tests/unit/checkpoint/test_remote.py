@@ -7,7 +7,7 @@ import pytest
 from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.commit import reseal
 from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.remote import ATTEMPT_KEY, Claim, RemoteFolder
+from holdfast.checkpoint.remote import ATTEMPT_KEY, Claim, Published, RemoteFolder
 from holdfast.checkpoint.retention import KeepNewest
 from holdfast.checkpoint.verify import read_manifest, verify
 from holdfast.errors import CheckpointError, ConflictError, ManifestError, StorageError
@@ -19,7 +19,7 @@ def claim(number: int) -> Claim:
     return Claim(run_id="run", attempt=number, attempt_id=f"run-{number}", since="now", host="node")
 
 
-def publish(remote: RemoteFolder, folder: Path) -> bool:
+def publish(remote: RemoteFolder, folder: Path) -> Published:
     return remote.publish(folder, name=folder.name, record=folder.parent / f"{folder.name}.sent")
 
 
@@ -33,11 +33,11 @@ def test_what_was_published_is_valid_and_published_once(local: Path, tmp_path: P
     store = FaultyStore(tmp_path / "bucket")
     remote = RemoteFolder(store)
     remote.claim(claim(1))
-    assert publish(remote, local)
+    assert publish(remote, local) is Published.NOW
     assert remote.steps() == [20]
     assert verify(tmp_path / "bucket" / "checkpoint-20").is_valid
     store.calls.clear()
-    assert not publish(remote, local)
+    assert publish(remote, local) is Published.BEFORE
     assert {name for name, _ in store.calls} == {"stat", "read"}
     assert {item.key.partition("/")[0] for item in store.list()} == {".holdfast", "checkpoint-20"}
     assert list(store.list(".holdfast/unfinished")) == []
@@ -70,7 +70,7 @@ def test_the_manifest_is_written_last(local: Path, tmp_path: Path) -> None:
         store.before = lambda name, key: None
         uploaded = {key for name, key in store.calls if name == "upload"}
         store.calls.clear()
-        assert publish(remote, local)
+        assert publish(remote, local) is Published.NOW
         assert verify(bucket / "checkpoint-20").is_valid
         again = [key for name, key in store.calls if name == "upload"]
         assert len(set(again) & uploaded) <= 4, "at most those that were in flight are sent again"
@@ -125,7 +125,7 @@ def test_a_replaced_writer_publishes_nothing(local: Path, tmp_path: Path) -> Non
             publish(zombie, local)
         assert zombie.steps() == []
         with pytest.raises(ConflictError):
-            zombie.take_down(20)
+            zombie.take_down("checkpoint-20")
 
 
 def test_two_claims_at_once_leave_one(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_deletion_that_was_cut_off_is_finished(local: Path, tmp_path: Path) ->
     remote.claim(claim(1))
     publish(remote, local)
     counting.calls.clear()
-    remote.take_down(20)
+    remote.take_down("checkpoint-20")
     for when in range(len(counting.calls)):
         store = FaultyStore(tmp_path / f"bucket-{when}")
         remote = RemoteFolder(store)
@@ -214,7 +214,7 @@ def test_a_deletion_that_was_cut_off_is_finished(local: Path, tmp_path: Path) ->
 
         store.before = cut
         with pytest.raises(StorageError, match="cut off"):
-            remote.take_down(20)
+            remote.take_down("checkpoint-20")
         store.before = lambda name, key: None
         successor = RemoteFolder(store)
         successor.claim(claim(2))
@@ -237,7 +237,7 @@ def test_what_changed_on_the_disk_is_not_uploaded(local: Path, tmp_path: Path) -
             publish(remote, local)
         assert remote.steps() == []
         path.write_bytes(good)
-    assert publish(remote, local)
+    assert publish(remote, local) is Published.NOW
 
 
 def test_files_added_later_never_take_the_checkpoint_away(local: Path, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_files_added_later_never_take_the_checkpoint_away(local: Path, tmp_path:
     reseal(local, read_manifest(local))
     seen: list[bool] = []
     store.before = lambda name, key: seen.append((tmp_path / "bucket" / "checkpoint-20" / MANIFEST_NAME).exists())
-    assert publish(remote, local)
+    assert publish(remote, local) is Published.NOW
     assert all(seen)
     assert "notes.txt" in {entry.path for entry in remote.manifest(20).files}
     assert verify(tmp_path / "bucket" / "checkpoint-20").is_valid

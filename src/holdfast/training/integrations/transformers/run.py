@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.catalog import checkpoint_name, step_of
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.errors import Interrupted, UsageError
@@ -107,7 +108,7 @@ class TrainerRun:
                     raise self._save_given_up(given_up.moment) from None
         finally:
             self._session.termination.leave_training()
-            self._output.release(start.attempt_id if start else None)
+            self._output.release(start.attempt.attempt_id if start else None)
             with contextlib.suppress(ValueError):
                 trainer.remove_callback(callback)
 
@@ -121,18 +122,21 @@ class TrainerRun:
             session.step = session.saved_step = start.point.manifest.step
         self._progress = ProgressFile(self._output.progress if place.is_first else None)
         facts = RunFacts(
-            run_id=start.run_id,
-            attempt=start.attempt,
-            attempt_id=start.attempt_id,
+            run_id=start.attempt.run_id,
+            attempt=start.attempt.attempt,
+            attempt_id=start.attempt.attempt_id,
             geometry=geometry,
             regular=self._continuation.is_regular,
         )
-        self._saver = Saver(session, self._peers, trainer, self._output, facts, trainer._save_checkpoint)
+        self._bring = start.bring
+        self._saver = Saver(
+            session, self._peers, trainer, self._output, start.folders, facts, trainer._save_checkpoint
+        )
         ranks = self._peers.gather(RankStarted(rank=place.rank, pid=os.getpid(), host=host_name()))
         session.report(
             AttemptStarted(
-                attempt=start.attempt,
-                run_id=start.run_id,
+                attempt=start.attempt.attempt,
+                run_id=start.attempt.run_id,
                 world_size=place.world_size,
                 global_batch=geometry.global_batch,
                 ranks=tuple(ranks),
@@ -156,6 +160,8 @@ class TrainerRun:
         takeover.replace("_save_checkpoint", lambda _: self._save_checkpoint)
         takeover.replace("_evaluate", self._wrap_evaluate)
         takeover.replace("_finalize_training", self._wrap_finalize)
+        if self._bring is not None:
+            takeover.replace("_load_best_model", self._wrap_load_best_model)
         self._continuation.take_over(takeover)
 
     # ---- the beginning --------------------------------------------------------------------------------------
@@ -407,6 +413,18 @@ class TrainerRun:
             return result
 
         return finalize
+
+    def _wrap_load_best_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_best_model(*args: Any, **kwargs: Any) -> Any:
+            """The Trainer reads it on every node, and every node holds its own part of it."""
+            best = self._peers.from_first(self._trainer.state.best_model_checkpoint)
+            step = step_of(Path(best)) if best else None
+            if step is not None and self._bring is not None:
+                self._bring(step)
+                self._trainer.state.best_model_checkpoint = str(self._output.root / checkpoint_name(step))
+            return original(*args, **kwargs)
+
+        return load_best_model
 
     # ---- figures --------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ failed save leaves nothing behind, is reported, and is the same failure on every
 """
 
 import contextlib
+import dataclasses
 import importlib
 import math
 import platform
@@ -17,13 +18,24 @@ from typing import Any
 
 from holdfast._version import __version__
 from holdfast.checkpoint.catalog import step_of
-from holdfast.checkpoint.commit import OutputFolder, Part, WorkingCheckpoint, reseal
+from holdfast.checkpoint.commit import (
+    OutputFolder,
+    Part,
+    WorkingCheckpoint,
+    added_files,
+    describe_all,
+    extended,
+    reseal,
+    reseal_part,
+)
 from holdfast.checkpoint.final import final_folder
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
+from holdfast.checkpoint.part import NodePart, read_part
 from holdfast.checkpoint.retention import KeepNewest, parse_policies
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, SaveError
 from holdfast.foundation import clock
 from holdfast.foundation.events import Pruned, Resealed, Saved, SaveFailed
+from holdfast.training.folders import Folders
 from holdfast.training.integrations.transformers.geometry import Geometry
 from holdfast.training.integrations.transformers.state import RankState
 from holdfast.training.peers import Peers
@@ -60,6 +72,7 @@ class Saver:
         peers: all ranks.
         trainer: whose state is saved.
         output: where.
+        folders: whether all ranks share it.
         facts: what the manifests say.
         save: the Trainer's own `_save_checkpoint`, with whatever a subclass adds.
     """
@@ -70,6 +83,7 @@ class Saver:
         peers: Peers,
         trainer: Any,
         output: OutputFolder,
+        folders: Folders,
         facts: RunFacts,
         save: Callable[[Any, Any], None],
     ) -> None:
@@ -77,6 +91,7 @@ class Saver:
         self._peers = peers
         self._trainer = trainer
         self._output = output
+        self._folders = folders
         self._facts = facts
         self._save = save
         self._libraries = _library_versions()
@@ -104,17 +119,11 @@ class Saver:
         started_s = clock.monotonic_s()
         step = int(self._trainer.state.global_step)
         working = WorkingCheckpoint(self._output, attempt_id=self._facts.attempt_id, step=step)
-        part = self._write_part(working, state, model, trial)
-        parts = self._peers.gather(part)
-        manifest: Manifest | None = None
-        error = ""
-        if self._session.place.is_first:
-            try:
-                manifest = working.commit(parts, lambda entries: self._describe(step, trigger, entries))
-            except (HoldfastError, OSError) as reason:
-                error = str(reason)
+        parts = self._peers.gather(self._write_part(working, state, model, trial))
+        commit = self._commit if self._folders.is_shared else self._commit_parts
+        manifest, error = commit(working, parts, lambda entries: self._describe(step, trigger, entries))
+        if self._folders.is_owner:
             working.discard()
-        manifest, error = self._peers.from_first((manifest, error))
         if manifest is None:
             self._session.report(SaveFailed(step=step, trigger=trigger, reason=error, consequence=consequence))
             return False
@@ -133,6 +142,47 @@ class Saver:
         )
         return True
 
+    def _commit(
+        self, working: WorkingCheckpoint, parts: list[Part], describe: Callable[[tuple[FileEntry, ...]], Manifest]
+    ) -> tuple[Manifest | None, str]:
+        manifest: Manifest | None = None
+        error = ""
+        if self._folders.is_owner:
+            try:
+                manifest = working.commit(parts, describe)
+            except (HoldfastError, OSError) as reason:
+                error = str(reason)
+        return self._peers.from_first((manifest, error))
+
+    def _commit_parts(
+        self, working: WorkingCheckpoint, parts: list[Part], describe: Callable[[tuple[FileEntry, ...]], Manifest]
+    ) -> tuple[Manifest | None, str]:
+        """Every node commits its part, and takes it back when one of them could not."""
+        manifest: Manifest | None = None
+        error = ""
+        if self._session.place.is_first:
+            try:
+                manifest = describe_all(parts, describe)
+            except HoldfastError as reason:
+                error = str(reason)
+        manifest, error = self._peers.from_first((manifest, error))
+        if manifest is None:
+            return None, error
+        is_published = False
+        if self._folders.is_owner:
+            node = self._folders.index
+            paths = sorted(entry.path for part in parts if part.node == node for entry in part.files)
+            part = NodePart(node=node, num_nodes=self._folders.count, paths=tuple(paths), manifest=manifest)
+            try:
+                working.commit_part(part)
+                is_published = True
+            except (HoldfastError, OSError) as reason:
+                error = f"node {node}: {reason}"
+        errors = [error for error in self._peers.gather(error) if error]
+        if errors and is_published:
+            working.withdraw()
+        return (None, "; ".join(errors)) if errors else (manifest, "")
+
     def save_final(self) -> None:
         """Keep the finished model for the object store, in the layout that `from_pretrained` reads.
 
@@ -146,10 +196,14 @@ class Saver:
         try:
             self._trainer.save_model(str(working.rank_root(rank) / working.name))
             part = working.seal(rank)
+            if self._folders.index and part.files:
+                part = Part(rank=rank, error=f"{part.files[0].path} lies on another node than the model")
         except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
             part = Part(rank=rank, error=f"{type(error).__name__}: {error}")
         parts = self._peers.gather(part)
         if not self._session.place.is_first:
+            if self._folders.is_owner:
+                working.discard()
             return
         try:
             working.commit(parts, lambda entries: self._describe(step, Trigger.FINAL, entries))
@@ -163,12 +217,17 @@ class Saver:
     def adopt_added_files(self) -> None:
         """Name in the manifest what callbacks of all ranks have added to the newest checkpoint since its commit."""
         self._peers.gather(None)  # every rank's callbacks have written their files
-        if self._newest is None or not self._session.place.is_first:
+        if self._newest is None:
             return
         path, manifest = self._newest
         try:
-            manifest, added = reseal(path, manifest)
-        except (OSError, ValueError) as error:
+            if self._folders.is_shared:
+                if not self._session.place.is_first:
+                    return
+                manifest, added = reseal(path, manifest)
+            else:
+                manifest, added = self._adopt_on_nodes(path, manifest)
+        except (OSError, ValueError, SaveError) as error:
             reason = f"files that a callback added cannot be named in its manifest: {error}"
             self._session.report(
                 SaveFailed(
@@ -183,6 +242,28 @@ class Saver:
         if added:
             self._session.report(Resealed(step=manifest.step, files=tuple(added)))
 
+    def _adopt_on_nodes(self, path: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
+        mine: list[FileEntry] = []
+        error = ""
+        if self._folders.is_owner:
+            try:
+                mine = added_files(path, manifest)
+            except OSError as reason:
+                error = str(reason)
+        answers = self._peers.gather((mine, error))
+        errors = [error for _, error in answers if error]
+        if errors:
+            raise SaveError("; ".join(errors))
+        everything = [entry for entries, _ in answers for entry in entries]
+        if not everything:
+            return manifest, []
+        manifest = extended(manifest, everything)
+        if self._folders.is_owner:
+            # Of two files under one name the first node's counts; the other one stays unnamed, and unused.
+            named = [entry for entry in mine if entry in manifest.files]
+            reseal_part(path, read_part(path), manifest, named)
+        return manifest, sorted({entry.path for entry in everything})
+
     def _write_part(self, working: WorkingCheckpoint, state: RankState, model: Any, trial: Any) -> Part:
         rank = self._session.place.rank
         try:
@@ -191,7 +272,7 @@ class Saver:
                 self._save(model, trial)
             self._finish_trainer_state(root / working.name)
             state.write(root / working.name, rank)
-            return working.seal(rank)
+            return dataclasses.replace(working.seal(rank), node=self._folders.index)
         # Whatever the framework raises here, all ranks must hear of it, or the others wait for ever.
         except Exception as error:  # noqa: BLE001
             return Part(rank=rank, error=f"{type(error).__name__}: {error}")
@@ -245,7 +326,7 @@ class Saver:
 
     def prune(self) -> None:
         """Delete what `save_total_limit` no longer keeps; a failure is reported, and the next save tries again."""
-        if not self._session.place.is_first:
+        if not self._folders.is_owner:
             return
         best = self._trainer.state.best_model_checkpoint
         protected = {step for step in [step_of(Path(best)) if best else None] if step is not None}

@@ -1,0 +1,250 @@
+"""Two agents as two nodes, each with a folder of its own, and one object store behind both (docs/adr/0008)."""
+
+import shutil
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints
+from holdfast.checkpoint.inventory import Kind, open_inventory
+from holdfast.checkpoint.manifest import PART_NAME
+from holdfast.checkpoint.part import read_part, verify_part
+from holdfast.checkpoint.verify import verify
+from tests.ranks.test_nodes import free_port
+from tests.support.ceph_rgw import CephRgw
+from tests.support.equality import assert_same_run
+from tests.support.jobs import Job, holdfast, no_orphans, read_events, tiny
+from tests.support.moto_server import MotoServer
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+
+_ARGUMENTS = ("--step-ms", "50", "--epochs", "3")
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"separate-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
+def server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> tuple[Path, Path]:
+    """The folders of the two nodes."""
+    return tmp_path / "node-0", tmp_path / "node-1"
+
+
+def start(
+    server: MotoServer | CephRgw,
+    prefix: str,
+    nodes: tuple[Path, Path],
+    *options: str,
+    arguments: tuple[str, ...] = _ARGUMENTS,
+) -> tuple[Job, Job]:
+    port = str(free_port())
+    first, second = (
+        holdfast(
+            folder,
+            *("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port),
+            *("--output-dir", str(server.location(prefix)), "--local-dir", str(folder)),
+            *options,
+            program=tiny(folder, *arguments),
+            **server.variables,
+        )
+        for rank, folder in enumerate(nodes)
+    )
+    return first, second
+
+
+def wait(jobs: tuple[Job, Job]) -> list[int]:
+    codes = [job.wait() for job in jobs]
+    print(jobs[0].text, jobs[1].text, sep="\n--\n")
+    return codes
+
+
+def preempted(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) -> int:
+    """A run that was told to stop on its second node; returns the step that was saved."""
+    jobs = start(server, prefix, nodes, "--save-steps", "5")
+    with no_orphans(*jobs):
+        jobs[0].wait_for_step(8)
+        jobs[1].signal()
+        assert wait(jobs) == [75, 75]
+    return read_events(nodes[0], "saved")[-1]["step"]
+
+
+def finish(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) -> None:
+    jobs = start(server, prefix, nodes, "--save-steps", "5")
+    with no_orphans(*jobs):
+        assert wait(jobs) == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same training, never interrupted."""
+    output = tmp_path_factory.mktemp("reference") / "run"
+    job = holdfast(output, "--nproc-per-node", "2", program=tiny(output, *_ARGUMENTS))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    return output
+
+
+@pytest.mark.parametrize("emptied", ["none", "the second", "both"])
+def test_every_node_keeps_its_part_and_the_store_the_whole(
+    emptied: str,
+    server: MotoServer | CephRgw,
+    prefix: str,
+    nodes: tuple[Path, Path],
+    reference: Path,
+) -> None:
+    """Preempted and resumed, bit-equal; fetched is what no node has any more, and nothing else."""
+    step = preempted(server, prefix, nodes)
+    name = checkpoint_name(step)
+    parts = [read_part(folder / name) for folder in nodes]
+    whole = parts[0].manifest
+    assert parts[1].manifest == whole
+    assert [verify_part(folder / name, part) for folder, part in zip(nodes, parts, strict=True)] == [(), ()]
+    assert {entry.path for entry in whole.files} == {path for part in parts for path in part.paths}
+    assert "rng_state_1.pth" in parts[1].paths
+    assert not verify(nodes[0] / name).is_valid, "nobody takes a part for a checkpoint"
+    inventory = open_inventory(str(server.location(prefix)))[0]
+    with pytest.MonkeyPatch.context() as environment:
+        for variable, value in server.variables.items():
+            environment.setenv(variable, value)
+        inventory = open_inventory(str(server.location(prefix)))[0]
+        newest = inventory.items()[0]
+        assert (newest.name, newest.kind, inventory.verify(newest)) == (name, Kind.CHECKPOINT, ())
+    expected_bytes = 0
+    if emptied in {"the second", "both"}:
+        expected_bytes += sum(entry.size_bytes for entry in parts[1].files)
+        shutil.rmtree(nodes[1])
+    if emptied == "both":
+        expected_bytes = whole.size_bytes
+        shutil.rmtree(nodes[0])
+    finish(server, prefix, nodes)
+    assert read_events(nodes[0], "resumed")[-1]["step"] == step
+    assert sum(event["size_bytes"] for event in read_events(nodes[0], "fetched")) == expected_bytes
+    for folder in nodes:
+        found = verify(folder / name)
+        assert found.manifest == whole, "put together on every node"
+        assert found.is_valid
+    assert_same_run(nodes[0], reference)
+    store = server.store(prefix)
+    assert list(store.list(".holdfast/parts")) == list(store.list(".holdfast/unfinished")) == []
+    assert {item.key for item in store.list("final")} >= {"final/model.safetensors", "final/holdfast-manifest.json"}
+
+
+def test_a_damaged_part_comes_from_the_store(
+    server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path], reference: Path
+) -> None:
+    """One flipped bit in one node's file: that file alone is fetched."""
+    step = preempted(server, prefix, nodes)
+    path = nodes[0] / checkpoint_name(step) / "optimizer.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    finish(server, prefix, nodes)
+    assert read_events(nodes[0], "resumed")[-1]["step"] == step
+    assert read_events(nodes[0], "fetched")[-1]["size_bytes"] == len(data)
+    assert_same_run(nodes[0], reference)
+
+
+def test_what_one_node_alone_has_is_not_a_checkpoint(
+    server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path], reference: Path
+) -> None:
+    """A node's newest part is gone, from the store too: the one before it is resumed from, and said."""
+    step = preempted(server, prefix, nodes)
+    older = int(list_checkpoints(nodes[0])[1].name.split("-")[1])
+    shutil.rmtree(nodes[1] / checkpoint_name(step))
+    store = server.store(prefix)
+    for item in list(store.list(checkpoint_name(step))):
+        store.delete(item.key)
+    finish(server, prefix, nodes)
+    assert read_events(nodes[0], "resumed")[-1]["step"] == older
+    rejected = read_events(nodes[0], "checkpoint_rejected")
+    assert "parts of other nodes are missing" in rejected[-1]["reason"]
+    assert_same_run(nodes[0], reference)
+
+
+def test_everything_is_killed(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) -> None:
+    """SIGKILL of both nodes after a save: resumed from a checkpoint that both hold."""
+    jobs = start(server, prefix, nodes, "--save-steps", "3", arguments=("--step-ms", "60", "--epochs", "200"))
+    with no_orphans(*jobs):
+        jobs[0].wait_for_event("saved", count=2)
+        for job in jobs:
+            job.kill_everything()
+    newest = min(int(list_checkpoints(folder)[0].name.split("-")[1]) for folder in nodes)
+    jobs = start(server, prefix, nodes, arguments=("--step-ms", "20", "--max-steps", str(newest + 4)))
+    with no_orphans(*jobs):
+        assert wait(jobs) == [0, 0]
+    assert read_events(nodes[0], "resumed")[-1]["step"] == newest
+
+
+def test_retention_on_every_node(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) -> None:
+    """Each node prunes its own parts, the first one the store; what callbacks add belongs to the checkpoint."""
+    jobs = start(
+        server,
+        prefix,
+        nodes,
+        *("--save-steps", "4", "--save-total-limit", "2", "--store-keep", "newest=1"),
+        arguments=("--step-ms", "80", "--max-steps", "20", "--add-file"),
+    )
+    with no_orphans(*jobs):
+        assert wait(jobs) == [0, 0]
+    for index, folder in enumerate(nodes):
+        assert [path.name for path in list_checkpoints(folder)] == ["checkpoint-20", "checkpoint-16"]
+        assert f"notes-{index}.txt" in read_part(folder / "checkpoint-20").paths
+    store = server.store(prefix)
+    keys = [item.key for item in store.list("checkpoint-20")]
+    assert {"checkpoint-20/notes-0.txt", "checkpoint-20/notes-1.txt"} <= set(keys)
+    names = {item.key.split("/")[0] for item in store.list() if item.key.startswith("checkpoint-")}
+    assert names == {"checkpoint-20"}
+
+
+def test_the_best_model_is_loaded_on_every_node(
+    server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]
+) -> None:
+    """`load_best_model_at_end` finds the whole checkpoint on each of them."""
+    arguments = ("--step-ms", "20", "--max-steps", "12", "--best", "--eval-strategy", "steps", "--eval-steps", "4")
+    arguments += ("--save-strategy", "steps", "--save-steps", "4")
+    jobs = start(server, prefix, nodes, arguments=arguments)
+    with no_orphans(*jobs):
+        assert wait(jobs) == [0, 0]
+    assert "Could not locate the best model" not in jobs[0].text + jobs[1].text
+    assert any((path / PART_NAME).exists() for path in list_checkpoints(nodes[1]))
+    assert any(verify(path).is_valid for path in list_checkpoints(nodes[1]))
+
+
+def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) -> None:
+    """Parts on disks that die with their nodes are no checkpoint: both nodes say 13, and what to do."""
+    port = str(free_port())
+    jobs = [
+        holdfast(
+            folder,
+            *("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port),
+            program=tiny(folder, *_ARGUMENTS),
+        )
+        for rank, folder in enumerate(nodes)
+    ]
+    with no_orphans(*jobs):
+        assert [job.wait() for job in jobs] == [13, 13], jobs[0].text + jobs[1].text
+    assert "an object store: --output-dir s3://" in jobs[0].text
+
+
+def test_the_deadline_holds_when_the_other_part_cannot_arrive(
+    server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]
+) -> None:
+    """SIGKILL to one mover again and again at the end is out of reach here; SIGTERM to both nodes at once is not."""
+    jobs = start(server, prefix, nodes, "--save-steps", "50", arguments=("--step-ms", "60", "--epochs", "200"))
+    with no_orphans(*jobs):
+        jobs[0].wait_for_step(4)
+        for job in jobs:
+            job.signal(signal.SIGTERM)
+        assert wait(jobs) == [75, 75]
+    step = read_events(nodes[0], "saved")[-1]["step"]
+    keys = [item.key for item in server.store(prefix).list(checkpoint_name(step))]
+    assert f"{checkpoint_name(step)}/holdfast-manifest.json" in keys
