@@ -50,7 +50,8 @@ test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 300 ki
 	HOLDFAST_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
 	HOLDFAST_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
 
-bench: $(INSTALLED) ## run every benchmark
+bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark"; done
 
 clean: ## remove outputs and caches; .venv stays

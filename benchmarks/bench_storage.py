@@ -6,10 +6,11 @@ link of 200 MB/s and 20 ms. Holdfast does what the mover and a resume do: digest
 on the way down, and the file is allocated, durable and verified at the end; the peers only move bytes.
 
 The machine's limits: the same file digested and copied on the disk; the server's own work shares the cores.
-Needs Ceph RGW (`make test-s3` installs it) and `s3torchconnector`.
+Needs Ceph RGW (`make test-s3` installs it) and the peers (`make bench` installs them); says so where one is missing.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import resource
@@ -186,12 +187,18 @@ def limits(source: Path, scratch: Path) -> None:
     print(f"   limits: digest {size_mb / digested_s:.0f} MB/s, copy with fsync {size_mb / copied_s:.0f} MB/s")
 
 
+def peers_missing() -> str | None:
+    """Which peers are not installed, or None; a comparison without one would have no ratio."""
+    missing = [product for product in PRODUCTS if importlib.util.find_spec(product) is None]
+    return f"{', '.join(missing)} not installed; `make bench` installs the peers" if missing else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    reason = unavailable()
+    reason = unavailable() or peers_missing()
     if reason is not None:
         print(f"bench_storage: not run: {reason}")
         return

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from holdfast.checkpoint.commit import OutputFolder, WorkingCheckpoint
+from holdfast.checkpoint.final import final_folder
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 
 FILES = {
@@ -57,5 +58,16 @@ def commit(output: OutputFolder, step: int, files: dict[int, dict[str, bytes]] |
     working = written(output, step, files)
     parts = [working.seal(rank) for rank in (FILES if files is None else files)]
     working.commit(parts, describe(step))
+    working.discard()
+    return working.target
+
+
+def keep_final(output: OutputFolder, **contents: bytes) -> Path:
+    """The final model as it waits for the mover; `config_json` stands for `config.json`."""
+    working = WorkingCheckpoint(output, attempt_id="attempt", step=9, target=final_folder(output))
+    folder = working.rank_root(0) / working.name
+    for name, content in contents.items():
+        (folder / name.replace("_", ".")).write_bytes(content)
+    working.commit([working.seal(0)], describe(9))
     working.discard()
     return working.target

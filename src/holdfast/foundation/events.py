@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +20,7 @@ from holdfast.foundation.units import format_bytes, format_duration, plural, pri
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(ABC):
     """Base of every event; the class name in snake case is the event's name in JSON."""
 
     is_warning: ClassVar[bool] = False
@@ -34,8 +35,8 @@ class Event:
         """One line for a person."""
         return self._sentence()
 
-    def _sentence(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _sentence(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

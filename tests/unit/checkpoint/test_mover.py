@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import commit as committing
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.final import adopt_scripts_model, final_folder
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.mover import Mover
@@ -16,7 +15,7 @@ from holdfast.checkpoint.verify import read_manifest, verify
 from holdfast.errors import StorageError
 from holdfast.foundation import files
 from holdfast.foundation.events import Event, Uploaded, UploadFailed, UploadSuperseded
-from tests.support.checkpoints import commit, describe, prepared
+from tests.support.checkpoints import commit, describe, keep_final, prepared
 from tests.support.stores import FaultyStore
 
 
@@ -183,19 +182,10 @@ def test_an_older_upload_gives_way_when_time_is_short(scene: Scene) -> None:
     assert scene.steps(UploadSuperseded) == [10]
 
 
-def _keep_final(output: OutputFolder, **contents: bytes) -> None:
-    working = committing.WorkingCheckpoint(output, attempt_id="attempt", step=9, target=final_folder(output))
-    folder = working.rank_root(0) / working.name
-    for name, content in contents.items():
-        (folder / name.replace("_", ".")).write_bytes(content)
-    working.commit([working.seal(0)], describe(9))
-    working.discard()
-
-
 def test_the_final_model_goes_last_and_only_at_the_end(scene: Scene) -> None:
     """It is published as `final/`, after the checkpoints."""
     commit(scene.output, 9)
-    _keep_final(scene.output, config_json=b"{}", model_safetensors=b"weights")
+    keep_final(scene.output, config_json=b"{}", model_safetensors=b"weights")
     scene.move_all()
     assert not (scene.bucket / "final").exists()
     scene.mover.with_final = True
@@ -207,7 +197,7 @@ def test_the_final_model_goes_last_and_only_at_the_end(scene: Scene) -> None:
 @pytest.mark.parametrize("place", ["final", "."])
 def test_the_scripts_own_model_is_the_final_one(place: str, scene: Scene) -> None:
     """Saved into `final/` or into the output folder after the training: that one counts, and nothing else of it."""
-    _keep_final(scene.output, config_json=b"{}", model_safetensors=b"kept")
+    keep_final(scene.output, config_json=b"{}", model_safetensors=b"kept")
     folder = scene.output.root / place
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_bytes(b'{"own": 1}')
@@ -224,5 +214,5 @@ def test_the_scripts_own_model_is_the_final_one(place: str, scene: Scene) -> Non
 def test_a_model_of_an_earlier_run_is_not_adopted(scene: Scene) -> None:
     """What lay in the folder before the training ended is not what the script made of it."""
     (scene.output.root / "config.json").write_bytes(b"{}")
-    _keep_final(scene.output, config_json=b"{}", model_safetensors=b"kept")
+    keep_final(scene.output, config_json=b"{}", model_safetensors=b"kept")
     assert not adopt_scripts_model(scene.output)

@@ -16,7 +16,7 @@ from holdfast.foundation import clock
 from holdfast.storage.local import LocalStore
 from holdfast.storage.location import Location, Scheme
 from holdfast.training.uploads import Uploads
-from tests.support.checkpoints import commit, prepared
+from tests.support.checkpoints import commit, keep_final, prepared
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -27,6 +27,7 @@ class Scene:
     def __init__(self, root: Path) -> None:
         self.output: OutputFolder = prepared(root / "local")
         commit(self.output, 10)
+        self.upload_status = self.output.control / "upload.json"
         self.bucket = root / "bucket"
         self.remote = RemoteFolder(LocalStore(Location(scheme=Scheme.FILE, path=str(self.bucket))))
         self.remote.claim(Claim(run_id="run", attempt=1, attempt_id="run-1", since="now", host="here"))
@@ -40,6 +41,17 @@ class Scene:
         while step not in self.remote.steps():
             assert clock.monotonic_s() < deadline_s
             time.sleep(0.02)
+
+    def wait_for_failing(self, name: str) -> None:
+        """Wait until the mover says that the upload of `name` has failed."""
+        deadline_s = clock.monotonic_s() + 20
+        while (self.told().get("state"), self.told().get("name")) != ("failing", name):
+            assert clock.monotonic_s() < deadline_s
+            time.sleep(0.02)
+
+    def told(self) -> dict[str, object]:
+        """What the mover has said last, empty before it says anything."""
+        return json.loads(self.upload_status.read_bytes()) if self.upload_status.exists() else {}
 
 
 @pytest.fixture
@@ -67,16 +79,17 @@ def test_one_that_died_is_started_for_the_end(scene: Scene) -> None:
     """Also when nobody has looked since."""
     uploads = scene.start()
     scene.wait_for(10)
-    os.kill(mover_pid(), signal.SIGKILL)
+    pid = mover_pid()
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and who started it is left to find that out
     commit(scene.output, 20)
-    time.sleep(0.1)
     assert uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20)
     assert scene.remote.steps() == [20, 10]
 
 
 def test_what_an_earlier_one_said_is_not_believed(scene: Scene) -> None:
     """An error of last week does not stop the run of today."""
-    (scene.output.control / "upload.json").write_text(json.dumps({"error": "expired"}))
+    scene.upload_status.write_text(json.dumps({"error": "expired"}))
     uploads = scene.start()
     assert uploads.failure() is None
     assert uploads.finish(newest_only=False, deadline_s=None)
@@ -84,13 +97,15 @@ def test_what_an_earlier_one_said_is_not_believed(scene: Scene) -> None:
 
 def test_a_stop_during_the_last_uploads_is_no_success(scene: Scene) -> None:
     """Both who wait hear that not everything has arrived: the final model was left out."""
-    uploads = scene.start(location="/proc/nowhere")
+    (keep_final(scene.output, model_safetensors=b"weights") / "model.safetensors").unlink()
+    uploads = scene.start()
     heard: list[bool] = []
     waiting = threading.Thread(target=lambda: heard.append(uploads.finish(newest_only=False, deadline_s=None)))
     waiting.start()
-    time.sleep(1.0)  # it has been told, and tries
-    heard.append(uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 1.0))
+    scene.wait_for_failing("final")  # nobody tries the final model before being told
+    heard.append(uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20))
     waiting.join(20)
+    assert scene.remote.steps() == [10]
     assert heard == [False, False]
 
 
