@@ -1,0 +1,308 @@
+"""Checkpoints of which every node holds a part: records, and publishing them from several nodes."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.commit import (
+    OutputFolder,
+    Part,
+    WorkingCheckpoint,
+    added_files,
+    describe_all,
+    extended,
+    reseal_part,
+)
+from holdfast.checkpoint.inventory import Kind, open_inventory
+from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from holdfast.checkpoint.mover import Mover
+from holdfast.checkpoint.part import NodePart, read_part, verify_part
+from holdfast.checkpoint.remote import Claim, Published, RemoteFolder
+from holdfast.checkpoint.verify import verify
+from holdfast.errors import ManifestError, StorageError, TransientError
+from holdfast.foundation.events import Event, Uploaded
+from tests.support.checkpoints import describe, prepared
+from tests.support.stores import FaultyStore
+
+_FILES = ({"model.safetensors": b"m" * 5000, "rng_state_0.pth": b"0"}, {"rng_state_1.pth": b"1", "sub/x": b"x"})
+
+
+def claim(attempt: int) -> Claim:
+    return Claim(run_id="run", attempt=attempt, attempt_id=f"run-{attempt}", since="now", host="here")
+
+
+@dataclasses.dataclass
+class Node:
+    """One node's folder, and its way into the bucket."""
+
+    index: int
+    output: OutputFolder
+    remote: RemoteFolder
+
+    def folder(self, step: int) -> Path:
+        return self.output.root / f"checkpoint-{step}"
+
+    def publish(self, step: int) -> Published:
+        folder = self.folder(step)
+        record = self.output.control / f"upload-{folder.name}.json"
+        return self.remote.publish(folder, name=folder.name, record=record, part=read_part(folder))
+
+
+def commit_parts(outputs: list[OutputFolder], step: int) -> Manifest:
+    """What all nodes do when they save."""
+    workings: list[WorkingCheckpoint] = []
+    parts: list[Part] = []
+    for node, output in enumerate(outputs):
+        working = WorkingCheckpoint(output, attempt_id="run-1", step=step)
+        for path, content in _FILES[node].items():
+            target = working.rank_root(node) / working.name / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        parts.append(dataclasses.replace(working.seal(node), node=node))
+        workings.append(working)
+    manifest = describe_all(parts, describe(step))
+    for node, working in enumerate(workings):
+        paths = tuple(sorted(entry.path for entry in parts[node].files))
+        working.commit_part(NodePart(node=node, num_nodes=2, paths=paths, manifest=manifest))
+        working.discard()
+    return manifest
+
+
+class Breaks:
+    """Lets so many calls through, and refuses the next one."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self, name: str, key: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            raise StorageError(f"{name} {key} was refused")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FaultyStore:
+    return FaultyStore(tmp_path / "bucket")
+
+
+@pytest.fixture
+def nodes(store: FaultyStore, tmp_path: Path) -> list[Node]:
+    RemoteFolder(store).claim(claim(1))
+    outputs = [prepared(tmp_path / f"node-{index}") for index in range(2)]
+    commit_parts(outputs, 20)
+    return [
+        Node(index, output, RemoteFolder(store, attempt_id=claim(1).attempt_id))
+        for index, output in enumerate(outputs)
+    ]
+
+
+def test_a_part_says_what_it_holds_and_is_no_checkpoint(nodes: list[Node]) -> None:
+    """Its files are checked, nobody resumes from it, and the commands say what it is."""
+    folder = nodes[1].folder(20)
+    part = read_part(folder)
+    assert NodePart.from_bytes(part.to_bytes()) == part
+    assert part.paths == ("rng_state_1.pth", "sub/x")
+    assert verify_part(folder, part) == ()
+    assert not verify(folder).is_valid
+    inventory, _ = open_inventory(str(nodes[1].output.root))
+    item = inventory.items()[0]
+    assert (item.kind, item.is_complete, inventory.verify(item)) == (Kind.PART, False, ())
+    (folder / "sub" / "x").write_bytes(b"y")
+    assert verify_part(folder, part, deep=False) == ()
+    assert [fault.file for fault in inventory.verify(item)] == ["sub/x"]
+    (folder / "sub" / "x").unlink()
+    assert [fault.reason for fault in verify_part(folder, part, deep=False)] == ["it is missing"]
+
+
+def test_every_altered_byte_of_a_record_is_refused(nodes: list[Node]) -> None:
+    """As for a manifest."""
+    data = read_part(nodes[0].folder(20)).to_bytes()
+    for index in range(len(data)):
+        altered = bytearray(data)
+        altered[index] ^= 1
+        with pytest.raises(ManifestError):
+            NodePart.from_bytes(bytes(altered))
+
+
+@pytest.mark.parametrize("changes", [{"node": 2}, {"node": -1}, {"paths": ("../x",)}, {"num_nodes": 0}])
+def test_a_record_that_cannot_be_meant_is_refused(changes: dict[str, object], nodes: list[Node]) -> None:
+    """Also when its own digest is right."""
+    part = read_part(nodes[0].folder(20))
+    with pytest.raises(ValueError, match=r"node|manifest"):
+        dataclasses.replace(part, **changes)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_whoever_comes_last_commits(order: tuple[int, int], nodes: list[Node], store: FaultyStore) -> None:
+    """Before that there is no checkpoint; doing it again does no harm."""
+    first, last = (nodes[index] for index in order)
+    assert first.publish(20) is Published.IN_PART
+    assert first.publish(20) is Published.IN_PART
+    assert first.remote.steps() == []
+    assert last.publish(20) is Published.NOW
+    assert [node.publish(20) for node in nodes] == [Published.BEFORE, Published.BEFORE]
+    assert verify(store.location.folder / "checkpoint-20").is_valid
+    assert list(store.list(".holdfast/parts")) == list(store.list(".holdfast/unfinished")) == []
+
+
+def test_a_fault_at_any_request_of_any_node_changes_nothing(nodes: list[Node], tmp_path: Path) -> None:
+    """Whatever fails on either node, in whatever order they come, the next tries commit the same checkpoint."""
+    num_calls = 0
+    for failing_node in (0, 1):
+        failing = 0
+        while True:
+            store = FaultyStore(tmp_path / f"bucket-{failing_node}-{failing}")
+            RemoteFolder(store).claim(claim(1))
+            for node in nodes:
+                node.remote = RemoteFolder(store, attempt_id=claim(1).attempt_id)
+                (node.output.control / "upload-checkpoint-20.json").unlink(missing_ok=True)
+            first, second = nodes[failing_node], nodes[1 - failing_node]
+            second.publish(20)
+            store.before = Breaks(failing)
+            try:
+                first.publish(20)
+                is_done = True
+            except StorageError:
+                is_done = False
+            store.before = lambda name, key: None
+            if not is_done:
+                assert first.publish(20) in set(Published)
+                assert second.publish(20) in set(Published)
+            assert first.remote.steps() == [20]
+            assert verify(store.location.folder / "checkpoint-20").is_valid
+            if is_done:
+                break
+            failing += 1
+        num_calls += failing
+    assert num_calls > 20
+
+
+def test_the_next_start_commits_what_only_lacked_that(nodes: list[Node], store: FaultyStore) -> None:
+    """All nodes had sent their files when the job was killed: the checkpoint is whole, once somebody says so."""
+    manifest = read_part(nodes[0].folder(20)).manifest
+    for node in nodes:
+        node.publish(20)
+    store.delete(f"checkpoint-20/{MANIFEST_NAME}")
+    store.write(".holdfast/unfinished/checkpoint-20", b"")
+    for node in nodes:
+        store.write(f".holdfast/parts/checkpoint-20/{node.index}-of-2", manifest.to_bytes())
+    remote = RemoteFolder(store)
+    remote.claim(claim(2))
+    assert remote.finish_parts() == ["checkpoint-20"]
+    assert remote.finish_parts() == []
+    assert remote.clean(keep=[]) == 0
+    assert remote.manifest(20) == manifest
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda store, data: store.delete(".holdfast/parts/checkpoint-20/1-of-2"),
+        lambda store, data: store.write(".holdfast/parts/checkpoint-20/1-of-2", data[:-1]),
+        lambda store, data: store.write(".holdfast/parts/checkpoint-20/2-of-3", data),
+        lambda store, data: store.delete("checkpoint-20/sub/x"),
+        lambda store, data: store.write("checkpoint-20/sub/x", b"too long"),
+        lambda store, data: store.write(".holdfast/parts/checkpoint-20/1-of-2", data.replace(b"20", b"21")),
+    ],
+)
+def test_what_is_not_whole_is_cleaned_up(spoil, nodes: list[Node], store: FaultyStore) -> None:
+    """A part is missing, says something else, or lost a file: never a checkpoint, and gone after the next start."""
+    data = read_part(nodes[0].folder(20)).manifest.to_bytes()
+    for node in nodes:
+        node.publish(20)
+    store.delete(f"checkpoint-20/{MANIFEST_NAME}")
+    store.write(".holdfast/unfinished/checkpoint-20", b"")
+    for node in nodes:
+        store.write(f".holdfast/parts/checkpoint-20/{node.index}-of-2", data)
+    spoil(store, data)
+    remote = RemoteFolder(store)
+    remote.claim(claim(2))
+    assert remote.finish_parts() == []
+    assert remote.steps() == []
+    remote.clean(keep=[])
+    assert [item.key for item in store.list()] == [".holdfast/attempt.json"]
+
+
+def test_hostile_marks_of_parts_name_nothing(store: FaultyStore) -> None:
+    """Whatever somebody has put there, nothing else is read, written or deleted."""
+    remote = RemoteFolder(store)
+    remote.claim(claim(1))
+    for name in ("notes/0-of-1", "checkpoint-3/x", "checkpoint-3/0-of-0", "checkpoint-3/00-of-1"):
+        store.write(f".holdfast/parts/{name}", b"{}")
+    store.write("notes/mine", b"mine")
+    assert remote.finish_parts() == []
+    remote.clean(keep=[])
+    assert store.read("notes/mine") == b"mine"
+
+
+def test_a_replaced_checkpoint_of_the_same_step_goes_first(nodes: list[Node], store: FaultyStore) -> None:
+    """An older attempt's checkpoint of this step: both nodes may delete its manifest, and nobody the new one's."""
+    store.write("checkpoint-20/old", b"old")
+    manifest = dataclasses.replace(read_part(nodes[0].folder(20)).manifest, attempt=9)
+    store.write(f"checkpoint-20/{MANIFEST_NAME}", manifest.to_bytes())
+    assert [node.publish(20) for node in nodes] == [Published.IN_PART, Published.NOW]
+    assert verify(store.location.folder / "checkpoint-20").is_valid
+
+
+def test_added_files_replace_the_manifest_without_a_gap(nodes: list[Node], store: FaultyStore) -> None:
+    """A callback's file on one node: the committed checkpoint stays until all nodes say the same again."""
+    for node in nodes:
+        node.publish(20)
+    before = nodes[0].remote.manifest(20)
+    folder = nodes[1].folder(20)
+    (folder / "notes.txt").write_bytes(b"added")
+    added = added_files(folder, before)
+    manifest = extended(before, added)
+    reseal_part(folder, read_part(folder), manifest, added)
+    assert nodes[1].publish(20) is Published.IN_PART
+    assert nodes[0].remote.manifest(20) == before
+    reseal_part(nodes[0].folder(20), read_part(nodes[0].folder(20)), manifest, [])
+    assert nodes[0].publish(20) is Published.NOW
+    assert verify(store.location.folder / "checkpoint-20").is_valid
+    assert nodes[0].remote.manifest(20) == manifest
+
+
+def mover(node: Node, events: list[Event]) -> Mover:
+    return Mover(node.output, node.remote, policies=[], report=events.append, node=node.index, num_nodes=2)
+
+
+def test_movers_take_up_what_others_have_begun(nodes: list[Node], store: FaultyStore) -> None:
+    """Without the second node's part the first one's would never be complete, though a newer one is there."""
+    events: list[Event] = []
+    slow, quick = (mover(node, events) for node in nodes)
+    assert slow.move_next()  # step 20, begun while it was the newest
+    commit_parts([node.output for node in nodes], 40)
+    assert quick.move_next()
+    assert nodes[0].remote.steps() == [20]
+    while quick.move_next() or slow.move_next():
+        pass
+    assert nodes[0].remote.steps() == [40, 20]
+    assert [event.step for event in events if isinstance(event, Uploaded)] == [20, 40]
+    for each in (slow, quick):
+        each.check_arrived()
+
+
+def test_the_end_waits_for_the_other_parts(nodes: list[Node]) -> None:
+    """What was sent counts as arrived when it is a checkpoint."""
+    events: list[Event] = []
+    first, second = (mover(node, events) for node in nodes)
+    while first.move_next():
+        pass
+    assert first.is_waiting
+    with pytest.raises(TransientError, match="parts of other nodes"):
+        first.check_arrived()
+    while second.move_next():
+        pass
+    first.check_arrived()
+    assert not first.is_waiting
+
+
+def test_a_withdrawn_part_leaves_nothing(tmp_path: Path) -> None:
+    """Another node's disk was full: this node takes its part back."""
+    output = prepared(tmp_path / "node")
+    commit_parts([output, prepared(tmp_path / "other")], 20)
+    working = WorkingCheckpoint(output, attempt_id="run-1", step=20)
+    assert (output.root / "checkpoint-20" / PART_NAME).exists()
+    working.withdraw()
+    assert not (output.root / "checkpoint-20").exists()
