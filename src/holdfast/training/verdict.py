@@ -64,9 +64,6 @@ def reach_verdict(
     rank = first_failure(exit_codes, records)
     if rank is None:
         return Verdict(ExitCode.FAILED, "no rank was started")
-    uploads_failed = any(record.exit_code == ExitCode.STORAGE for record in records.values())
-    if uploads_failed and exit_codes[rank] in {ExitCode.STORAGE, ExitCode.INTERRUPTED_SAVED}:
-        return Verdict(ExitCode.STORAGE)  # the ranks agreed to leave because of it, and only one of them knows why
     return _of_rank(rank, exit_codes[rank], records.get(rank))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
 from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import Trigger
-from holdfast.errors import Interrupted, UsageError
+from holdfast.errors import Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
@@ -358,6 +358,9 @@ class TrainerRun:
         saved = self._session.saved_step is not None and self._session.saved_step == self._step
         reason = "" if saved else "no step was finished" if self._step == 0 else "the save failed"
         self._tell_progress(force=True)
+        with contextlib.suppress(PeerError):  # one that leaves sooner takes nothing of what is saved with it
+            failures = [failure for failure in self._peers.gather(self._session.upload_failure) if failure]
+            self._session.upload_failure = failures[0] if failures else None
         interrupted = self._session.interrupt(saved=saved, reason=reason)
         self._session.finish_uploads(newest_only=True)
         return interrupted
@@ -390,6 +393,8 @@ class TrainerRun:
         trainer = self._trainer
         try:
             trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+        except PeerError as error:
+            self._session.log.warning("%s; the save at step %s stands", error, self._step)
         except Exception:
             self._session.log.warning(
                 "a callback failed when it was told of the save at step %s, which stands", self._step, exc_info=True
