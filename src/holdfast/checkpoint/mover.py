@@ -113,7 +113,9 @@ class Mover:
             return set()
 
     def check_arrived(self) -> None:
-        """See that what this node has sent is complete in the store, with the parts of all others.
+        """See that the newest checkpoint is complete in the store, with the parts of all other nodes.
+
+        Older ones whose other parts are lost are nobody's loss.
 
         Raises:
             TransientError: it is not yet.
@@ -121,8 +123,7 @@ class Mover:
         """
         newest = next(self._committed(), Path())
         for name, data in list(self._awaited.items()):
-            is_superseded = self.newest_only and name != newest.name
-            if is_superseded or self._remote.bytes_of_manifest(name, deadline_s=self.deadline_s) == data:
+            if name != newest.name or self._remote.bytes_of_manifest(name, deadline_s=self.deadline_s) == data:
                 del self._awaited[name]
                 continue
             self._tell("waiting for the parts of other nodes")

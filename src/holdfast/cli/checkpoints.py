@@ -36,6 +36,7 @@ _Place = Annotated[
         help="An output folder or s3://bucket/prefix, or one checkpoint in it: …/checkpoint-20, …/final.",
     ),
 ]
+_OURS = (Kind.CHECKPOINT, Kind.PART)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
@@ -95,7 +96,7 @@ def verify(location: _Place, as_json: _Json = False, deep: _Deep = False) -> Non
     """Check one checkpoint, or all of a location, and explain every fault; exit code 14 when there is one."""
     inventory, name = _open(location)
     # Of all, what is no checkpoint is not at fault; what is named is expected to be one.
-    items = [inventory.item(name)] if name else [it for it in inventory.items() if it.kind is Kind.CHECKPOINT]
+    items = [inventory.item(name)] if name else [item for item in inventory.items() if item.kind in _OURS]
     if not items:
         raise NothingValidError(f"there is no checkpoint in {inventory.store.location}")
     documents: list[dict[str, Any]] = []
@@ -275,7 +276,7 @@ def _place(text: str) -> Location:
 
 
 def _state(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
-    if item.kind is not Kind.CHECKPOINT:
+    if item.kind is not Kind.CHECKPOINT and (item.kind not in _OURS or not faults):
         return item.kind
     if faults:
         return "damaged"

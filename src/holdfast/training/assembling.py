@@ -391,8 +391,7 @@ class Assembling:
     def _publish(self, candidate: _Candidate, plan: _Plan, working: Path) -> None:
         if self._folders.is_owner and not self._has_whole(candidate, plan):
             for entry in candidate.manifest.files:
-                if plan.lacks(self._session.place.rank, entry):
-                    fsync_file(working / entry.path)
+                fsync_file(working / entry.path)
             target = self._output.root / candidate.name
             publish(candidate.manifest, working, target, trash=self._output.trash)
 
