@@ -21,6 +21,7 @@ from tests.support.moto_server import MotoServer
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
 _ARGUMENTS = ("--step-ms", "50", "--epochs", "3")
+_LONG = pytest.mark.long
 
 
 @pytest.fixture
@@ -28,8 +29,13 @@ def prefix() -> str:
     return f"separate-{uuid.uuid4().hex}"
 
 
+@pytest.fixture
+def server(moto: MotoServer) -> MotoServer:
+    return moto
+
+
 @pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
-def server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
+def any_server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
     return request.getfixturevalue(request.param)
 
 
@@ -93,16 +99,19 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("emptied", ["none", "the second", "both"])
+@pytest.mark.parametrize(
+    "emptied",
+    [pytest.param("none", marks=_LONG), "the second", pytest.param("both", marks=_LONG)],
+)
 def test_every_node_keeps_its_part_and_the_store_the_whole(
     emptied: str,
-    server: MotoServer | CephRgw,
+    any_server: MotoServer | CephRgw,
     prefix: str,
     nodes: tuple[Path, Path],
     reference: Path,
 ) -> None:
     """Preempted and resumed, bit-equal; fetched is what no node has any more, and nothing else."""
-    step = preempted(server, prefix, nodes)
+    step = preempted(any_server, prefix, nodes)
     name = checkpoint_name(step)
     parts = [read_part(folder / name) for folder in nodes]
     whole = parts[0].manifest
@@ -111,11 +120,11 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
     assert {entry.path for entry in whole.files} == {path for part in parts for path in part.paths}
     assert "rng_state_1.pth" in parts[1].paths
     assert not verify(nodes[0] / name).is_valid, "nobody takes a part for a checkpoint"
-    inventory = open_inventory(str(server.location(prefix)))[0]
+    inventory = open_inventory(str(any_server.location(prefix)))[0]
     with pytest.MonkeyPatch.context() as environment:
-        for variable, value in server.variables.items():
+        for variable, value in any_server.variables.items():
             environment.setenv(variable, value)
-        inventory = open_inventory(str(server.location(prefix)))[0]
+        inventory = open_inventory(str(any_server.location(prefix)))[0]
         newest = inventory.items()[0]
         assert (newest.name, newest.kind, inventory.verify(newest)) == (name, Kind.CHECKPOINT, ())
     expected_bytes = 0
@@ -125,7 +134,7 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
     if emptied == "both":
         expected_bytes = whole.size_bytes
         shutil.rmtree(nodes[0])
-    finish(server, prefix, nodes)
+    finish(any_server, prefix, nodes)
     assert read_events(nodes[0], "resumed")[-1]["step"] == step
     assert sum(event["size_bytes"] for event in read_events(nodes[0], "fetched")) == expected_bytes
     for folder in nodes:
@@ -133,13 +142,14 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
         assert found.manifest == whole, "put together on every node"
         assert found.is_valid
     assert_same_run(nodes[0], reference)
-    store = server.store(prefix)
+    store = any_server.store(prefix)
     assert list(store.list(".holdfast/parts")) == list(store.list(".holdfast/unfinished")) == []
     assert {item.key for item in store.list("final")} >= {"final/model.safetensors", "final/holdfast-manifest.json"}
 
 
+@_LONG
 def test_a_damaged_part_comes_from_the_store(
-    server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path], reference: Path
+    server: MotoServer, prefix: str, nodes: tuple[Path, Path], reference: Path
 ) -> None:
     """One flipped bit in one node's file: that file alone is fetched."""
     step = preempted(server, prefix, nodes)
@@ -153,8 +163,9 @@ def test_a_damaged_part_comes_from_the_store(
     assert_same_run(nodes[0], reference)
 
 
+@_LONG
 def test_what_one_node_alone_has_is_not_a_checkpoint(
-    server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path], reference: Path
+    server: MotoServer, prefix: str, nodes: tuple[Path, Path], reference: Path
 ) -> None:
     """A node's newest part is gone, from the store too: the one before it is resumed from, and said."""
     step = preempted(server, prefix, nodes)
@@ -170,7 +181,8 @@ def test_what_one_node_alone_has_is_not_a_checkpoint(
     assert_same_run(nodes[0], reference)
 
 
-def test_everything_is_killed(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) -> None:
+@_LONG
+def test_everything_is_killed(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """SIGKILL of both nodes after a save: resumed from a checkpoint that both hold."""
     jobs = start(server, prefix, nodes, "--save-steps", "3", arguments=("--step-ms", "60", "--epochs", "200"))
     with no_orphans(*jobs):
@@ -184,7 +196,7 @@ def test_everything_is_killed(server: MotoServer | CephRgw, prefix: str, nodes: 
     assert read_events(nodes[0], "resumed")[-1]["step"] == newest
 
 
-def test_retention_on_every_node(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) -> None:
+def test_retention_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """Each node prunes its own parts, the first one the store; what callbacks add belongs to the checkpoint."""
     jobs = start(
         server,
@@ -205,9 +217,8 @@ def test_retention_on_every_node(server: MotoServer | CephRgw, prefix: str, node
     assert names == {"checkpoint-20"}
 
 
-def test_the_best_model_is_loaded_on_every_node(
-    server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]
-) -> None:
+@_LONG
+def test_the_best_model_is_loaded_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """`load_best_model_at_end` finds the whole checkpoint on each of them."""
     arguments = ("--step-ms", "20", "--max-steps", "12", "--best", "--eval-strategy", "steps", "--eval-steps", "4")
     arguments += ("--save-strategy", "steps", "--save-steps", "4")
@@ -219,6 +230,7 @@ def test_the_best_model_is_loaded_on_every_node(
     assert any(verify(path).is_valid for path in list_checkpoints(nodes[1]))
 
 
+@_LONG
 def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) -> None:
     """Parts on disks that die with their nodes are no checkpoint: both nodes say 13, and what to do."""
     port = str(free_port())
@@ -235,10 +247,9 @@ def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) 
     assert "an object store: --output-dir s3://" in jobs[0].text
 
 
-def test_the_deadline_holds_when_the_other_part_cannot_arrive(
-    server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]
-) -> None:
-    """SIGKILL to one mover again and again at the end is out of reach here; SIGTERM to both nodes at once is not."""
+@_LONG
+def test_both_nodes_are_told_at_once(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
+    """SIGTERM to both: each waits for the other's part within its own grace, and the whole is in the store."""
     jobs = start(server, prefix, nodes, "--save-steps", "50", arguments=("--step-ms", "60", "--epochs", "200"))
     with no_orphans(*jobs):
         jobs[0].wait_for_step(4)

@@ -59,6 +59,7 @@ class Mover:
         self._awaited: dict[str, bytes] = {}
         self._done: dict[str, bytes] = {}
         self._seen: set[str] = set()
+        self._present: set[str] = set()
         self._status: dict[str, object] = {}
         self._told_failure: str | None = None
         self._manifests: dict[str, tuple[tuple[int, int, int], bytes, bool]] = {}
@@ -80,6 +81,9 @@ class Mover:
         """
         folders = list(self._committed())
         present = {path.name for path in folders}
+        if present != self._present:
+            self._present = present
+            self._forget_pruned(present)
         for name in self._seen - present:
             self._supersede(Path(name))
         self._seen = present - self._done.keys()
@@ -195,7 +199,7 @@ class Mover:
             published = self._remote.publish(
                 folder,
                 name=folder.name,
-                record=self._output.control / f"upload-{folder.name}.json",
+                record=self._record_of(folder.name),
                 part=part,
                 progress=progress,
                 deadline_s=self.deadline_s,
@@ -216,6 +220,7 @@ class Mover:
             if error is reason:
                 raise
             raise error from reason
+        self._awaited.pop(folder.name, None)  # of the same step with fewer files
         if published is Published.IN_PART:
             self._awaited[folder.name] = manifest.to_bytes()
         if published is Published.NOW:
@@ -227,6 +232,15 @@ class Mover:
                     duration_s=round(clock.monotonic_s() - started_s, 3),
                 )
             )
+
+    def _record_of(self, name: str) -> Path:
+        return self._output.control / f"upload-{name}.json"
+
+    def _forget_pruned(self, present: set[str]) -> None:
+        for path in self._output.control.glob(self._record_of("*").name):
+            name = path.stem.removeprefix("upload-")
+            if name != FINAL and name not in present:
+                path.unlink(missing_ok=True)
 
     def _prune(self) -> None:
         if self._policies and self._node == 0 and not self.newest_only:

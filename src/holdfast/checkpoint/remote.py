@@ -357,6 +357,7 @@ class RemoteFolder:
         manifest = Manifest.from_bytes(data)
         present = self.bytes_of_manifest(name, deadline_s=deadline_s)
         if present == data:
+            record.unlink(missing_ok=True)
             return Published.BEFORE
         self._candidates.pop(manifest.step, None)
         if present is None:

@@ -298,6 +298,36 @@ def test_the_end_waits_for_the_other_parts(nodes: list[Node]) -> None:
     assert not first.is_waiting
 
 
+def test_what_is_named_anew_is_awaited_anew(nodes: list[Node]) -> None:
+    """A callback's file joins the checkpoint between a node's first sending of it and the others'."""
+    events: list[Event] = []
+    first, second = (mover(node, events) for node in nodes)
+    first.move_next()
+    folder = nodes[0].folder(20)
+    (folder / "notes.txt").write_bytes(b"added")
+    before = read_part(folder)
+    added = added_files(folder, before.manifest)
+    manifest = extended(before.manifest, added)
+    reseal_part(folder, before, manifest, added)
+    reseal_part(nodes[1].folder(20), read_part(nodes[1].folder(20)), manifest, [])
+    second.move_next()
+    assert second.is_waiting
+    first.move_next()
+    for each in (first, second):
+        each.check_arrived()
+    assert nodes[0].remote.manifest(20) == manifest
+
+
+def test_notes_of_what_was_sent_go_with_the_checkpoint(nodes: list[Node]) -> None:
+    """The record that lets an upload be continued is nobody's once its checkpoint is pruned."""
+    first = mover(nodes[0], [])
+    first.move_next()
+    assert list(nodes[0].output.control.glob("upload-*"))
+    nodes[0].output.prune([nodes[0].folder(20)])
+    assert not first.move_next()
+    assert not list(nodes[0].output.control.glob("upload-*"))
+
+
 def test_a_withdrawn_part_leaves_nothing(tmp_path: Path) -> None:
     """Another node's disk was full: this node takes its part back."""
     output = prepared(tmp_path / "node")
