@@ -5,7 +5,8 @@ turns within a round, and who begins changes from round to round. Twice: as fast
 link of 200 MB/s and 20 ms. Holdfast does what the mover and a resume do: digests are taken on the way up and checked
 on the way down, and the file is allocated, durable and verified at the end; the peers only move bytes.
 
-The machine's limits: the same file digested and copied on the disk; the server's own work shares the cores.
+The machine's limits: the same file digested and copied on the disk; and, as a product of its own, what any program
+has to do: the file digested and sent through a loopback socket, or received, digested, written and made durable.
 Needs Ceph RGW (`make test-s3` installs it) and the peers (`make bench` installs them); says so where one is missing.
 """
 
@@ -14,6 +15,7 @@ import importlib.util
 import json
 import os
 import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -28,10 +30,12 @@ from figures import print_load, print_machine, row, verdict
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.ceph_rgw import CephRgw, ceph_rgw, unavailable
 
-from holdfast.checkpoint.digest import digest_file
+from holdfast.checkpoint.digest import Digester, digest_file
 from holdfast.testing.fault_proxy import FaultProxy
 
 PRODUCTS = ("holdfast", "boto3", "s3torchconnector")
+LIMIT = "limit"
+WIRE = "HF_BENCH_WIRE"
 BUCKET = CephRgw.bucket
 MB = 1_000_000
 GOAL_CPU_RATIO, GOAL_RSS_MB = 5, 256
@@ -115,6 +119,45 @@ def s3torchconnector_down(key: str, target: Path, source: Path) -> None:
     with (target / target_name(key)).open("wb") as file:
         while block := reader.read(16 << 20):
             file.write(block)
+
+
+def limit_up(source: Path, key: str) -> None:
+    digest_file(source)
+    with source.open("rb") as file, socket.create_connection(("127.0.0.1", int(os.environ[WIRE]))) as wire:
+        wire.sendall(b"u")
+        wire.sendfile(file)
+        wire.shutdown(socket.SHUT_WR)
+        wire.recv(1)
+
+
+def limit_down(key: str, target: Path, source: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    digester, buffer, done = Digester(), memoryview(bytearray(1 << 20)), 0
+    with (
+        (target / target_name(key)).open("wb", buffering=0) as file,
+        socket.create_connection(("127.0.0.1", int(os.environ[WIRE]))) as wire,
+    ):
+        os.posix_fallocate(file.fileno(), 0, source.stat().st_size)
+        wire.sendall(b"d")
+        while count := wire.recv_into(buffer, flags=socket.MSG_WAITALL):
+            digester.update(buffer[:count])
+            done += os.pwrite(file.fileno(), buffer[:count], done)
+        os.fsync(file.fileno())
+
+
+def serve_wire(source: Path) -> None:
+    """The other end of the limit's socket: takes a file and forgets it, or sends one."""
+    buffer = memoryview(bytearray(1 << 20))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        while True:
+            wire, _ = server.accept()
+            with wire, source.open("rb") as file:
+                if wire.recv(1) == b"d":
+                    wire.sendfile(file)
+                else:
+                    while wire.recv_into(buffer):
+                        pass
 
 
 def worker(product: str, direction: str, source: Path, target: Path) -> None:
@@ -220,18 +263,28 @@ def main() -> None:
             json.dumps({"size_bytes": found.size_bytes, "digest": found.digest, "parts": list(found.parts)})
         )
         limits(source, scratch)
-        for link in LINKS:
-            compare(link, source, scratch, options)
+        command = [sys.executable, __file__, "wire", str(source)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as wire:
+            try:
+                assert wire.stdout is not None
+                os.environ[WIRE] = wire.stdout.readline().strip()
+                for link in LINKS:
+                    compare(link, source, scratch, options)
+            finally:
+                wire.kill()
     print_load("after")
 
 
 def compare(link: str, source: Path, scratch: Path, options: argparse.Namespace) -> None:
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
+    warm_up = scratch / "warm-up"
+    warm_up.write_bytes(os.urandom(64 * MB))
+    products = (*PRODUCTS, LIMIT) if link == "unthrottled" else PRODUCTS
     for number in range(options.rounds):
-        order = PRODUCTS[number % len(PRODUCTS) :] + PRODUCTS[: number % len(PRODUCTS)]
+        order = products[number % len(products) :] + products[: number % len(products)]
         # A new server for each round: it keeps objects in memory, and what was overwritten for hours.
         with ceph_rgw() as rgw, LINKS[link](rgw) as endpoint:
-            rgw.store("bench").write("warm-up", b"")  # the first one makes the server's pools, seconds long
+            rgw.store("bench").upload("warm-up", warm_up)  # the first one makes the server's pools, seconds long
             for product in order:
                 for direction in ("up", "down"):
                     found = measure(product, direction, endpoint, rgw, source, scratch)
@@ -239,7 +292,7 @@ def compare(link: str, source: Path, scratch: Path, options: argparse.Namespace)
     gb = options.mb / 1000
     print(f"\n-- {link}")
     for direction in ("up", "down"):
-        for product in PRODUCTS:
+        for product in products:
             trials = results[product, direction]
             print(row(f"{direction}: {product}", [options.mb / trial["seconds"] for trial in trials], unit="MB/s"))
             print(row("      processor", [trial["cpu_s"] / gb for trial in trials], unit="s/GB"))
@@ -266,6 +319,9 @@ def compare(link: str, source: Path, scratch: Path, options: argparse.Namespace)
                 unit="times",
             )
         )
+        if LIMIT in products:
+            best = middle("boto3", "cpu_s") / middle(LIMIT, "cpu_s")
+            print(f"   {direction}: the same ratio for the limit, the most that there is: {best:.3f} times")
         print(
             verdict(
                 f"{direction}: memory",
@@ -280,5 +336,7 @@ def compare(link: str, source: Path, scratch: Path, options: argparse.Namespace)
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
         worker(sys.argv[2], sys.argv[3], Path(sys.argv[4]), Path(sys.argv[5]))
+    elif sys.argv[1:2] == ["wire"]:
+        serve_wire(Path(sys.argv[2]))
     else:
         main()
