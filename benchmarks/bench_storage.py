@@ -55,7 +55,7 @@ def holdfast_up(source: Path, key: str) -> None:
 
 def holdfast_down(key: str, target: Path, source: Path) -> None:
     from holdfast.checkpoint.commit import entry_of
-    from holdfast.checkpoint.transfer import fetch, parts_of, prepare
+    from holdfast.checkpoint.transfer import fetch, prepare, windows_of
     from holdfast.storage.location import parse_location
     from holdfast.storage.opening import open_store
 
@@ -63,7 +63,7 @@ def holdfast_down(key: str, target: Path, source: Path) -> None:
     entry = entry_of(target_name(key), _Found(**found))
     store = open_store(parse_location(f"s3://{BUCKET}"))
     prepare([entry], target)
-    fetch(store, "bench", parts_of([entry]), target)
+    fetch(store, "bench", windows_of([entry]), target)
 
 
 def target_name(key: str) -> str:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name, newest_valid
-from holdfast.checkpoint.commit import OutputFolder, WorkingCheckpoint
+from holdfast.checkpoint.commit import WorkingCheckpoint
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 from holdfast.checkpoint.mover_process import MoverPlan
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.checkpoint.retention import KeepNewest
-from holdfast.checkpoint.transfer import check_listing, fetch, parts_of, prepare, publish
+from holdfast.checkpoint.transfer import check_listing, fetch, prepare, publish, windows_of
 from holdfast.storage.location import parse_location
 from holdfast.storage.opening import open_store
 from holdfast.training.uploads import Uploads
@@ -58,7 +59,7 @@ def begin(output: OutputFolder, remote: RemoteFolder, attempt: int) -> int:
         check_listing(remote.store, name, manifest)
         working = output.work / "fetch"
         prepare(manifest.files, working)
-        fetch(remote.store, name, parts_of(manifest.files), working)
+        fetch(remote.store, name, windows_of(manifest.files), working)
         publish(manifest, working, output.root / name, trash=output.trash)
         check(output.root / name, newer[0])
         step = newer[0]

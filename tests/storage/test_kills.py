@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints
 from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.checkpoint.transfer import check_listing, fetch, parts_of, prepare
+from holdfast.checkpoint.transfer import check_listing, fetch, prepare, windows_of
 from holdfast.checkpoint.verify import verify
 from holdfast.storage.opening import open_store
 from holdfast.storage.options import StorageOptions
@@ -89,7 +89,7 @@ class Run:
         working = self.folder / "check"
         shutil.rmtree(working, ignore_errors=True)
         prepare(manifest.files, working)
-        fetch(self.store, checkpoint_name(step), parts_of(manifest.files), working)
+        fetch(self.store, checkpoint_name(step), windows_of(manifest.files), working)
         check(working, step)
 
     def check_nothing_is_left(self) -> None:

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from holdfast.checkpoint.commit import OutputFolder, WorkingCheckpoint
+from holdfast.checkpoint.commit import WorkingCheckpoint
 from holdfast.checkpoint.final import final_folder
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
 
 FILES = {
     0: {

@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.inventory import Inventory, Item
 from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.checkpoint.publishing import Publisher
 from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.checkpoint.transfer import fetch, parts_of, prepare, publish
+from holdfast.checkpoint.transfer import fetch, prepare, publish, windows_of
 from holdfast.errors import CheckpointError, ConflictError, StorageError
 from holdfast.foundation import files
 from holdfast.foundation.units import ByteCounter
@@ -94,7 +95,7 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
         _bring(source, item, manifest.files, working, counter)
         files.write_atomic(working / MANIFEST_NAME, manifest.to_bytes(), durable=False)
         record = staging / "sent.json"
-        RemoteFolder.as_guest(store).publish(working, name=item.name, record=record, progress=counter.add)
+        Publisher(RemoteFolder.as_guest(store)).publish(working, name=item.name, record=record, progress=counter.add)
 
 
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
@@ -158,7 +159,7 @@ def _complete(item: Item) -> Manifest:
 
 def _bring(source: Inventory, item: Item, entries: Sequence[FileEntry], working: Path, counter: ByteCounter) -> None:
     prepare(entries, working)
-    parts = parts_of(entries)
+    parts = windows_of(entries)
     with contextlib.ExitStack() as lease:
         if source.folder is not None:  # or retention of a running training takes it away meanwhile
             lease.enter_context(files.reading(source.folder / item.prefix / MANIFEST_NAME))

@@ -10,9 +10,10 @@ import stat
 import uuid
 from pathlib import Path
 
-from holdfast.checkpoint.commit import OutputFolder, entry_of
+from holdfast.checkpoint.commit import entry_of
 from holdfast.checkpoint.digest import digest_file
 from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.verify import read_manifest
 from holdfast.foundation import files
 

@@ -10,13 +10,13 @@ from enum import StrEnum
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
-from holdfast.checkpoint.commit import OutputFolder, is_in_use
 from holdfast.checkpoint.final import FINAL, final_folder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from holdfast.checkpoint.output_folder import OutputFolder, is_in_use
 from holdfast.checkpoint.part import read_part, verify_part
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import Candidate, Policy, select_superseded
-from holdfast.checkpoint.transfer import check, parts_of
+from holdfast.checkpoint.transfer import check, windows_of
 from holdfast.checkpoint.verify import Fault, compare_listing, read_manifest, verify
 from holdfast.errors import CheckpointError, ManifestError, NothingValidError, StorageError
 from holdfast.foundation import clock
@@ -191,7 +191,7 @@ class Inventory:
         if item.manifest is None:
             return item.faults
         missing = {fault.file for fault in item.faults}
-        parts = [part for part in parts_of(item.manifest.files) if part.path not in missing]
+        parts = [part for part in windows_of(item.manifest.files) if part.path not in missing]
         counter = ByteCounter(progress, sum(part.size_bytes for part in parts))
         wrong = check(self.store, item.prefix, parts, progress=counter.add)
         return (*item.faults, *(Fault(file=path, reason=reason) for path, reason in sorted(wrong.items())))

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, step_of
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.final import FINAL, final_folder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest, Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.part import NodePart, read_manifest_of_any, read_part
-from holdfast.checkpoint.remote import Published, RemoteFolder
+from holdfast.checkpoint.publishing import Published, Publisher
+from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import Policy
 from holdfast.errors import ConflictError, HoldfastError, ManifestError, StorageError, TransientError
 from holdfast.foundation import clock, files
@@ -52,6 +53,7 @@ class Mover:
     ) -> None:
         self._output = output
         self._remote = remote
+        self._publisher = Publisher(remote)
         self._policies = policies
         self._report = report
         self._node = node
@@ -196,7 +198,7 @@ class Mover:
 
         self._tell("uploading", folder, 0, size_bytes)
         try:
-            published = self._remote.publish(
+            published = self._publisher.publish(
                 folder,
                 name=folder.name,
                 record=self._record_of(folder.name),

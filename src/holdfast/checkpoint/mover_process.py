@@ -17,8 +17,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.mover import Mover
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import parse_policies
 from holdfast.errors import ConflictError, ExitCode, HoldfastError, TransientError

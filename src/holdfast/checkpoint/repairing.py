@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.checkpoint.catalog import set_aside
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.inventory import Inventory, Item, Kind
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.verify import Fault
 from holdfast.foundation import clock
 

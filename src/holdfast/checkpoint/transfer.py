@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Window:
     """A window of one file that is fetched and checked by itself.
 
     Args:
@@ -46,15 +46,15 @@ class Part:
     digest: str
 
 
-def parts_of(entries: Iterable[FileEntry]) -> list[Part]:
+def windows_of(entries: Iterable[FileEntry]) -> list[Window]:
     """All parts of these files, in their order."""
-    return [part for entry in entries for part in _parts_of_file(entry)]
+    return [part for entry in entries for part in _windows_of_file(entry)]
 
 
-def share(parts: Sequence[Part], *, index: int, count: int) -> list[Part]:
+def share(parts: Sequence[Window], *, index: int, count: int) -> list[Window]:
     """The parts that one of `count` nodes fetches: disjoint, together all, of about equal size."""
     loads = [0] * count
-    mine: list[Part] = []
+    mine: list[Window] = []
     for part in sorted(parts, key=lambda part: (-part.size_bytes, part.path, part.start)):
         lightest = loads.index(min(loads))
         loads[lightest] += part.size_bytes
@@ -107,7 +107,7 @@ def prepare(entries: Sequence[FileEntry], folder: Path) -> None:
 def fetch(
     store: Store,
     name: str,
-    parts: Sequence[Part],
+    parts: Sequence[Window],
     folder: Path,
     *,
     progress: Callable[[int], None] | None = None,
@@ -131,12 +131,12 @@ def fetch(
     lock = threading.Lock()
     stopped = threading.Event()
 
-    def one(part: Part) -> None:
+    def one(part: Window) -> None:
         if stopped.is_set():
             return
         descriptor = os.open(folder / part.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            _fetch_part(store, f"{name}/{part.path}", part, descriptor, deadline_s)
+            _fetch_window(store, f"{name}/{part.path}", part, descriptor, deadline_s)
         finally:
             os.close(descriptor)
         if progress is not None:
@@ -156,7 +156,7 @@ def fetch(
 def check(
     store: Store,
     name: str,
-    parts: Sequence[Part],
+    parts: Sequence[Window],
     *,
     progress: Callable[[int], None] | None = None,
     deadline_s: float | None = None,
@@ -179,10 +179,10 @@ def check(
     lock = threading.Lock()
     wrong: dict[str, str] = {}
 
-    def one(part: Part) -> None:
+    def one(part: Window) -> None:
         reason = ""
         try:
-            _fetch_part(store, f"{name}/{part.path}", part, None, deadline_s)
+            _fetch_window(store, f"{name}/{part.path}", part, None, deadline_s)
         except CheckpointError as error:
             reason = error.message
         with lock:
@@ -206,11 +206,11 @@ def publish(manifest: Manifest, working: Path, target: Path, *, trash: Path) -> 
     files.publish_folder(working, target, trash=trash)
 
 
-def _parts_of_file(entry: FileEntry) -> list[Part]:
+def _windows_of_file(entry: FileEntry) -> list[Window]:
     if not entry.parts:
-        return [Part(path=entry.path, start=0, size_bytes=entry.size_bytes, digest=entry.digest)]
+        return [Window(path=entry.path, start=0, size_bytes=entry.size_bytes, digest=entry.digest)]
     return [
-        Part(
+        Window(
             path=entry.path,
             start=index * PART_BYTES,
             size_bytes=min(PART_BYTES, entry.size_bytes - index * PART_BYTES),
@@ -220,7 +220,7 @@ def _parts_of_file(entry: FileEntry) -> list[Part]:
     ]
 
 
-def _fetch_part(store: Store, key: str, part: Part, descriptor: int | None, deadline_s: float | None) -> None:
+def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, deadline_s: float | None) -> None:
     end = part.start + part.size_bytes
     for _ in range(_NUM_TRIES):
         digester = Digester()
@@ -262,4 +262,4 @@ def _write_at(descriptor: int, data: memoryview, start: int) -> None:
         data, start = data[count:], start + count
 
 
-__all__ = ["Part", "check", "check_listing", "fetch", "parts_of", "prepare", "publish", "share"]
+__all__ = ["Window", "check", "check_listing", "fetch", "prepare", "publish", "share", "windows_of"]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import UsageError
 from holdfast.training.launch import LaunchPlan, launch
 from holdfast.training.output_place import place_output

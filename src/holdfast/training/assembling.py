@@ -5,28 +5,24 @@ network; what none has comes from the store, each node fetching another share of
 whole job at most, and in the end every node holds the whole checkpoint, verified.
 """
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, set_aside, step_of
-from holdfast.checkpoint.commit import OutputFolder
-from holdfast.checkpoint.digest import Digester
-from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.part import read_part, verify_part
 from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.checkpoint.transfer import Part, check_listing, fetch, parts_of, prepare, publish, share
+from holdfast.checkpoint.transfer import check_listing
 from holdfast.checkpoint.verify import compare_content, verify
 from holdfast.errors import CheckpointError, HoldfastError, ManifestError, NothingValidError
 from holdfast.foundation import clock
 from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.events import CheckpointRejected, Fetched, Resumed, SetAside
-from holdfast.foundation.files import delete_tree, fsync_file, link_or_copy
-from holdfast.foundation.units import ByteCounter, plural
+from holdfast.foundation.units import plural
 from holdfast.storage.store import Store
+from holdfast.training.exchanging import Exchange, make_plan
 from holdfast.training.folders import Folders
 from holdfast.training.meeting import work_apart
 from holdfast.training.peers import Peers
@@ -58,31 +54,6 @@ class _Candidate:
         return checkpoint_name(self.manifest.step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """Where every file comes from, the same on every rank.
-
-    Args:
-        good: owner → the files of which it holds a good copy.
-        source: path → the owner that gives it to the others; None for the store.
-        fetchers: what comes from the store → the owner that fetches it.
-    """
-
-    good: Mapping[int, frozenset[str]]
-    source: Mapping[str, int | None]
-    fetchers: Mapping[Part, int]
-
-    def sources_of(self, entry: FileEntry) -> Iterator[tuple[Part, int]]:
-        """The parts of a file, each with the owner that sends it."""
-        source = self.source[entry.path]
-        for part in parts_of([entry]):
-            yield part, self.fetchers[part] if source is None else source
-
-    def lacks(self, owner: int, entry: FileEntry) -> bool:
-        """Whether `owner` has no good copy of its own."""
-        return entry.path not in self.good[owner]
-
-
 class Assembling:
     """Assembles checkpoints for one start of the run; all calls are collective.
 
@@ -101,7 +72,7 @@ class Assembling:
         self._folders = folders
         self._store = store
         self._remote = RemoteFolder(store)
-        self._sender = peers.sender_among(folders.owners)
+        self._exchange = Exchange(peers, output, folders.owners, store)
 
     # ---- choosing -------------------------------------------------------------------------------------------
 
@@ -298,17 +269,13 @@ class Assembling:
         good, problems = work_apart(self._peers, lambda: self._good_files(candidate))
         if problems:
             raise problems[0]
-        plan = self._plan(candidate, {owner: good[owner] or frozenset() for owner in self._folders.owners})
-        working = self._output.work / f"assemble-{candidate.name}"
-        try:
-            for stage in (self._collect, self._exchange, self._publish):
-                _, problems = work_apart(self._peers, lambda stage=stage: stage(candidate, plan, working))
-                if problems:
-                    raise problems[0]
-        finally:
-            if self._folders.is_owner:
-                delete_tree(working)
-        fetched_bytes = sum(part.size_bytes for part in plan.fetchers)
+        good_of = {owner: good[owner] or frozenset[str]() for owner in self._folders.owners}
+        plan = make_plan(candidate.manifest, good_of, is_in_store=candidate.is_in_store)
+        folder = self._output.root / candidate.name
+        if candidate.named is not None and self._session.place.is_first:
+            folder = candidate.named
+        self._exchange.carry_out(candidate.manifest, plan, folder)
+        fetched_bytes = sum(window.size_bytes for window in plan.fetchers)
         if fetched_bytes:
             self._session.report(
                 Fetched(
@@ -318,117 +285,6 @@ class Assembling:
                     duration_s=round(clock.monotonic_s() - started_s, 3),
                 )
             )
-
-    def _plan(self, candidate: _Candidate, good: Mapping[int, frozenset[str]]) -> _Plan:
-        source: dict[str, int | None] = {}
-        for entry in candidate.manifest.files:
-            source[entry.path] = min((owner for owner, paths in good.items() if entry.path in paths), default=None)
-            if source[entry.path] is None and not candidate.is_in_store:
-                raise CheckpointError(f"no node has a good copy of {entry.path}, and the store has none")
-        parts = parts_of(entry for entry in candidate.manifest.files if source[entry.path] is None)
-        owners = self._folders.owners
-        fetchers = {
-            part: owner for index, owner in enumerate(owners) for part in share(parts, index=index, count=len(owners))
-        }
-        return _Plan(good=good, source=source, fetchers=fetchers)
-
-    def _has_whole(self, candidate: _Candidate, plan: _Plan) -> bool:
-        rank = self._session.place.rank
-        folder = self._output.root / candidate.name
-        return (folder / MANIFEST_NAME).exists() and not any(
-            plan.lacks(rank, entry) for entry in candidate.manifest.files
-        )
-
-    def _collect(self, candidate: _Candidate, plan: _Plan, working: Path) -> None:
-        """Put into the working folder what this node has, and fetch its share of what no node has."""
-        if not self._folders.is_owner:
-            return
-        rank = self._session.place.rank
-        delete_tree(working)
-        prepare([entry for entry in candidate.manifest.files if plan.lacks(rank, entry)], working)
-        folder = self._folder_of(candidate)
-        for path in sorted(plan.good[rank]):
-            (working / path).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(folder / path, working / path)
-        mine = [part for part, owner in plan.fetchers.items() if owner == rank]
-        counter = ByteCounter(self._watch("fetching"), sum(part.size_bytes for part in mine))
-        if mine:
-            fetch(self._store, candidate.name, mine, working, progress=counter.add)
-
-    def _exchange(self, candidate: _Candidate, plan: _Plan, working: Path) -> None:
-        """Send and receive what other nodes lack; every owner takes part in every transfer, whatever happens."""
-        if not self._folders.is_owner:
-            return
-        rank = self._session.place.rank
-        transfers = [
-            (part, source, plan.lacks(rank, entry) and source != rank)
-            for entry in candidate.manifest.files
-            for part, source in plan.sources_of(entry)
-            if any(plan.lacks(owner, entry) for owner in self._folders.owners if owner != source)
-        ]
-        counter = ByteCounter(self._watch("exchanging"), sum(part.size_bytes for part, _, _ in transfers))
-        largest_bytes = max((part.size_bytes for part, _, _ in transfers), default=0)
-        buffer = torch.empty(largest_bytes, dtype=torch.uint8)
-        problem: HoldfastError | OSError | None = None
-        for part, source, is_wanted in transfers:
-            block = buffer[: part.size_bytes]
-            if source == rank:
-                try:
-                    _read_into(working / part.path, part.start, block)
-                except OSError as error:
-                    problem = problem or error
-            if part.size_bytes:
-                self._sender.send(block, source)
-            if is_wanted and problem is None:
-                try:
-                    _write_from(block, working / part.path, part)
-                except (HoldfastError, OSError) as error:
-                    problem = error
-            counter.add(part.size_bytes)
-        if problem is not None:
-            raise problem
-
-    def _publish(self, candidate: _Candidate, plan: _Plan, working: Path) -> None:
-        if self._folders.is_owner and not self._has_whole(candidate, plan):
-            for entry in candidate.manifest.files:
-                fsync_file(working / entry.path)
-            target = self._output.root / candidate.name
-            publish(candidate.manifest, working, target, trash=self._output.trash)
-
-    def _folder_of(self, candidate: _Candidate) -> Path:
-        if candidate.named is not None and self._session.place.is_first:
-            return candidate.named
-        return self._output.root / candidate.name
-
-    def _watch(self, what: str) -> Callable[[int, int], None] | None:
-        return ProgressLine(what).update if self._session.place.is_first else None
-
-
-def _read_into(path: Path, start: int, block: torch.Tensor) -> None:
-    view = block.numpy().data
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while view:
-            count = file.readinto(view)
-            if not count:
-                raise OSError(f"{path} ends too early")
-            view = view[count:]
-
-
-def _write_from(block: torch.Tensor, path: Path, part: Part) -> None:
-    view = block.numpy().data
-    digester = Digester()
-    digester.update(view)
-    if digester.digest != part.digest:
-        raise CheckpointError(f"{part.path} arrived damaged from another node")
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        position = part.start
-        while view:
-            count = os.pwrite(descriptor, view, position)
-            view, position = view[count:], position + count
-    finally:
-        os.close(descriptor)
 
 
 __all__ = ["Assembling"]

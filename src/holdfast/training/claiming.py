@@ -4,10 +4,11 @@ import uuid
 from collections.abc import Collection
 
 from holdfast.checkpoint.catalog import checkpoint_name
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.final import final_folder
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.mover_process import MoverPlan
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.checkpoint.publishing import Publisher
 from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.errors import ConflictError
 from holdfast.foundation import clock
@@ -76,7 +77,7 @@ class Claiming:
         self._before = self._remote.claimed_by()
         run_id = self._before.run_id if self._before else uuid.uuid4().hex
         self._claim(run_id, self.last_attempt_of(run_id) + 1, f"{run_id[:8]}-starting-{uuid.uuid4().hex[:8]}")
-        for name in self._remote.finish_parts():
+        for name in Publisher(self._remote).finish_parts():
             self._session.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:

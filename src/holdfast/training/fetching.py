@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name, set_aside
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.checkpoint.transfer import check_listing, fetch, parts_of, prepare, publish, share
+from holdfast.checkpoint.transfer import check_listing, fetch, prepare, publish, share, windows_of
 from holdfast.errors import CheckpointError, HoldfastError, ManifestError, NothingValidError
 from holdfast.foundation import clock
 from holdfast.foundation.console import ProgressLine
@@ -132,7 +132,7 @@ class Fetching:
         rank = self._session.place.rank
         if rank not in order.ranks:
             return
-        parts = share(parts_of(order.manifest.files), index=order.ranks.index(rank), count=len(order.ranks))
+        parts = share(windows_of(order.manifest.files), index=order.ranks.index(rank), count=len(order.ranks))
         watch = ProgressLine("fetching").update if self._session.place.is_first else None
         counter = ByteCounter(watch, sum(part.size_bytes for part in parts))
         name = checkpoint_name(order.manifest.step)

@@ -3,7 +3,7 @@
 import uuid
 from dataclasses import dataclass
 
-from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.foundation.files import delete_tree
 from holdfast.training.peers import Peers

@@ -12,8 +12,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.final import adopt_scripts_model
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import ExitCode, HoldfastError, PeerError, UsageError
 from holdfast.training.integrations import install_integrations
 from holdfast.training.session import Session, start_session

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import list_checkpoints, newest_valid, set_aside, step_of
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.verify import Fault, verify
 from holdfast.errors import CheckpointError, NothingValidError
 from holdfast.foundation import clock, files

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.foundation.console import ProgressLine

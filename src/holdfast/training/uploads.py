@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.mover_process import MoverPlan, plan_text
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import ExitCode
 from holdfast.foundation import clock
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.catalog import list_checkpoints, set_aside
-from holdfast.checkpoint.commit import OutputFolder, Part, reseal
+from holdfast.checkpoint.commit import RankPart, reseal
 from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.verify import read_manifest, verify
 from holdfast.errors import ConflictError, SaveError, StorageError
 from holdfast.foundation import files
@@ -44,7 +45,7 @@ def test_a_missing_part_fails_the_save_with_its_reason(tmp_path: Path) -> None:
     """One rank's full disk is everybody's failed save."""
     working = written(prepared(tmp_path / "out"), 8)
     with pytest.raises(SaveError, match="rank 1: disk full"):
-        working.commit([working.seal(0), Part(rank=1, error="disk full")], describe(8))
+        working.commit([working.seal(0), RankPart(rank=1, error="disk full")], describe(8))
     assert not working.target.exists()
 
 
@@ -118,7 +119,7 @@ def test_the_lock_refuses_a_second_writer_and_dies_with_its_owner(tmp_path: Path
     """Another process holds the folder: refused with its pid. It is killed: the folder is free."""
     output = prepared(tmp_path / "out")
     code = (
-        "import sys, time, pathlib; from holdfast.checkpoint.commit import OutputFolder\n"
+        "import sys, time, pathlib; from holdfast.checkpoint.output_folder import OutputFolder\n"
         "output = OutputFolder(pathlib.Path(sys.argv[1]))\n"
         "output.claim(wait_s=0, waiting=print); print('held', flush=True); time.sleep(60)"
     )

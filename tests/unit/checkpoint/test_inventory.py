@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.checkpoint import copying
 from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.difference import compare
 from holdfast.checkpoint.inventory import Inventory, Kind, open_inventory
 from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.checkpoint.repairing import repair
 from holdfast.checkpoint.retention import KeepNewest

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import commit as module
-from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint import output_folder as module
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import ConflictError, ExitCode, StorageError
 from holdfast.foundation import clock
 from tests.support.checkpoints import commit, prepared

@@ -5,20 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.commit import (
-    OutputFolder,
-    Part,
-    WorkingCheckpoint,
-    added_files,
-    describe_all,
-    extended,
-    reseal_part,
-)
+from holdfast.checkpoint.commit import RankPart, WorkingCheckpoint, added_files, describe_all, extended, reseal_part
 from holdfast.checkpoint.inventory import Kind, open_inventory
 from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from holdfast.checkpoint.mover import Mover
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.part import NodePart, read_part, verify_part
-from holdfast.checkpoint.remote import Claim, Published, RemoteFolder
+from holdfast.checkpoint.publishing import Published, Publisher
+from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.checkpoint.verify import verify
 from holdfast.errors import ManifestError, StorageError, TransientError
 from holdfast.foundation.events import Event, Uploaded
@@ -46,13 +40,13 @@ class Node:
     def publish(self, step: int) -> Published:
         folder = self.folder(step)
         record = self.output.control / f"upload-{folder.name}.json"
-        return self.remote.publish(folder, name=folder.name, record=record, part=read_part(folder))
+        return Publisher(self.remote).publish(folder, name=folder.name, record=record, part=read_part(folder))
 
 
 def commit_parts(outputs: list[OutputFolder], step: int) -> Manifest:
     """What all nodes do when they save."""
     workings: list[WorkingCheckpoint] = []
-    parts: list[Part] = []
+    parts: list[RankPart] = []
     for node, output in enumerate(outputs):
         working = WorkingCheckpoint(output, attempt_id="run-1", step=step)
         for path, content in _FILES[node].items():
@@ -189,8 +183,8 @@ def test_the_next_start_commits_what_only_lacked_that(nodes: list[Node], store: 
         store.write(f".holdfast/parts/checkpoint-20/{node.index}-of-2", manifest.to_bytes())
     remote = RemoteFolder(store)
     remote.claim(claim(2))
-    assert remote.finish_parts() == ["checkpoint-20"]
-    assert remote.finish_parts() == []
+    assert Publisher(remote).finish_parts() == ["checkpoint-20"]
+    assert Publisher(remote).finish_parts() == []
     assert remote.clean(keep=[]) == 0
     assert remote.manifest(20) == manifest
 
@@ -218,7 +212,7 @@ def test_what_is_not_whole_is_cleaned_up(spoil, nodes: list[Node], store: Faulty
     spoil(store, data)
     remote = RemoteFolder(store)
     remote.claim(claim(2))
-    assert remote.finish_parts() == []
+    assert Publisher(remote).finish_parts() == []
     assert remote.steps() == []
     remote.clean(keep=[])
     assert [item.key for item in store.list()] == [".holdfast/attempt.json"]
@@ -231,7 +225,7 @@ def test_hostile_marks_of_parts_name_nothing(store: FaultyStore) -> None:
     for name in ("notes/0-of-1", "checkpoint-3/x", "checkpoint-3/0-of-0", "checkpoint-3/00-of-1"):
         store.write(f".holdfast/parts/{name}", b"{}")
     store.write("notes/mine", b"mine")
-    assert remote.finish_parts() == []
+    assert Publisher(remote).finish_parts() == []
     remote.clean(keep=[])
     assert store.read("notes/mine") == b"mine"
 

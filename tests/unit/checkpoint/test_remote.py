@@ -7,7 +7,8 @@ import pytest
 from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.commit import reseal
 from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.remote import ATTEMPT_KEY, Claim, Published, RemoteFolder
+from holdfast.checkpoint.publishing import Published, Publisher
+from holdfast.checkpoint.remote import ATTEMPT_KEY, Claim, RemoteFolder
 from holdfast.checkpoint.retention import KeepNewest
 from holdfast.checkpoint.verify import read_manifest, verify
 from holdfast.errors import CheckpointError, ConflictError, ManifestError, StorageError
@@ -20,7 +21,7 @@ def claim(number: int) -> Claim:
 
 
 def publish(remote: RemoteFolder, folder: Path) -> Published:
-    return remote.publish(folder, name=folder.name, record=folder.parent / f"{folder.name}.sent")
+    return Publisher(remote).publish(folder, name=folder.name, record=folder.parent / f"{folder.name}.sent")
 
 
 @pytest.fixture
@@ -264,7 +265,7 @@ def test_a_damaged_checkpoint_costs_no_good_one(local: Path, tmp_path: Path) -> 
     publish(first, local)
     output = prepared(tmp_path / "other")
     commit(output, 10)
-    first.publish(output.root / "checkpoint-10", name="checkpoint-10", record=tmp_path / "record")
+    Publisher(first).publish(output.root / "checkpoint-10", name="checkpoint-10", record=tmp_path / "record")
     remote = RemoteFolder(store, attempt_id="run-1", passed_over=[20])
     assert remote.superseded([KeepNewest(1)]) == []
     (tmp_path / "bucket" / "checkpoint-20" / MANIFEST_NAME).write_bytes(b"damaged")

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.checkpoint import digest, transfer
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.transfer import check_listing, fetch, parts_of, prepare, publish, share
+from holdfast.checkpoint.transfer import check_listing, fetch, prepare, publish, share, windows_of
 from holdfast.checkpoint.verify import read_manifest, verify
 from holdfast.errors import CheckpointError, StorageError
 from holdfast.storage import local
@@ -38,8 +38,8 @@ def test_nodes_fetch_disjoint_shares(num_nodes: int, store: FaultyStore, manifes
     """Together they read every byte of the store once, and the folder is the checkpoint."""
     working = tmp_path / "working"
     prepare(manifest.files, working)
-    shares = [share(parts_of(manifest.files), index=index, count=num_nodes) for index in range(num_nodes)]
-    assert Counter(part for one in shares for part in one) == Counter(parts_of(manifest.files))
+    shares = [share(windows_of(manifest.files), index=index, count=num_nodes) for index in range(num_nodes)]
+    assert Counter(part for one in shares for part in one) == Counter(windows_of(manifest.files))
     if num_nodes <= 3:
         sizes = [sum(part.size_bytes for part in one) for one in shares]
         assert max(sizes) - min(sizes) <= 1000
@@ -71,7 +71,7 @@ def test_a_damaged_answer_is_fetched_again_and_nothing_else(
     monkeypatch.setattr(FaultyStore, "stream", stream)
     working = tmp_path / "working"
     prepare(manifest.files, working)
-    fetch(store, "checkpoint-20", parts_of(manifest.files), working)
+    fetch(store, "checkpoint-20", windows_of(manifest.files), working)
     bucket = tmp_path / "bucket" / "checkpoint-20"
     assert (working / "model.safetensors").read_bytes() == (bucket / "model.safetensors").read_bytes()
     reads = Counter(key for name, key in store.calls if name == "read")
@@ -95,7 +95,7 @@ def test_lasting_damage_is_an_error(fault: str, store: FaultyStore, manifest: Ma
         with pytest.raises(CheckpointError, match=r"optimizer\.pt"):
             check_listing(store, "checkpoint-20", manifest)
     with pytest.raises((CheckpointError, StorageError), match=r"optimizer\.pt"):
-        fetch(store, "checkpoint-20", parts_of(manifest.files), working)
+        fetch(store, "checkpoint-20", windows_of(manifest.files), working)
 
 
 def test_too_little_room_is_found_before_the_first_byte(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.retention import KeepNewest
 from holdfast.checkpoint.verify import verify
 from holdfast.errors import CheckpointError, NothingValidError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.mover_process import MoverPlan
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.foundation import clock
 from holdfast.storage.local import LocalStore

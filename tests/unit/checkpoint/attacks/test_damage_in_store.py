@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.catalog import checkpoint_name
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.verify import verify
 from holdfast.errors import NothingValidError
 from holdfast.foundation.environment import Place

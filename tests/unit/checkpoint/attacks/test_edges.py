@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.catalog import newest_valid
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.digest import digest_bytes
 from holdfast.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, path_fault
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.verify import Fault, read_manifest, verify
 from holdfast.errors import ManifestError
 from tests.support.checkpoints import commit, describe, prepared

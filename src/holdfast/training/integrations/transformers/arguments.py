@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from holdfast.checkpoint.commit import OutputFolder
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import AccessDeniedError, UsageError
 from holdfast.storage.access import check_access
 from holdfast.storage.location import Location, Scheme

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
-from holdfast.checkpoint.commit import OutputFolder
 from holdfast.checkpoint.manifest import Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name

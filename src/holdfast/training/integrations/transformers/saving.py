@@ -19,8 +19,7 @@ from typing import Any
 from holdfast._version import __version__
 from holdfast.checkpoint.catalog import step_of
 from holdfast.checkpoint.commit import (
-    OutputFolder,
-    Part,
+    RankPart,
     WorkingCheckpoint,
     added_files,
     describe_all,
@@ -30,6 +29,7 @@ from holdfast.checkpoint.commit import (
 )
 from holdfast.checkpoint.final import final_folder
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.part import NodePart, read_part
 from holdfast.checkpoint.retention import KeepNewest, parse_policies
 from holdfast.errors import HoldfastError, SaveError
@@ -143,7 +143,7 @@ class Saver:
         return True
 
     def _commit(
-        self, working: WorkingCheckpoint, parts: list[Part], describe: Callable[[tuple[FileEntry, ...]], Manifest]
+        self, working: WorkingCheckpoint, parts: list[RankPart], describe: Callable[[tuple[FileEntry, ...]], Manifest]
     ) -> tuple[Manifest | None, str]:
         manifest: Manifest | None = None
         error = ""
@@ -155,7 +155,7 @@ class Saver:
         return self._peers.from_first((manifest, error))
 
     def _commit_parts(
-        self, working: WorkingCheckpoint, parts: list[Part], describe: Callable[[tuple[FileEntry, ...]], Manifest]
+        self, working: WorkingCheckpoint, parts: list[RankPart], describe: Callable[[tuple[FileEntry, ...]], Manifest]
     ) -> tuple[Manifest | None, str]:
         """Every node commits its part, and takes it back when one of them could not."""
         manifest: Manifest | None = None
@@ -197,9 +197,9 @@ class Saver:
             self._trainer.save_model(str(working.rank_root(rank) / working.name))
             part = working.seal(rank)
             if self._folders.index and part.files:
-                part = Part(rank=rank, error=f"{part.files[0].path} lies on another node than the model")
+                part = RankPart(rank=rank, error=f"{part.files[0].path} lies on another node than the model")
         except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
-            part = Part(rank=rank, error=f"{type(error).__name__}: {error}")
+            part = RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
         parts = self._peers.gather(part)
         if not self._session.place.is_first:
             if self._folders.is_owner:
@@ -264,7 +264,7 @@ class Saver:
             reseal_part(path, read_part(path), manifest, named)
         return manifest, sorted({entry.path for entry in everything})
 
-    def _write_part(self, working: WorkingCheckpoint, state: RankState, model: Any, trial: Any) -> Part:
+    def _write_part(self, working: WorkingCheckpoint, state: RankState, model: Any, trial: Any) -> RankPart:
         rank = self._session.place.rank
         try:
             root = working.rank_root(rank)
@@ -275,7 +275,7 @@ class Saver:
             return dataclasses.replace(working.seal(rank), node=self._folders.index)
         # Whatever the framework raises here, all ranks must hear of it, or the others wait for ever.
         except Exception as error:  # noqa: BLE001
-            return Part(rank=rank, error=f"{type(error).__name__}: {error}")
+            return RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
 
     @contextlib.contextmanager
     def _led_to(self, root: Path) -> Generator[None]:

@@ -1,0 +1,277 @@
+"""Taking a checkpoint into an object store: data first, the manifest last, from one node or from several.
+
+Promises: see `remote`, and docs/adr/0007 and 0008; whatever fails on the way, the next try sends what is missing.
+"""
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum, auto
+from pathlib import Path
+
+from holdfast.checkpoint.catalog import step_of
+from holdfast.checkpoint.digest import digest_bytes, digest_file
+from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.part import NodePart
+from holdfast.checkpoint.remote import PARTS, UNFINISHED, RemoteFolder, is_name
+from holdfast.checkpoint.verify import compare_listing
+from holdfast.errors import CheckpointError, ConditionError, ManifestError, ObjectNotFoundError, StorageError
+from holdfast.foundation.files import write_atomic
+from holdfast.foundation.units import printable
+from holdfast.storage.store import ABSENT, Condition, Progress
+
+_PART_KEY = re.compile(rf"{re.escape(PARTS)}/([^/]+)/(0|[1-9][0-9]{{0,6}})-of-([1-9][0-9]{{0,6}})")
+_NUM_THREADS = 4
+
+
+class Published(Enum):
+    """What became of a checkpoint that was to be published."""
+
+    BEFORE = auto()
+    """It was there already."""
+    NOW = auto()
+    """It is committed now."""
+    IN_PART = auto()
+    """This node's files are there, and other nodes' are not yet."""
+
+
+class Publisher:
+    """Publishes checkpoints into a claimed location.
+
+    Args:
+        remote: the location.
+    """
+
+    def __init__(self, remote: RemoteFolder) -> None:
+        self._remote = remote
+        self._store = remote.store
+
+    def publish(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        record: Path,
+        part: NodePart | None = None,
+        progress: Progress | None = None,
+        deadline_s: float | None = None,
+    ) -> Published:
+        """Upload a committed checkpoint and commit it in the store; what is there already is not sent again.
+
+        Args:
+            folder: a committed checkpoint, kept from deletion by the caller.
+            name: its name in the store.
+            record: where to note what has been sent, for the next process if this one ends.
+            part: what of the checkpoint the folder holds; None for all of it. Whichever node finds that all parts
+                are there commits the whole.
+            progress: told the bytes that are in the store, also of what was there already.
+            deadline_s: when to give up.
+
+        Raises:
+            ConflictError: another attempt has claimed the location.
+            StorageError: it did not arrive, or somebody else's files lie under its name.
+        """
+        data = (folder / MANIFEST_NAME).read_bytes() if part is None else part.manifest.to_bytes()
+        manifest = Manifest.from_bytes(data)
+        present = self._remote.bytes_of_manifest(name, deadline_s=deadline_s)
+        if present == data:
+            record.unlink(missing_ok=True)
+            return Published.BEFORE
+        if present is None:
+            self._refuse_foreign(name, deadline_s)
+        self._remote.fence(deadline_s=deadline_s)
+        self._store.write(f"{UNFINISHED}/{name}", b"", deadline_s=deadline_s)
+        if present is not None and not _is_extended(present, manifest):
+            # Another node that does the same cannot delete what this one helps to commit: its part is still missing.
+            self._store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
+        sent = _SentRecord(record, digest_bytes(data))
+
+        def send(entry: FileEntry) -> None:
+            self._send(folder, name, entry, sent, progress, deadline_s)
+
+        entries = manifest.files if part is None else part.files
+        # Small files side by side, because each is mostly waiting; a large one is sent in parallel parts by itself.
+        with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="holdfast-publish") as threads:
+            futures = [threads.submit(send, entry) for entry in entries if not entry.parts]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        for entry in entries:
+            if entry.parts:
+                send(entry)
+        if part is not None and not self._add_part(name, part, data, deadline_s):
+            return Published.IN_PART
+        self._finish(name, data, deadline_s)
+        record.unlink(missing_ok=True)
+        return Published.NOW
+
+    def _add_part(self, name: str, part: NodePart, data: bytes, deadline_s: float | None) -> bool:
+        """Say that this node's files are there; return whether those of all nodes are."""
+        # Uploads into the same files by a writer that was replaced end here; other nodes' are under way.
+        own = {f"{name}/{path}" for path in part.paths}
+        self._store.sweep(chosen=lambda key: key in own, deadline_s=deadline_s)
+        self._remote.fence(deadline_s=deadline_s)
+        self._store.write(f"{PARTS}/{name}/{part.node}-of-{part.num_nodes}", data, deadline_s=deadline_s)
+        records = self._parts(deadline_s).get(name, {})
+        return self._agreed_manifest(name, records, deadline_s) == data
+
+    def _finish(self, name: str, data: bytes, deadline_s: float | None) -> None:
+        """Commit what is there in full, and tidy up."""
+        manifest = Manifest.from_bytes(data)
+        # Uploads of a writer that was replaced end here, and what an earlier checkpoint of this step has left.
+        self._store.sweep(chosen=lambda other: other.startswith(f"{name}/"), deadline_s=deadline_s)
+        self._remote.delete_but(name, {MANIFEST_NAME, *(entry.path for entry in manifest.files)}, deadline_s)
+        self._commit(name, data, deadline_s)
+        self._remote.note_commit(manifest.step)
+        with contextlib.suppress(StorageError):  # it is committed; the next start tidies up
+            self._remote.forget(name, deadline_s)
+
+    def _refuse_foreign(self, name: str, deadline_s: float | None) -> None:
+        if name in self._remote.unfinished(deadline_s=deadline_s):
+            return
+        found = next(iter(self._store.list(name, deadline_s=deadline_s)), None)
+        # Asked again: another node of this run may have begun in between.
+        if found is not None and name not in self._remote.unfinished(deadline_s=deadline_s):
+            raise StorageError(
+                f"{self._store.location.child(name)} holds files that Holdfast has not written, such as "
+                f"{printable(found.key)}; nothing was written there",
+                hint="move them away, or name another location",
+            )
+
+    def _commit(self, name: str, data: bytes, deadline_s: float | None) -> None:
+        key, condition = f"{name}/{MANIFEST_NAME}", ABSENT
+        with contextlib.suppress(ObjectNotFoundError):  # of the same checkpoint with fewer files
+            condition = Condition(version=self._store.stat(key, deadline_s=deadline_s).version)
+        self._remote.fence(deadline_s=deadline_s)
+        try:
+            self._store.write(key, data, condition=condition, deadline_s=deadline_s)
+        except ConditionError:
+            # Somebody else of this attempt may have done the same.
+            if self._remote.bytes_of_manifest(name, deadline_s=deadline_s) != data:
+                raise
+
+    def _send(
+        self,
+        folder: Path,
+        name: str,
+        entry: FileEntry,
+        sent: "_SentRecord",
+        progress: Progress | None,
+        deadline_s: float | None,
+    ) -> None:
+        store, target, source = self._store, f"{name}/{entry.path}", folder / entry.path
+        known = sent.version_of(entry.path)
+        if known is not None:
+            with contextlib.suppress(ObjectNotFoundError):
+                found = store.stat(target, deadline_s=deadline_s)
+                if (found.version, found.size_bytes) == (known, entry.size_bytes):
+                    if progress is not None:
+                        progress(entry.size_bytes)
+                    return
+        # Disks lie, people edit: what is not what the manifest names must not stand under it.
+        content = digest_file(source)
+        if (content.size_bytes, content.digest) != (entry.size_bytes, entry.digest):
+            raise CheckpointError(
+                f"{source} has changed since its checkpoint was committed; {name} is not uploaded",
+                hint="see `holdfast checkpoints verify --deep`",
+            )
+        store.upload(
+            target,
+            source,
+            fence=lambda: self._remote.fence(deadline_s=deadline_s),
+            progress=progress,
+            deadline_s=deadline_s,
+        )
+        sent.add(entry.path, store.stat(target, deadline_s=deadline_s).version)
+
+    # ---- parts of several nodes --------------------------------------------------------------------------------
+
+    def finish_parts(self, *, deadline_s: float | None = None) -> list[str]:
+        """Commit what all nodes of a dead attempt have uploaded and none came to commit; call it after `claim`.
+
+        Returns:
+            The names of what is a checkpoint now.
+        """
+        committed: list[str] = []
+        for name, records in self._parts(deadline_s).items():
+            data = self._agreed_manifest(name, records, deadline_s)
+            if data is None or self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == data:
+                continue
+            found = {
+                item.key.removeprefix(f"{name}/"): item.size_bytes
+                for item in self._store.list(name, deadline_s=deadline_s)
+            }
+            if not compare_listing(Manifest.from_bytes(data).files, found):
+                self._finish(name, data, deadline_s)
+                committed.append(name)
+        return committed
+
+    def _parts(self, deadline_s: float | None) -> dict[str, dict[int, tuple[int, str]]]:
+        """What nodes say to have uploaded: name → node → number of nodes, key."""
+        found: dict[str, dict[int, tuple[int, str]]] = {}
+        for item in self._store.list(PARTS, deadline_s=deadline_s):
+            match = _PART_KEY.fullmatch(item.key)
+            if match is not None and is_name(match[1]):
+                found.setdefault(match[1], {})[int(match[2])] = int(match[3]), item.key
+        return found
+
+    def _agreed_manifest(
+        self, name: str, records: Mapping[int, tuple[int, str]], deadline_s: float | None
+    ) -> bytes | None:
+        """The manifest that all nodes name, or None while one is missing or names another."""
+        counts = {num_nodes for num_nodes, _ in records.values()}
+        if len(counts) != 1 or set(records) != set(range(max(counts))):
+            return None
+        contents: set[bytes] = set()
+        for _, key in records.values():
+            with contextlib.suppress(ObjectNotFoundError):
+                contents.add(bytes(self._store.read(key, deadline_s=deadline_s)))
+        if len(contents) != 1:
+            return None
+        data = contents.pop()
+        try:
+            step = Manifest.from_bytes(data).step
+        except ManifestError:
+            return None
+        return data if step_of(Path(name)) in {None, step} else None
+
+
+def _is_extended(present: bytes, manifest: Manifest) -> bool:
+    """Whether the manifest in the store stays true while `manifest`'s further files arrive beside its own."""
+    try:
+        files = Manifest.from_bytes(present).files
+    except ManifestError:
+        return False
+    return set(files) < set(manifest.files)
+
+
+class _SentRecord:
+    """Which files of a checkpoint are in the store, as what version; survives the process."""
+
+    def __init__(self, path: Path, manifest_digest: str) -> None:
+        self._path = path
+        self._digest = manifest_digest
+        self._lock = threading.Lock()
+        self._versions: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            noted = json.loads(path.read_bytes())
+            if noted["manifest"] == manifest_digest:
+                self._versions = {str(name): str(version) for name, version in noted["versions"].items()}
+
+    def version_of(self, path: str) -> str | None:
+        return self._versions.get(path)
+
+    def add(self, path: str, version: str) -> None:
+        with self._lock, contextlib.suppress(OSError):  # without it the file is sent once more
+            self._versions[path] = version
+            data = json.dumps({"manifest": self._digest, "versions": self._versions}).encode()
+            write_atomic(self._path, data, durable=False)
+
+
+__all__ = ["Published", "Publisher"]
