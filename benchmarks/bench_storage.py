@@ -2,8 +2,8 @@
 
 Every figure is of a process of its own, so that its processor time and its memory are its own too; products take
 turns within a round, and who begins changes from round to round. Twice: as fast as the machine goes, and through a
-link of 200 MB/s and 20 ms. Holdfast does what the mover and a resume do: digests are taken on the way up and checked
-on the way down, and the file is allocated, durable and verified at the end; the peers only move bytes.
+link of 200 MB/s and 20 ms. Holdfast does what the mover and a resume do: a checkpoint is published, its content
+compared with its manifest on the way, and fetched, verified and durable at the end; the peers only move bytes.
 
 The machine's limits: the same file digested and copied on the disk; and, as a product of its own, what any program
 has to do: the file digested and sent through a loopback socket, or received, digested, written and made durable.
@@ -30,13 +30,17 @@ from figures import print_load, print_machine, row, verdict
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.ceph_rgw import CephRgw, ceph_rgw, unavailable
 
+from holdfast.checkpoint.commit import entry_of
 from holdfast.checkpoint.digest import Digester, digest_file
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
+from holdfast.foundation import clock
 from holdfast.testing.fault_proxy import FaultProxy
 
 PRODUCTS = ("holdfast", "boto3", "s3torchconnector")
 LIMIT = "limit"
 WIRE = "HF_BENCH_WIRE"
 BUCKET = CephRgw.bucket
+NAME = "checkpoint-1"
 MB = 1_000_000
 GOAL_CPU_RATIO, GOAL_RSS_MB = 5, 256
 
@@ -45,36 +49,25 @@ GOAL_CPU_RATIO, GOAL_RSS_MB = 5, 256
 
 
 def holdfast_up(source: Path, key: str) -> None:
+    from holdfast.checkpoint.publishing import Publisher
+    from holdfast.checkpoint.remote import RemoteFolder
     from holdfast.storage.location import parse_location
     from holdfast.storage.opening import open_store
 
-    store = open_store(parse_location(f"s3://{BUCKET}"))
-    digest_file(source)
-    store.upload(key, source)
+    remote = RemoteFolder.as_guest(open_store(parse_location(f"s3://{BUCKET}/{key}")))
+    Publisher(remote).publish(source.parent, name=NAME, record=source.with_suffix(".sent"))
 
 
 def holdfast_down(key: str, target: Path, source: Path) -> None:
-    from holdfast.checkpoint.commit import entry_of
+    from holdfast.checkpoint.remote import RemoteFolder
     from holdfast.checkpoint.transfer import fetch, prepare, windows_of
     from holdfast.storage.location import parse_location
     from holdfast.storage.opening import open_store
 
-    found = json.loads(source.with_suffix(".digest").read_text())
-    entry = entry_of(target_name(key), _Found(**found))
-    store = open_store(parse_location(f"s3://{BUCKET}"))
-    prepare([entry], target)
-    fetch(store, "bench", windows_of([entry]), target)
-
-
-def target_name(key: str) -> str:
-    return key.rpartition("/")[2]
-
-
-class _Found:
-    """The digest of the source, taken before the clock started."""
-
-    def __init__(self, size_bytes: int, digest: str, parts: list[str]) -> None:
-        self.size_bytes, self.digest, self.parts = size_bytes, digest, tuple(parts)
+    store = open_store(parse_location(f"s3://{BUCKET}/{key}"))
+    files = RemoteFolder(store).manifest_of(NAME).files
+    prepare(files, target)
+    fetch(store, NAME, windows_of(files), target)
 
 
 def boto3_client():
@@ -89,7 +82,7 @@ def boto3_up(source: Path, key: str) -> None:
 
 def boto3_down(key: str, target: Path, source: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    boto3_client().download_file(BUCKET, key, str(target / target_name(key)))
+    boto3_client().download_file(BUCKET, key, str(target / source.name))
 
 
 def s3torch_client():
@@ -116,7 +109,7 @@ def s3torchconnector_up(source: Path, key: str) -> None:
 def s3torchconnector_down(key: str, target: Path, source: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     reader = s3torch_client().get_object(BUCKET, key)
-    with (target / target_name(key)).open("wb") as file:
+    with (target / source.name).open("wb") as file:
         while block := reader.read(16 << 20):
             file.write(block)
 
@@ -134,7 +127,7 @@ def limit_down(key: str, target: Path, source: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     digester, buffer, done = Digester(), memoryview(bytearray(1 << 20)), 0
     with (
-        (target / target_name(key)).open("wb", buffering=0) as file,
+        (target / source.name).open("wb", buffering=0) as file,
         socket.create_connection(("127.0.0.1", int(os.environ[WIRE]))) as wire,
     ):
         os.posix_fallocate(file.fileno(), 0, source.stat().st_size)
@@ -179,6 +172,23 @@ def peak_kb() -> int:
     return int(status.split("VmHWM:")[1].split()[0])
 
 
+def manifest_of(source: Path) -> Manifest:
+    return Manifest(
+        run_id="bench",
+        attempt=1,
+        step=1,
+        epoch=1.0,
+        trigger=Trigger.PERIODIC,
+        world_size=1,
+        global_batch=1,
+        gradient_accumulation=1,
+        samples_seen=1,
+        strategy="single",
+        created=clock.utc_now(),
+        files=(entry_of(source.name, digest_file(source)),),
+    )
+
+
 # ---- the whole ----------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +207,7 @@ def measure(
     if done.returncode:
         raise SystemExit(f"{product} {direction} failed:\n{done.stderr}")
     if direction == "down":
-        fetched = target / product
+        fetched = target / source.name
         assert fetched.stat().st_size == source.stat().st_size
         fetched.unlink()
     return json.loads(done.stdout.splitlines()[-1])
@@ -254,14 +264,12 @@ def main() -> None:
     print_machine(f"{options.mb} MB to an S3 server and back")
     with tempfile.TemporaryDirectory(prefix="hf-bench-") as folder:
         scratch = Path(folder)
-        source = scratch / "source"
+        source = scratch / NAME / "model.safetensors"
+        source.parent.mkdir()
         with source.open("wb") as file:
             for _ in range(options.mb):
                 file.write(os.urandom(MB))
-        found = digest_file(source)
-        source.with_suffix(".digest").write_text(
-            json.dumps({"size_bytes": found.size_bytes, "digest": found.digest, "parts": list(found.parts)})
-        )
+        (source.parent / MANIFEST_NAME).write_bytes(manifest_of(source).to_bytes())
         limits(source, scratch)
         command = [sys.executable, __file__, "wire", str(source)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as wire:

@@ -7,13 +7,13 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum, auto
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import step_of
-from holdfast.checkpoint.digest import digest_bytes, digest_file
+from holdfast.checkpoint.digest import FileDigest, digest_bytes, digest_file
 from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from holdfast.checkpoint.part import NodePart
 from holdfast.checkpoint.remote import PARTS, UNFINISHED, RemoteFolder, is_name
@@ -174,20 +174,19 @@ class Publisher:
                     if progress is not None:
                         progress(entry.size_bytes)
                     return
-        # Disks lie, people edit: what is not what the manifest names must not stand under it.
-        content = digest_file(source)
-        if (content.size_bytes, content.digest) != (entry.size_bytes, entry.digest):
-            raise CheckpointError(
-                f"{source} has changed since its checkpoint was committed; {name} is not uploaded",
-                hint="see `holdfast checkpoints verify --deep`",
-            )
-        store.upload(
-            target,
-            source,
-            fence=lambda: self._remote.fence(deadline_s=deadline_s),
-            progress=progress,
-            deadline_s=deadline_s,
-        )
+        with _reading_beside(source) as content:
+
+            def fence() -> None:
+                # Disks lie, people edit: what is not what the manifest names must not stand under it.
+                found = content.result()
+                if (found.size_bytes, found.digest) != (entry.size_bytes, entry.digest):
+                    raise CheckpointError(
+                        f"{source} has changed since its checkpoint was committed; {name} is not uploaded",
+                        hint="see `holdfast checkpoints verify --deep`",
+                    )
+                self._remote.fence(deadline_s=deadline_s)
+
+            store.upload(target, source, fence=fence, progress=progress, deadline_s=deadline_s)
         sent.add(entry.path, store.stat(target, deadline_s=deadline_s).version)
 
     # ---- parts of several nodes --------------------------------------------------------------------------------
@@ -249,6 +248,22 @@ def _is_extended(present: bytes, manifest: Manifest) -> bool:
     except ManifestError:
         return False
     return set(files) < set(manifest.files)
+
+
+@contextlib.contextmanager
+def _reading_beside(source: Path) -> Generator["Future[FileDigest]"]:
+    """Digest a file while it is on its way; given up when the block is left."""
+    is_left = threading.Event()
+
+    def go_on(count: int) -> None:
+        if is_left.is_set():
+            raise OSError(f"{source} is no longer read")
+
+    with ThreadPoolExecutor(1, thread_name_prefix="holdfast-digest") as thread:
+        try:
+            yield thread.submit(digest_file, source, go_on)
+        finally:
+            is_left.set()
 
 
 class _SentRecord:
