@@ -120,7 +120,6 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
     assert {entry.path for entry in whole.files} == {path for part in parts for path in part.paths}
     assert "rng_state_1.pth" in parts[1].paths
     assert not verify(nodes[0] / name).is_valid, "nobody takes a part for a checkpoint"
-    inventory = open_inventory(str(any_server.location(prefix)))[0]
     with pytest.MonkeyPatch.context() as environment:
         for variable, value in any_server.variables.items():
             environment.setenv(variable, value)

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
+from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from holdfast.checkpoint.verify import Fault, verify
 from holdfast.errors import NothingValidError
 from holdfast.foundation import clock
@@ -68,6 +68,12 @@ def newest_valid(
             rejected(path, Fault(file=MANIFEST_NAME, reason=reason))
         else:
             return path, verdict.manifest
+    if candidates and all((path / PART_NAME).exists() for path in candidates):
+        raise NothingValidError(
+            f"{output} holds one node's parts of {plural(len(candidates), 'checkpoint')}, and the others are on "
+            "other nodes; training was not started",
+            hint="start it on all nodes with the object store that it was saved to, --output-dir s3://…",
+        )
     if candidates and not any((path / MANIFEST_NAME).exists() for path in candidates):
         raise NothingValidError(
             f"{output} holds {plural(len(candidates), 'checkpoint folder')} that Holdfast has not written; training "

@@ -100,32 +100,36 @@ class WorkingCheckpoint:
             OSError: the disk is full, gone, or read-only.
         """
         manifest = describe_all(parts, describe)
-        self._publish(manifest.files, MANIFEST_NAME, manifest.to_bytes())
+        self._finish(manifest.files, MANIFEST_NAME, manifest.to_bytes())
+        files.publish_folder(self._merged, self.target, trash=self._output.trash)
         return manifest
 
-    def commit_part(self, part: NodePart) -> None:
-        """Make the sealed files of this node its part of a checkpoint; one rank of the node does it, once.
+    def prepare_part(self, part: NodePart) -> None:
+        """Make all but the last step towards this node's part of a checkpoint; one rank of the node does it, once.
 
-        It counts when all nodes have done so; `withdraw` takes it back when one could not.
+        Whatever can fail fails here, before any node has replaced anything; `publish_part` follows on all of them.
 
         Raises:
             SaveError: the files are not those that the ranks reported.
             OSError: the disk is full, gone, or read-only.
         """
         self._merged.mkdir(parents=True, exist_ok=True)  # a node may have nothing to hold
-        self._publish(part.files, PART_NAME, part.to_bytes())
+        self._finish(part.files, PART_NAME, part.to_bytes())
 
-    def withdraw(self) -> None:
-        """Delete what `commit_part` has published."""
-        files.discard(self.target, trash=self._output.trash)
+    def publish_part(self) -> None:
+        """Give the prepared part its name.
 
-    def _publish(self, entries: Sequence[FileEntry], name: str, record: bytes) -> None:
+        Raises:
+            OSError: the disk is gone, or read-only.
+        """
+        files.publish_folder(self._merged, self.target, trash=self._output.trash)
+
+    def _finish(self, entries: Sequence[FileEntry], name: str, record: bytes) -> None:
         present = {path: status.st_size for path, status in files.regular_files(self._merged)}
         if present != {entry.path: entry.size_bytes for entry in entries}:
             raise SaveError(f"the files in {self._merged} are not those that the ranks reported")
         _fsync_folders(self._merged, present)
         files.write_atomic(self._merged / name, record, durable=True)
-        files.publish_folder(self._merged, self.target, trash=self._output.trash)
 
     def discard(self) -> None:
         """Delete what is left of the working folder, after the commit or instead of it."""
@@ -186,13 +190,13 @@ def reseal(folder: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
 
 
 def reseal_part(folder: Path, part: NodePart, manifest: Manifest, added: Sequence[FileEntry]) -> None:
-    """The same for one node's part: `manifest` names what all nodes have added, `added` what this one has.
+    """Close one node's part: `manifest` names what all nodes have added to the checkpoint, `added` what this one has.
 
     Raises:
         OSError: the record could not be written.
     """
     paths = sorted({*part.paths, *(entry.path for entry in added)})
-    resealed = dataclasses.replace(part, paths=tuple(paths), manifest=manifest)
+    resealed = dataclasses.replace(part, paths=tuple(paths), manifest=manifest, is_open=False)
     files.write_atomic(folder / PART_NAME, resealed.to_bytes(), durable=True)
 
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from holdfast.checkpoint.inventory import Inventory, Item
+from holdfast.checkpoint.inventory import Inventory, Item, Kind
 from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.publishing import Publisher
@@ -149,6 +149,11 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
 
 
 def _complete(item: Item) -> Manifest:
+    if item.kind is Kind.PART:
+        raise CheckpointError(
+            f"{item.where} is one node's part of a checkpoint; nothing was copied",
+            hint="the whole is in the object store of its run, and on every node that resumed from it",
+        )
     if item.manifest is None or item.faults:
         raise CheckpointError(
             f"{item.where} is not a complete checkpoint: {item.faults[0]}; nothing was copied",

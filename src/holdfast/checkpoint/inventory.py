@@ -71,12 +71,7 @@ class Item:
     @property
     def is_complete(self) -> bool:
         """Whether everything that the manifest names is there at its size."""
-        return self.kind is Kind.CHECKPOINT and self.is_sound
-
-    @property
-    def is_sound(self) -> bool:
-        """The same, or of one node's part, that it is."""
-        return self.manifest is not None and not self.faults
+        return self.kind is Kind.CHECKPOINT and self.manifest is not None and not self.faults
 
 
 class Inventory:
@@ -199,12 +194,14 @@ class Inventory:
     # ---- deleting -------------------------------------------------------------------------------------------
 
     def superseded(self, policies: Sequence[Policy]) -> list[Item]:
-        """What no policy keeps, oldest first; nothing that is read, and never the newest complete one."""
+        """What no policy keeps, oldest first; nothing that is read, never the newest complete one, and no parts."""
         by_step = {
-            item.manifest.step: item for item in self.items() if item.manifest is not None and item.name != FINAL
+            item.manifest.step: item
+            for item in self.items()
+            if item.manifest is not None and item.kind is Kind.CHECKPOINT and item.name != FINAL
         }
         candidates = [
-            Candidate.of(item.manifest, is_valid=item.is_sound, is_in_use=self.is_in_use(item))
+            Candidate.of(item.manifest, is_valid=item.is_complete, is_in_use=self.is_in_use(item))
             for item in by_step.values()
             if item.manifest is not None
         ]

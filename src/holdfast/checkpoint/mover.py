@@ -9,23 +9,35 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, step_of
 from holdfast.checkpoint.final import FINAL, final_folder
 from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest, Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.part import NodePart, read_manifest_of_any, read_part
+from holdfast.checkpoint.part import NodePart, read_part
 from holdfast.checkpoint.publishing import Published, Publisher
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import Policy
-from holdfast.errors import ConflictError, HoldfastError, ManifestError, StorageError, TransientError
+from holdfast.checkpoint.siblings import Siblings
+from holdfast.checkpoint.verify import read_manifest
+from holdfast.errors import ConflictError, HoldfastError, ManifestError, StorageError
 from holdfast.foundation import clock, files
 from holdfast.foundation.events import Event, Pruned, Uploaded, UploadFailed, UploadSuperseded
 
 
 class _GivesWayError(Exception):
     """An upload in flight is no longer the one that the remaining time is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    """What a checkpoint's folder holds: the manifest, and of which part of it the files are there."""
+
+    data: bytes
+    is_periodic: bool
+    part: NodePart | None
 
 
 class Mover:
@@ -58,13 +70,13 @@ class Mover:
         self._report = report
         self._node = node
         self._num_nodes = num_nodes
-        self._awaited: dict[str, bytes] = {}
-        self._done: dict[str, bytes] = {}
+        self._siblings = Siblings(remote, self._publisher, count=num_nodes)
+        self._done: dict[str, tuple[bool, bytes]] = {}
         self._seen: set[str] = set()
         self._present: set[str] = set()
         self._status: dict[str, object] = {}
         self._told_failure: str | None = None
-        self._manifests: dict[str, tuple[tuple[int, int, int], bytes, bool]] = {}
+        self._contents: dict[str, tuple[tuple[int, int, int], _Content]] = {}
         self._in_store: set[int] | None = None
         self.last_progress_s = clock.monotonic_s()
         """When bytes last arrived, by the monotonic clock."""
@@ -72,6 +84,8 @@ class Mover:
         """Set when the training has come to its own end, and the final model will not change any more."""
         self.newest_only = False
         """Set when the remaining time is for the newest checkpoint alone."""
+        self.takes_open = False
+        """Set when nobody is left who could add files to a checkpoint."""
         self.deadline_s: float | None = None
         """Set when there is a last moment; by the monotonic clock."""
 
@@ -79,7 +93,7 @@ class Mover:
         """What is to be moved next: the newest checkpoint, then older ones that somebody asked for, then the final.
 
         Older periodic ones are superseded by now, and those that retention took away are too; unless another node
-        has begun one: without this node's part it would never be complete.
+        has begun one (see `Siblings`).
         """
         folders = list(self._committed())
         present = {path.name for path in folders}
@@ -92,54 +106,48 @@ class Mover:
         undone = [folder for folder in folders if self._is_to_send(folder)]
         if self.newest_only:
             undone = [folder for folder in undone if folder == folders[0]]
-        begun = self._begun_by_others() if undone else set[str]()
+        begun = self._siblings.begun(self.deadline_s) if undone else set[str]()
         for folder in sorted(undone, key=lambda folder: folder.name not in begun):
-            if folder != folders[0] and folder.name not in begun and self._is_periodic(folder):
-                self._done[folder.name] = self._manifest_of(folder)
-                if not self._was_uploaded_before(step_of(folder) or 0):
-                    self._supersede(folder)
-                continue
+            if folder.name not in begun:
+                if folder != folders[0] and self._is_periodic(folder):
+                    self._done[folder.name] = self._key_of(folder)
+                    if not self._was_uploaded_before(step_of(folder) or 0):
+                        self._supersede(folder)
+                    continue
+                if not self.newest_only and not self._siblings.may_begin(self.deadline_s):
+                    return None
             return folder
         final = final_folder(self._output)
-        data = self._manifest_of(final)
-        return final if self.with_final and data and self._done.get(FINAL) != data else None
+        is_due = self.with_final and self._content_of(final) and self._done.get(FINAL) != self._key_of(final)
+        return final if is_due else None
 
     def _is_to_send(self, folder: Path) -> bool:
-        if self._done.get(folder.name) == self._manifest_of(folder):
+        if self._done.get(folder.name) == self._key_of(folder):
             return False
-        # What all nodes hold in full, because they resumed from it, is for the first of them to send.
-        return self._node == 0 or not (folder / MANIFEST_NAME).exists()
-
-    def _begun_by_others(self) -> set[str]:
-        if self._num_nodes == 1:
-            return set()
-        try:
-            return self._remote.unfinished(deadline_s=self.deadline_s)
-        except HoldfastError:  # what is sent next will say so
-            return set()
+        content = self._content_of(folder)
+        if content is None or content.part is None:
+            # What all nodes hold in full, because they resumed from it, is for the first of them to send.
+            return self._node == 0
+        return content.part.num_nodes == self._num_nodes  # or its other parts are lost
 
     def check_arrived(self) -> None:
         """See that the newest checkpoint is complete in the store, with the parts of all other nodes.
-
-        Older ones whose other parts are lost are nobody's loss.
 
         Raises:
             TransientError: it is not yet.
             StorageError: the store cannot be read.
         """
+
+        def alive() -> None:
+            self.last_progress_s = clock.monotonic_s()
+
         newest = next(self._committed(), Path())
-        for name, data in list(self._awaited.items()):
-            if name != newest.name or self._remote.bytes_of_manifest(name, deadline_s=self.deadline_s) == data:
-                del self._awaited[name]
-                continue
-            self._tell("waiting for the parts of other nodes")
-            where = self._remote.store.location.child(name)
-            raise TransientError(f"{where} still lacks the parts of other nodes")
+        self._siblings.check_arrived(newest.name, alive=alive, deadline_s=self.deadline_s)
 
     @property
     def is_waiting(self) -> bool:
         """Whether nothing is left to send, and other nodes' parts have not arrived."""
-        return bool(self._awaited) and self.next() is None
+        return self._siblings.is_awaiting and self.next() is None
 
     def _was_uploaded_before(self, step: int) -> bool:
         """Whether an earlier mover has taken it to the store; unknown while the store cannot be reached."""
@@ -168,23 +176,26 @@ class Mover:
         if folder is None:
             self._tell("idle")
             return False
+        content = self._content_of(folder)
+        if content is None:
+            return True  # pruned or replaced at this moment; the next look shows what is there
         with contextlib.ExitStack() as lease:
             try:
-                part = read_part(folder) if (folder / PART_NAME).exists() else None
-                lease.enter_context(files.reading(folder / (MANIFEST_NAME if part is None else PART_NAME)))
-                data = self._manifest_of(folder)
-                manifest = Manifest.from_bytes(data)
-            except (OSError, ManifestError):
-                return True  # pruned or replaced at this moment; the next look shows what is there
-            self._move(folder, manifest, part)
-            self._done[folder.name] = data
+                lease.enter_context(files.reading(folder / (MANIFEST_NAME if content.part is None else PART_NAME)))
+            except OSError:
+                return True
+            if self._content_of(folder) is not content:
+                return True
+            self._move(folder, content)
+            self._done[folder.name] = (content.part is None, content.data)
             self._seen -= {folder.name}
         if folder.name != FINAL:
             self._prune()
         return True
 
-    def _move(self, folder: Path, manifest: Manifest, part: NodePart | None) -> None:
-        size_bytes = manifest.size_bytes if part is None else sum(entry.size_bytes for entry in part.files)
+    def _move(self, folder: Path, content: "_Content") -> None:
+        part, manifest = content.part, Manifest.from_bytes(content.data)
+        size_bytes = sum(entry.size_bytes for entry in (manifest.files if part is None else part.files))
         started_s, done_bytes, lock = clock.monotonic_s(), 0, threading.Lock()
 
         def progress(num_bytes: int) -> None:
@@ -193,6 +204,7 @@ class Mover:
                 done_bytes += num_bytes
                 self.last_progress_s = clock.monotonic_s()
                 self._tell("uploading", folder, done_bytes, size_bytes)
+                self._siblings.show_life(folder.name, part, self.deadline_s)
             if self.newest_only and folder.name != FINAL and folder != next(self._committed(), folder):
                 raise _GivesWayError
 
@@ -222,9 +234,7 @@ class Mover:
             if error is reason:
                 raise
             raise error from reason
-        self._awaited.pop(folder.name, None)  # of the same step with fewer files
-        if published is Published.IN_PART:
-            self._awaited[folder.name] = manifest.to_bytes()
+        self._siblings.note(folder.name, content.data, published)
         if published is Published.NOW:
             self._report(
                 Uploaded(
@@ -253,30 +263,38 @@ class Mover:
 
     def _committed(self) -> Iterator[Path]:
         """Newest first."""
-        return (folder for folder in list_checkpoints(self._output.root) if self._manifest_of(folder))
+        return (folder for folder in list_checkpoints(self._output.root) if self._content_of(folder))
 
-    def _manifest_of(self, folder: Path) -> bytes:
-        """The manifest of what is in `folder`, empty when it cannot be read; parsed once, looked at often."""
+    def _content_of(self, folder: Path) -> "_Content | None":
+        """What is in `folder`, None when that cannot be read or may still change; parsed once, looked at often."""
         try:
             path = folder / MANIFEST_NAME
             if not path.exists():
                 path = folder / PART_NAME
             status = path.stat(follow_symlinks=False)
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
-            known = self._manifests.get(folder.name)
-            if known is not None and known[0] == stamp:
-                return known[1]
-            manifest = read_manifest_of_any(folder)
-            data, is_periodic = manifest.to_bytes(), manifest.trigger == Trigger.PERIODIC
+            known = self._contents.get(folder.name)
+            if known is None or known[0] != stamp:
+                part = read_part(folder) if path.name == PART_NAME else None
+                manifest = read_manifest(folder) if part is None else part.manifest
+                is_periodic = manifest.trigger == Trigger.PERIODIC
+                known = stamp, _Content(data=manifest.to_bytes(), is_periodic=is_periodic, part=part)
+                self._contents[folder.name] = known
         except (OSError, ManifestError):
-            self._manifests.pop(folder.name, None)
-            return b""
-        self._manifests[folder.name] = (stamp, data, is_periodic)
-        return data
+            self._contents.pop(folder.name, None)
+            return None
+        content = known[1]
+        is_open = content.part is not None and content.part.is_open
+        return None if is_open and not self.takes_open else content
+
+    def _key_of(self, folder: Path) -> tuple[bool, bytes]:
+        """What tells whether the same was done before."""
+        content = self._content_of(folder)
+        return (content is None or content.part is None, content.data if content else b"")
 
     def _is_periodic(self, folder: Path) -> bool:
-        known = self._manifests.get(folder.name)
-        return known is None or known[2]
+        content = self._content_of(folder)
+        return content is None or content.is_periodic
 
     def _tell(
         self, state: str, folder: Path | None = None, done_bytes: int = 0, total_bytes: int = 0, error: str = ""

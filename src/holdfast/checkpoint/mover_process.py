@@ -159,6 +159,7 @@ class _Process:
     def _finish(self, *, newest_only: bool, deadline_s: float | None) -> None:
         if self._mover.with_final and newest_only:  # what was to be finished in peace is now to be left
             self._left_out_final = True
+        self._mover.takes_open = True
         self._mover.newest_only = newest_only
         self._mover.with_final = not newest_only
         self._mover.deadline_s = deadline_s

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class OutputFolder:
         try:
             self.work.mkdir(parents=True, exist_ok=True)
             self.trash.mkdir(exist_ok=True)
-            probe = self.control / "writable"
+            probe = self.trash / uuid.uuid4().hex  # other ranks may be doing the same
             files.write_atomic(probe, b"", durable=False)
             probe.unlink()
         except OSError as error:

@@ -28,12 +28,15 @@ class NodePart:
         num_nodes: how many parts make the checkpoint.
         paths: the files that the node holds, sorted.
         manifest: of the whole checkpoint.
+        is_open: whether callbacks may still add files, which change the manifest. What is open is resumed from, and
+            not taken to a store.
     """
 
     node: int
     num_nodes: int
     paths: tuple[str, ...]
     manifest: Manifest
+    is_open: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.node < self.num_nodes:
@@ -57,6 +60,7 @@ class NodePart:
                 "node": self.node,
                 "num_nodes": self.num_nodes,
                 "paths": list(self.paths),
+                "open": self.is_open,
                 "manifest": self.manifest.to_bytes().decode(),
             }
         )
@@ -71,13 +75,17 @@ class NodePart:
         record = open_record(data, name=_FORMAT, version=_VERSION)
         check_seal(record, data)
         node, num_nodes, paths, text = (record.get(name) for name in ("node", "num_nodes", "paths", "manifest"))
+        is_open = record.get("open")
         if type(node) is not int or type(num_nodes) is not int or not isinstance(text, str):
             raise ManifestError("it is malformed: node and num_nodes must be whole numbers, manifest a text")
+        if not isinstance(is_open, bool):
+            raise ManifestError("it is malformed: open must be true or false")
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in cast("list[Any]", paths)):
             raise ManifestError("it is malformed: paths must be a list of texts")
         try:
             held = tuple(cast("list[str]", paths))
-            return cls(node=node, num_nodes=num_nodes, paths=held, manifest=Manifest.from_bytes(text.encode()))
+            manifest = Manifest.from_bytes(text.encode())
+            return cls(node=node, num_nodes=num_nodes, paths=held, manifest=manifest, is_open=is_open)
         except ValueError as error:
             raise ManifestError(f"it is malformed: {error}") from error
 

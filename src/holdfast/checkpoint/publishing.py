@@ -7,23 +7,24 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum, auto
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import step_of
 from holdfast.checkpoint.digest import FileDigest, digest_bytes, digest_file
-from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from holdfast.checkpoint.part import NodePart
 from holdfast.checkpoint.remote import PARTS, UNFINISHED, RemoteFolder, is_name
 from holdfast.checkpoint.verify import compare_listing
 from holdfast.errors import CheckpointError, ConditionError, ManifestError, ObjectNotFoundError, StorageError
+from holdfast.foundation import clock
 from holdfast.foundation.files import write_atomic
 from holdfast.foundation.units import printable
-from holdfast.storage.store import ABSENT, Condition, Progress
+from holdfast.storage.store import ABSENT, Condition, Progress, Store
 
-_PART_KEY = re.compile(rf"{re.escape(PARTS)}/([^/]+)/(0|[1-9][0-9]{{0,6}})-of-([1-9][0-9]{{0,6}})")
+_MARK = re.compile(r"([^/]+)/([0-9a-f]{32})/(0|[1-9][0-9]{0,6})-of-([1-9][0-9]{0,6})")
 _NUM_THREADS = 4
 
 
@@ -87,7 +88,11 @@ class Publisher:
         if present is not None and not _is_extended(present, manifest):
             # Another node that does the same cannot delete what this one helps to commit: its part is still missing.
             self._store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
-        sent = _SentRecord(record, digest_bytes(data))
+        marks = None
+        if part is not None:
+            marks = _Marks(self._store, name, data)
+            marks.begin(part.node, deadline_s)
+        sent = _SentRecord(record)
 
         def send(entry: FileEntry) -> None:
             self._send(folder, name, entry, sent, progress, deadline_s)
@@ -105,32 +110,42 @@ class Publisher:
         for entry in entries:
             if entry.parts:
                 send(entry)
-        if part is not None and not self._add_part(name, part, data, deadline_s):
-            return Published.IN_PART
+        if part is not None and marks is not None:
+            # Uploads into the same files by a writer that was replaced end here; other nodes' are under way.
+            own = {f"{name}/{path}" for path in part.paths}
+            self._store.sweep(chosen=lambda key: key in own, deadline_s=deadline_s)
+            self._remote.fence(deadline_s=deadline_s)
+            marks.add(part.node, part.num_nodes, deadline_s)
+            if not marks.are_complete(deadline_s):
+                return Published.IN_PART
         self._finish(name, data, deadline_s)
         record.unlink(missing_ok=True)
         return Published.NOW
 
-    def _add_part(self, name: str, part: NodePart, data: bytes, deadline_s: float | None) -> bool:
-        """Say that this node's files are there; return whether those of all nodes are."""
-        # Uploads into the same files by a writer that was replaced end here; other nodes' are under way.
-        own = {f"{name}/{path}" for path in part.paths}
-        self._store.sweep(chosen=lambda key: key in own, deadline_s=deadline_s)
-        self._remote.fence(deadline_s=deadline_s)
-        self._store.write(f"{PARTS}/{name}/{part.node}-of-{part.num_nodes}", data, deadline_s=deadline_s)
-        records = self._parts(deadline_s).get(name, {})
-        return self._agreed_manifest(name, records, deadline_s) == data
-
     def _finish(self, name: str, data: bytes, deadline_s: float | None) -> None:
-        """Commit what is there in full, and tidy up."""
+        """Commit what is there in full, and tidy up.
+
+        Raises:
+            StorageError: it is not there in full.
+        """
         manifest = Manifest.from_bytes(data)
         # Uploads of a writer that was replaced end here, and what an earlier checkpoint of this step has left.
         self._store.sweep(chosen=lambda other: other.startswith(f"{name}/"), deadline_s=deadline_s)
+        faults = compare_listing(manifest.files, self._listing(name, deadline_s))
+        if faults:
+            where = self._store.location.child(name)
+            raise StorageError(f"{where} is not committed, because somebody else changed it: {faults[0]}")
         self._remote.delete_but(name, {MANIFEST_NAME, *(entry.path for entry in manifest.files)}, deadline_s)
         self._commit(name, data, deadline_s)
         self._remote.note_commit(manifest.step)
         with contextlib.suppress(StorageError):  # it is committed; the next start tidies up
             self._remote.forget(name, deadline_s)
+
+    def _listing(self, name: str, deadline_s: float | None) -> dict[str, int]:
+        return {
+            item.key.removeprefix(f"{name}/"): item.size_bytes
+            for item in self._store.list(name, deadline_s=deadline_s)
+        }
 
     def _refuse_foreign(self, name: str, deadline_s: float | None) -> None:
         if name in self._remote.unfinished(deadline_s=deadline_s):
@@ -166,7 +181,7 @@ class Publisher:
         deadline_s: float | None,
     ) -> None:
         store, target, source = self._store, f"{name}/{entry.path}", folder / entry.path
-        known = sent.version_of(entry.path)
+        known = sent.version_of(entry)
         if known is not None:
             with contextlib.suppress(ObjectNotFoundError):
                 found = store.stat(target, deadline_s=deadline_s)
@@ -187,7 +202,7 @@ class Publisher:
                 self._remote.fence(deadline_s=deadline_s)
 
             store.upload(target, source, fence=fence, progress=progress, deadline_s=deadline_s)
-        sent.add(entry.path, store.stat(target, deadline_s=deadline_s).version)
+        sent.add(entry, store.stat(target, deadline_s=deadline_s).version)
 
     # ---- parts of several nodes --------------------------------------------------------------------------------
 
@@ -198,47 +213,86 @@ class Publisher:
             The names of what is a checkpoint now.
         """
         committed: list[str] = []
-        for name, records in self._parts(deadline_s).items():
-            data = self._agreed_manifest(name, records, deadline_s)
-            if data is None or self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == data:
+        for name, data in _complete_marks(self._store, deadline_s):
+            if self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == data:
                 continue
-            found = {
-                item.key.removeprefix(f"{name}/"): item.size_bytes
-                for item in self._store.list(name, deadline_s=deadline_s)
-            }
-            if not compare_listing(Manifest.from_bytes(data).files, found):
+            if not compare_listing(Manifest.from_bytes(data).files, self._listing(name, deadline_s)):
                 self._finish(name, data, deadline_s)
                 committed.append(name)
         return committed
 
-    def _parts(self, deadline_s: float | None) -> dict[str, dict[int, tuple[int, str]]]:
-        """What nodes say to have uploaded: name → node → number of nodes, key."""
-        found: dict[str, dict[int, tuple[int, str]]] = {}
-        for item in self._store.list(PARTS, deadline_s=deadline_s):
-            match = _PART_KEY.fullmatch(item.key)
-            if match is not None and is_name(match[1]):
-                found.setdefault(match[1], {})[int(match[2])] = int(match[3]), item.key
-        return found
+    def begun_by_nodes(self, *, deadline_s: float | None = None) -> set[str]:
+        """What some node has begun to send, and is newer than everything that is complete in the store."""
+        names = {key.partition("/")[0] for key in _keys_of_marks(self._store, deadline_s)}
+        newest = max(self._remote.steps(deadline_s=deadline_s), default=-1) if names else -1
+        return {name for name in names if is_name(name) and (step_of(Path(name)) or 0) > newest}
 
-    def _agreed_manifest(
-        self, name: str, records: Mapping[int, tuple[int, str]], deadline_s: float | None
-    ) -> bytes | None:
-        """The manifest that all nodes name, or None while one is missing or names another."""
-        counts = {num_nodes for num_nodes, _ in records.values()}
-        if len(counts) != 1 or set(records) != set(range(max(counts))):
-            return None
-        contents: set[bytes] = set()
-        for _, key in records.values():
-            with contextlib.suppress(ObjectNotFoundError):
-                contents.add(bytes(self._store.read(key, deadline_s=deadline_s)))
-        if len(contents) != 1:
-            return None
-        data = contents.pop()
-        try:
-            step = Manifest.from_bytes(data).step
-        except ManifestError:
-            return None
-        return data if step_of(Path(name)) in {None, step} else None
+    def signs_of_life(self, name: str, *, deadline_s: float | None = None) -> frozenset[tuple[str, str, float]]:
+        """Something that changes while any node sends its part of `name`, see `show_life`."""
+        found = self._store.list(f"{PARTS}/{name}", deadline_s=deadline_s)
+        return frozenset((item.key, item.version, item.modified_s) for item in found)
+
+    def show_life(self, name: str, part: NodePart, *, deadline_s: float | None = None) -> None:
+        """Let other nodes see that this one goes on sending."""
+        with contextlib.suppress(StorageError):
+            _Marks(self._store, name, part.manifest.to_bytes()).begin(part.node, deadline_s)
+
+
+class _Marks:
+    """What nodes say of one manifest of a checkpoint.
+
+    Args:
+        store: where.
+        name: of the checkpoint.
+        data: the manifest.
+    """
+
+    def __init__(self, store: Store, name: str, data: bytes) -> None:
+        self._store = store
+        self._data = data
+        self._prefix = f"{PARTS}/{name}/{_hex_of(data)}"
+
+    def begin(self, node: int, deadline_s: float | None) -> None:
+        """A node is about to send its files, or still does."""
+        self._store.write(f"{self._prefix}/begun-{node}", clock.utc_now().encode(), deadline_s=deadline_s)
+
+    def add(self, node: int, num_nodes: int, deadline_s: float | None) -> None:
+        """A node's files are there."""
+        self._store.write(f"{self._prefix}/{node}-of-{num_nodes}", self._data, deadline_s=deadline_s)
+
+    def are_complete(self, deadline_s: float | None) -> bool:
+        """Whether the files of all nodes are there."""
+        return any(data == self._data for _, data in _complete_marks(self._store, deadline_s))
+
+
+def _complete_marks(store: Store, deadline_s: float | None) -> Iterator[tuple[str, bytes]]:
+    """The name and the manifest of every checkpoint of which all nodes say that their files are there."""
+    said: dict[tuple[str, str, int], set[int]] = {}
+    for key in _keys_of_marks(store, deadline_s):
+        match = _MARK.fullmatch(key)
+        if match is not None and is_name(match[1]):
+            said.setdefault((match[1], match[2], int(match[4])), set()).add(int(match[3]))
+    for (name, digest, num_nodes), nodes in said.items():
+        if nodes != set(range(num_nodes)):
+            continue
+        data: bytes | None = None
+        key = f"{PARTS}/{name}/{digest}/0-of-{num_nodes}"
+        with contextlib.suppress(ObjectNotFoundError):  # another node has just committed
+            size_bytes = min(store.stat(key, deadline_s=deadline_s).size_bytes, MAX_MANIFEST_BYTES)
+            data = bytes(store.read(key, length=size_bytes, deadline_s=deadline_s))
+        if data is None or _hex_of(data) != digest:
+            continue
+        with contextlib.suppress(ManifestError):
+            if step_of(Path(name)) in {None, Manifest.from_bytes(data).step}:
+                yield name, data
+
+
+def _keys_of_marks(store: Store, deadline_s: float | None) -> list[str]:
+    return [item.key.removeprefix(f"{PARTS}/") for item in store.list(PARTS, deadline_s=deadline_s)]
+
+
+def _hex_of(data: bytes) -> str:
+    return digest_bytes(data).rpartition(":")[2]
 
 
 def _is_extended(present: bytes, manifest: Manifest) -> bool:
@@ -267,26 +321,25 @@ def _reading_beside(source: Path) -> Generator["Future[FileDigest]"]:
 
 
 class _SentRecord:
-    """Which files of a checkpoint are in the store, as what version; survives the process."""
+    """Which files of a checkpoint are in the store, with what content and as what version; survives the process."""
 
-    def __init__(self, path: Path, manifest_digest: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._digest = manifest_digest
         self._lock = threading.Lock()
-        self._versions: dict[str, str] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        self._versions: dict[str, list[str]] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
             noted = json.loads(path.read_bytes())
-            if noted["manifest"] == manifest_digest:
-                self._versions = {str(name): str(version) for name, version in noted["versions"].items()}
+            self._versions = {str(name): [str(text) for text in texts] for name, texts in noted.items()}
 
-    def version_of(self, path: str) -> str | None:
-        return self._versions.get(path)
+    def version_of(self, entry: FileEntry) -> str | None:
+        """As what version the file is in the store, if it was sent with this content."""
+        digest, version = self._versions.get(entry.path, ["", ""])
+        return version if digest == entry.digest else None
 
-    def add(self, path: str, version: str) -> None:
+    def add(self, entry: FileEntry, version: str) -> None:
         with self._lock, contextlib.suppress(OSError):  # without it the file is sent once more
-            self._versions[path] = version
-            data = json.dumps({"manifest": self._digest, "versions": self._versions}).encode()
-            write_atomic(self._path, data, durable=False)
+            self._versions[entry.path] = [entry.digest, version]
+            write_atomic(self._path, json.dumps(self._versions).encode(), durable=False)
 
 
 __all__ = ["Published", "Publisher"]

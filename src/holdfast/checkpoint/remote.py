@@ -28,7 +28,8 @@ from holdfast.storage.store import ABSENT, Condition, Store, StoredObject
 ATTEMPT_KEY = ".holdfast/attempt.json"
 UNFINISHED = ".holdfast/unfinished"
 PARTS = ".holdfast/parts"
-"""`<name>/<node>-of-<nodes>` holds the manifest of which that node has uploaded its files."""
+"""`<name>/<manifest's digest>/<node>-of-<nodes>` holds the manifest of which that node has uploaded its files, and
+`…/begun` says that a node is about to."""
 _PROBE_LIVES_S = 3600.0
 _MAX_ATTEMPT_BYTES = 1 << 16
 
@@ -226,7 +227,7 @@ class RemoteFolder:
             How many objects and uploads were deleted.
         """
         num_deleted = 0
-        for name in sorted(self.unfinished(deadline_s=deadline_s)):
+        for name in sorted(self.unfinished(deadline_s=deadline_s) | self._with_parts(deadline_s)):
             if name in keep:
                 continue
             named: set[str] = set()
@@ -242,6 +243,10 @@ class RemoteFolder:
         return num_deleted + self.store.sweep(
             chosen=lambda key: _is_ours(key) and key.partition("/")[0] not in keep, deadline_s=deadline_s
         )
+
+    def _with_parts(self, deadline_s: float | None) -> set[str]:
+        keys = [item.key.removeprefix(f"{PARTS}/") for item in self.store.list(PARTS, deadline_s=deadline_s)]
+        return {name for key in keys if is_name(name := key.partition("/")[0])}
 
     def delete_but(self, name: str, named: Collection[str], deadline_s: float | None) -> int:
         """Delete what is in the folder `name` and not called one of `named`; say how much that was."""
@@ -274,7 +279,9 @@ class RemoteFolder:
         self.store.write(f"{UNFINISHED}/{folder}", b"", deadline_s=deadline_s)
         self.store.delete(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s)
         self.delete_but(folder, (), deadline_s)
-        self.forget(folder, deadline_s)
+        # What another node has written meanwhile keeps its marks, for the next start to clean up.
+        if next(iter(self.store.list(folder, deadline_s=deadline_s)), None) is None:
+            self.forget(folder, deadline_s)
 
 
 def _is_ours(key: str) -> bool:

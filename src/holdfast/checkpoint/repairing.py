@@ -76,7 +76,7 @@ def repair(
     items = inventory.items()
     damaged: list[Damage] = []
     for item in items:
-        if item.kind is Kind.CHECKPOINT:
+        if item.kind in {Kind.CHECKPOINT, Kind.PART}:
             faults = inventory.verify(item, progress=_named(progress, item)) if deep else item.faults
             if faults:
                 damaged.append(Damage(item=item, faults=faults))

@@ -5,14 +5,14 @@ network; what none has comes from the store, each node fetching another share of
 whole job at most, and in the end every node holds the whole checkpoint, verified.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, set_aside, step_of
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
+from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.part import read_part, verify_part
+from holdfast.checkpoint.part import read_manifest_of_any, read_part, verify_part
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.transfer import check_listing
 from holdfast.checkpoint.verify import compare_content, verify
@@ -22,9 +22,9 @@ from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.events import CheckpointRejected, Fetched, Resumed, SetAside
 from holdfast.foundation.units import plural
 from holdfast.storage.store import Store
-from holdfast.training.exchanging import Exchange, make_plan
+from holdfast.training.exchanging import Exchange, Plan, make_plan
 from holdfast.training.folders import Folders
-from holdfast.training.meeting import work_apart
+from holdfast.training.meeting import agree, work_apart
 from holdfast.training.peers import Peers
 from holdfast.training.resume import ResumePoint, named_point
 from holdfast.training.session import Session
@@ -32,22 +32,32 @@ from holdfast.training.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holding:
-    """What one node has of a checkpoint, by names and sizes."""
+    """What one node has of a checkpoint, by names and sizes: a manifest, and those of its files that are there."""
 
     manifest: Manifest
-    paths: frozenset[str]
+    files: frozenset[FileEntry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """What one node's folder shows: every step that a name states, and what can be used of them."""
+
+    steps: tuple[int, ...] = ()
+    holdings: tuple[_Holding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
     """A checkpoint that may be resumed from.
 
-    `is_in_store` says whether the store has it too; `named` is the folder on the first rank that the user named.
+    `is_in_store` says whether the store has it too; `named` is the folder on the first rank that the user named, and
+    `is_elsewhere` whether that is not in the output folder.
     """
 
     manifest: Manifest
     is_in_store: bool = False
     named: Path | None = None
+    is_elsewhere: bool = False
 
     @property
     def name(self) -> str:
@@ -93,9 +103,11 @@ class Assembling:
             return None
         started_s = clock.monotonic_s()
         is_named = settings.resume not in {"auto", "never"} and is_first_start
-        manifest = self._choose_named() if is_named else self._choose_newest()
-        if manifest is None:
+        manifest = None if is_named else self._choose_newest()
+        if manifest is None and settings.resume == "auto":
             return None
+        if manifest is None:  # it was named, or nothing was saved since the first start, at which it was
+            manifest = self._choose_named()
         self._set_aside_after(manifest.step)
         path = self._output.root / checkpoint_name(manifest.step)
         duration_s = round(clock.monotonic_s() - started_s, 3)
@@ -117,11 +129,11 @@ class Assembling:
             CheckpointError: it cannot be put together any more.
             StorageError: the store cannot be read, or a disk has too little room.
         """
-        holdings = self._all_holdings()
+        views = self._look()
         candidate: _Candidate | HoldfastError | None = None
         if self._session.place.is_first:
             try:
-                candidate = next(self._candidates_of(step, holdings, self._remote.steps()), None)
+                candidate = next(self._candidates_of(step, views, self._remote.steps()), None)
             except HoldfastError as error:
                 candidate = error
         candidate = self._peers.from_first(candidate)
@@ -136,19 +148,22 @@ class Assembling:
         if self._session.place.is_first:
             try:
                 point = named_point(Path(self._session.settings.resume), ProgressLine("verifying").update)
-                candidate = _Candidate(manifest=point.manifest, named=point.path)
+                is_elsewhere = point.path.parent.resolve() != self._output.root.resolve()
+                candidate = _Candidate(manifest=point.manifest, named=point.path, is_elsewhere=is_elsewhere)
             except HoldfastError as error:
                 candidate = error
         candidate = self._peers.from_first(candidate)
         if isinstance(candidate, HoldfastError):
             raise candidate
         assert candidate is not None
+        if candidate.is_elsewhere:  # what is here is another run's
+            self._set_aside_after(-1)
         self._assemble(candidate)
         return candidate.manifest
 
     def _choose_newest(self) -> Manifest | None:
-        holdings = self._all_holdings()
-        candidates = self._candidates(holdings) if self._session.place.is_first else None
+        views = self._look()
+        candidates = self._candidates(views) if self._session.place.is_first else None
         while True:
             candidate: _Candidate | HoldfastError | None = None
             if candidates is not None:
@@ -168,14 +183,13 @@ class Assembling:
             else:
                 return candidate.manifest
 
-    def _candidates(self, holdings: Sequence[_Holding]) -> Iterator[_Candidate]:
+    def _candidates(self, views: Sequence[_View]) -> Iterator[_Candidate]:
         """Newest first; ends with an error when there was something, and nothing of it was any good."""
         in_store = self._remote.steps()
         foreign = self._remote.foreign_steps()  # told of, so that nobody begins anew beside them unawares
-        here = {step for path in list_checkpoints(self._output.root) if (step := step_of(path)) is not None}
-        steps = sorted({*here, *in_store, *foreign, *(held.manifest.step for held in holdings)}, reverse=True)
+        steps = sorted({*in_store, *foreign, *(step for view in views for step in view.steps)}, reverse=True)
         for step in steps:
-            yield from self._candidates_of(step, holdings, in_store)
+            yield from self._candidates_of(step, views, in_store)
         if steps:
             raise NothingValidError(
                 f"{self._store.location} and the nodes hold {plural(len(steps), 'checkpoint')}, and none of them is "
@@ -183,9 +197,7 @@ class Assembling:
                 hint="see `holdfast checkpoints verify`; name another location to start afresh",
             )
 
-    def _candidates_of(
-        self, step: int, holdings: Sequence[_Holding], in_store: Sequence[int]
-    ) -> Iterator[_Candidate]:
+    def _candidates_of(self, step: int, views: Sequence[_View], in_store: Sequence[int]) -> Iterator[_Candidate]:
         stored: Manifest | None = None
         try:
             stored = self._remote.manifest(step) if step in in_store else None
@@ -194,19 +206,24 @@ class Assembling:
         except CheckpointError as error:
             stored = None
             self._reject(checkpoint_name(step), str(error))
-        manifests = {held.manifest.to_bytes(): held.manifest for held in holdings if held.manifest.step == step}
-        for manifest in sorted(manifests.values(), key=lambda manifest: manifest.attempt, reverse=True):
-            if manifest == stored:
-                continue
-            held = {path for holding in holdings if holding.manifest == manifest for path in holding.paths}
-            if held >= {entry.path for entry in manifest.files}:
-                yield _Candidate(manifest=manifest)
-            elif stored is None:
-                self._reject(checkpoint_name(step), "parts of other nodes are missing")
-        if stored is not None:
-            yield _Candidate(manifest=stored, is_in_store=True)
-        elif not manifests:
-            self._reject(checkpoint_name(step), "there is no manifest that can be read")
+        holdings = [holding for view in views for holding in view.holdings if holding.manifest.step == step]
+        held = {entry for holding in holdings for entry in holding.files}
+        manifests = {holding.manifest.to_bytes(): holding.manifest for holding in holdings}
+        found = [
+            _Candidate(manifest=manifest, is_in_store=manifest == stored)
+            for manifest in manifests.values()
+            if manifest == stored or held >= set(manifest.files)
+        ]
+        if stored is not None and stored.to_bytes() not in manifests:
+            found.append(_Candidate(manifest=stored, is_in_store=True))
+        if not found:
+            is_known = bool(manifests)
+            reason = "parts of other nodes are missing" if is_known else "there is no manifest that can be read"
+            self._reject(checkpoint_name(step), reason)
+        # Of the store's own run the newest attempt, of one attempt what names most files; another run's last.
+        run_id = stored.run_id if stored is not None else None
+        found.sort(key=lambda candidate: _rank(candidate.manifest, run_id), reverse=True)
+        yield from found
 
     def _reject(self, name: str, reason: str) -> None:
         where = str(self._store.location.child(name))
@@ -214,22 +231,33 @@ class Assembling:
 
     def _set_aside_after(self, step: int) -> None:
         """Move what is newer than the chosen checkpoint out of the way, on every node."""
-        num_moved, place = 0, None
-        if self._folders.is_owner:
-            newer = [path for path in list_checkpoints(self._output.root) if (step_of(path) or 0) > step]
-            num_moved, place = len(newer), set_aside(self._output.root, newer)
-        moved = [(count, path) for count, path in self._peers.gather((num_moved, place)) if path is not None]
+        self._set_aside(lambda path: (step_of(path) or 0) > step)
+
+    def _set_aside(self, is_in_the_way: Callable[[Path], bool]) -> None:
+        def move() -> tuple[int, Path | None]:
+            if not self._folders.is_owner:
+                return 0, None
+            paths = [path for path in list_checkpoints(self._output.root) if is_in_the_way(path)]
+            return len(paths), set_aside(self._output.root, paths)
+
+        moved = [(count, place) for count, place in agree(self._peers, move) if place is not None]
         if moved:
-            self._session.report(SetAside(num_checkpoints=max(count for count, _ in moved), path=str(moved[0][1])))
+            count, place = max(moved, key=lambda pair: pair[0])
+            self._session.report(SetAside(num_checkpoints=count, path=str(place)))
 
     # ---- what there is --------------------------------------------------------------------------------------
 
-    def _all_holdings(self) -> list[_Holding]:
-        mine = self._holdings() if self._folders.is_owner else []
-        return [holding for holdings in self._peers.gather(mine) for holding in holdings]
+    def _look(self) -> list[_View]:
+        """What all nodes have, by rank."""
+        return agree(self._peers, self._view)
 
-    def _holdings(self) -> list[_Holding]:
-        found: list[_Holding] = []
+    def _view(self) -> _View:
+        if not self._folders.is_owner:
+            return _View()
+        steps = [step for path in list_checkpoints(self._output.root) if (step := step_of(path)) is not None]
+        return _View(steps=tuple(steps), holdings=tuple(self._holdings()))
+
+    def _holdings(self) -> Iterator[_Holding]:
         for path, manifest in self._output.manifests():
             if step_of(path) != manifest.step:
                 continue
@@ -242,23 +270,20 @@ class Assembling:
             except ManifestError:
                 continue
             bad = {fault.file for fault in faults}
-            found.append(
-                _Holding(manifest=manifest, paths=frozenset(entry.path for entry in entries if entry.path not in bad))
-            )
-        return found
+            yield _Holding(manifest=manifest, files=frozenset(entry for entry in entries if entry.path not in bad))
 
     def _good_files(self, candidate: _Candidate) -> frozenset[str]:
-        """The files of which this node has a good copy; all of its copies are read."""
+        """The files of which this node has a good copy, under whichever manifest; all of its copies are read."""
         if not self._folders.is_owner:
             return frozenset()
         if candidate.named is not None and self._session.place.is_first:  # verified a moment ago
             return frozenset(entry.path for entry in candidate.manifest.files)
         for holding in self._holdings():
-            if holding.manifest == candidate.manifest:
-                entries = [entry for entry in holding.manifest.files if entry.path in holding.paths]
-                line = ProgressLine("verifying")
-                faults = compare_content(self._output.root / candidate.name, entries, line.update)
-                return holding.paths - {fault.file for fault in faults}
+            if holding.manifest.step == candidate.manifest.step:
+                entries = [entry for entry in candidate.manifest.files if entry in holding.files]
+                watch = ProgressLine("verifying").update if self._session.place.is_first else None
+                faults = compare_content(self._output.root / candidate.name, entries, watch)
+                return frozenset(entry.path for entry in entries) - {fault.file for fault in faults}
         return frozenset()
 
     # ---- putting together -----------------------------------------------------------------------------------
@@ -266,15 +291,10 @@ class Assembling:
     def _assemble(self, candidate: _Candidate) -> None:
         """Raises CheckpointError or StorageError, the same on every rank, when it cannot be done."""
         started_s = clock.monotonic_s()
-        good, problems = work_apart(self._peers, lambda: self._good_files(candidate))
-        if problems:
-            raise problems[0]
-        good_of = {owner: good[owner] or frozenset[str]() for owner in self._folders.owners}
-        plan = make_plan(candidate.manifest, good_of, is_in_store=candidate.is_in_store)
-        folder = self._output.root / candidate.name
-        if candidate.named is not None and self._session.place.is_first:
-            folder = candidate.named
-        self._exchange.carry_out(candidate.manifest, plan, folder)
+        try:
+            plan = self._put_together(candidate)
+        except CheckpointError:  # a copy that was good a moment ago could not be read again: the next look finds that
+            plan = self._put_together(candidate)
         fetched_bytes = sum(window.size_bytes for window in plan.fetchers)
         if fetched_bytes:
             self._session.report(
@@ -285,6 +305,33 @@ class Assembling:
                     duration_s=round(clock.monotonic_s() - started_s, 3),
                 )
             )
+
+    def _put_together(self, candidate: _Candidate) -> Plan:
+        good = work_apart(self._peers, lambda: self._good_files(candidate))
+        good_of = {owner: good[owner] for owner in self._folders.owners}
+        plan = make_plan(candidate.manifest, good_of, is_in_store=candidate.is_in_store)
+        folder = self._output.root / candidate.name
+        if candidate.named is not None and self._session.place.is_first:
+            folder = candidate.named
+        self._exchange.carry_out(candidate.manifest, plan, folder, before_commit=lambda: self._clear(candidate))
+        return plan
+
+    def _clear(self, candidate: _Candidate) -> None:
+        """What has the checkpoint's name and is another run's, or nobody's, is not replaced but moved aside."""
+
+        def is_in_the_way(path: Path) -> bool:
+            if path.name != candidate.name:
+                return False
+            try:
+                return read_manifest_of_any(path).run_id != candidate.manifest.run_id
+            except ManifestError:
+                return True
+
+        self._set_aside(is_in_the_way)
+
+
+def _rank(manifest: Manifest, run_id: str | None) -> tuple[bool, int, int]:
+    return run_id in {None, manifest.run_id}, manifest.attempt, len(manifest.files)
 
 
 __all__ = ["Assembling"]

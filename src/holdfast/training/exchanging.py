@@ -13,9 +13,10 @@ import torch
 
 from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.digest import Digester
-from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.manifest import FileEntry, Manifest
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.transfer import Window, fetch, prepare, publish, share, windows_of
+from holdfast.checkpoint.verify import Verdict, verify
 from holdfast.errors import CheckpointError, HoldfastError
 from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.files import delete_tree, fsync_file, link_or_copy
@@ -94,13 +95,14 @@ class Exchange:
         self._store = store
         self._sender = peers.sender_among(owners)
 
-    def carry_out(self, manifest: Manifest, plan: Plan, folder: Path) -> None:
+    def carry_out(self, manifest: Manifest, plan: Plan, folder: Path, *, before_commit: Callable[[], None]) -> None:
         """Put the checkpoint together on every node, under its name.
 
         Args:
             manifest: of the checkpoint.
             plan: where its files come from.
             folder: where this node's good copies are.
+            before_commit: called on every rank, when all that can fail has been done.
 
         Raises:
             CheckpointError: a file turned out to be damaged; the same on every rank.
@@ -118,10 +120,10 @@ class Exchange:
             self._commit(manifest, plan, working)
 
         try:
-            for stage in (collect, exchange, commit):
-                _, problems = work_apart(self._peers, stage if self._rank in self._owners else _nothing)
-                if problems:
-                    raise problems[0]
+            for stage in (collect, exchange):
+                work_apart(self._peers, stage if self._rank in self._owners else _nothing)
+            before_commit()
+            work_apart(self._peers, commit if self._rank in self._owners else _nothing)
         finally:
             if self._rank in self._owners:
                 delete_tree(working)
@@ -170,8 +172,8 @@ class Exchange:
 
     def _commit(self, manifest: Manifest, plan: Plan, working: Path) -> None:
         target = self._output.root / checkpoint_name(manifest.step)
-        is_whole = (target / MANIFEST_NAME).exists()
-        if is_whole and not any(plan.lacks(self._rank, entry) for entry in manifest.files):
+        is_there = not any(plan.lacks(self._rank, entry) for entry in manifest.files)
+        if is_there and verify(target, deep=False) == Verdict(manifest=manifest, faults=()):
             return
         for entry in manifest.files:
             fsync_file(working / entry.path)

@@ -13,7 +13,7 @@ from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.transfer import check_listing, fetch, prepare, publish, share, windows_of
-from holdfast.errors import CheckpointError, HoldfastError, ManifestError, NothingValidError
+from holdfast.errors import CheckpointError, HoldfastError, ManifestError, NothingValidError, PeerError
 from holdfast.foundation import clock
 from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.events import CheckpointRejected, Fetched
@@ -125,8 +125,13 @@ class Fetching:
 
     def serve(self, order: FetchOrder) -> HoldfastError | None:
         """Fetch this rank's share; what went wrong on any rank, damage first, is heard by all."""
-        problems = work_apart(self._peers, lambda: self._fetch_share(order))[1]
-        return problems[0] if problems else None
+        try:
+            work_apart(self._peers, lambda: self._fetch_share(order))
+        except PeerError:
+            raise
+        except HoldfastError as error:
+            return error
+        return None
 
     def _fetch_share(self, order: FetchOrder) -> None:
         rank = self._session.place.rank

@@ -1,15 +1,18 @@
-"""The output folders of a job: one that all nodes share, or one on every node (docs/adr/0008)."""
+"""The output folders of a job: one that all nodes share, or several, each of one node or more (docs/adr/0008)."""
 
 import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import HoldfastError, StorageError
+from holdfast.errors import StorageError
+from holdfast.foundation import clock
 from holdfast.foundation.files import delete_tree
+from holdfast.training.meeting import agree
 from holdfast.training.peers import Peers
 
 _SHARED_WITHIN_S = 15.0
-_SEPARATE_AFTER_S = 3.0
+_SEPARATE_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class Folders:
 
 
 def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Folders:
-    """Find out whether all nodes see the same folder; a collective call.
+    """Find out which ranks see the same folder; a collective call.
 
     Args:
         peers: all ranks.
@@ -46,39 +49,77 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
         has_store: whether an object store stands behind it, so that nodes may have folders of their own.
 
     Raises:
-        StorageError: the first rank cannot use its folder; or nodes do not see it, and there is no store.
+        StorageError: a node cannot use its folder; or there are several, and no store.
     """
-    token, problem = "", None
-    if peers.place.is_first:
-        token = f"meet-{uuid.uuid4().hex}"
-        try:
+    place = peers.place
+    token = peers.from_first(uuid.uuid4().hex)
+    leaders = [rank for rank, is_leader in enumerate(peers.gather(place.local_rank == 0)) if is_leader]
+
+    def sign() -> None:
+        if place.rank in leaders:
             output.prepare()
-            output.open_attempt(token)
-        except HoldfastError as error:
-            problem = error
-        except OSError as error:
-            problem = StorageError(f"the output folder {output.root} cannot be written: {error}")
-    token, problem = peers.from_first((token, problem))
-    if problem is not None:
-        raise problem
-    # Network file systems show a new name late; a folder of a node's own does not show it at all.
-    sees = output.sees_attempt(token, wait_s=_SEPARATE_AFTER_S if has_store else _SHARED_WITHIN_S)
-    answers = peers.gather((sees, peers.place.local_rank == 0))
-    if peers.place.is_first:
-        delete_tree(output.work / token)
-    blind = [rank for rank, (sees, _) in enumerate(answers) if not sees]
-    if not blind:
-        return Folders(is_owner=peers.place.is_first)
-    if not has_store:
+            output.open_attempt(_sign(token, place.rank))
+
+    agree(peers, sign)
+    seen = _seen_signs(output, token, leaders, _SEPARATE_AFTER_S if has_store else _SHARED_WITHIN_S)
+    answers = peers.gather(tuple(seen))
+    if place.rank in leaders:
+        delete_tree(output.work / _sign(token, place.rank))
+    owner_of = owners_of(answers)
+    blind = [rank for rank, owner in enumerate(owner_of) if owner is None or (owner != 0 and not has_store)]
+    if blind:
+        hint = "all ranks of a node need one folder at the same path"
+        if not has_store:
+            hint = "all nodes need one shared folder, at the same path; or an object store: --output-dir s3://…"
         raise StorageError(
             f"rank(s) {', '.join(map(str, blind))} do not see the output folder {output.root} of rank 0; "
             "training was not started",
-            hint="all nodes need one shared folder, at the same path; or an object store: --output-dir s3://…",
+            hint=hint,
         )
-    owners = tuple(rank for rank, (_, is_first_of_node) in enumerate(answers) if is_first_of_node)
-    rank = peers.place.rank
-    index = sum(owner <= rank for owner in owners) - 1  # ranks of a node are neighbours
-    return Folders(owners=owners, index=index, is_owner=rank in owners)
+    owners = tuple(sorted({owner for owner in owner_of if owner is not None}))
+    own = owner_of[place.rank]
+    assert own is not None
+    return Folders(owners=owners, index=owners.index(own), is_owner=own == place.rank)
 
 
-__all__ = ["Folders", "find_folders"]
+def owners_of(answers: Sequence[Iterable[int]]) -> list[int | None]:
+    """From whose signs each rank sees to the owner of its folder: the lowest of all that see the same one.
+
+    Args:
+        answers: by rank, the ranks whose signs it sees.
+
+    Returns:
+        By rank; None for one that sees no sign.
+    """
+    group = list(range(len(answers)))
+
+    def find(rank: int) -> int:
+        while group[rank] != rank:
+            rank = group[rank]
+        return rank
+
+    for rank, seen in enumerate(answers):
+        for other in seen:
+            low, high = sorted((find(rank), find(other)))
+            group[high] = low
+    # The lowest rank of a group is not always one that signed: then the lowest that did is the owner.
+    signed = {rank for seen in answers for rank in seen}
+    owner = {root: min(rank for rank in signed if find(rank) == root) for root in {find(rank) for rank in signed}}
+    return [owner.get(find(rank)) if tuple(answers[rank]) else None for rank in range(len(answers))]
+
+
+def _sign(token: str, rank: int) -> str:
+    return f"meet-{token}-{rank}"
+
+
+def _seen_signs(output: OutputFolder, token: str, leaders: Sequence[int], within_s: float) -> list[int]:
+    """Network file systems show a new name late; a folder of a node's own does not show it at all."""
+    deadline = clock.monotonic_s() + within_s
+    while True:
+        seen = [rank for rank in leaders if (output.work / _sign(token, rank)).is_dir()]
+        if len(seen) == len(leaders) or clock.monotonic_s() >= deadline:
+            return seen
+        clock.sleep(0.2)
+
+
+__all__ = ["Folders", "find_folders", "owners_of"]

@@ -1,4 +1,4 @@
-"""Long work of some ranks while all keep in touch."""
+"""Work that ranks do apart and answer for together: what goes wrong anywhere is heard everywhere."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -11,34 +11,51 @@ _MEET_EVERY_S = 20.0
 _T = TypeVar("_T")
 
 
-def work_apart(peers: Peers, work: Callable[[], _T]) -> tuple[list[_T | None], list[HoldfastError]]:
-    """Do `work` on every rank, and hear how it went everywhere; a collective call.
-
-    Ranks do not wait for each other for ever, and such work may take longer: so they meet while it is under way.
+def agree(peers: Peers, work: Callable[[], _T]) -> list[_T]:
+    """Do a short piece of work on every rank; a collective call.
 
     Returns:
-        What it returned, by rank, None where it failed; and what went wrong, damaged checkpoints first.
+        What it returned, by rank.
 
     Raises:
-        PeerError: a rank is gone.
+        HoldfastError: whatever refused it anywhere, the same on every rank.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="holdfast-apart") as thread:
-        under_way = thread.submit(_try, work, peers.place.rank)
+    outcomes = peers.gather(attempt(work, peers.place.rank))
+    for outcome in outcomes:
+        if isinstance(outcome, HoldfastError):
+            raise outcome
+    return outcomes  # pyright: ignore[reportReturnType]
+
+
+def attempt(work: Callable[[], _T], rank: int) -> _T | HoldfastError:
+    """What `work` returns, or why it could not."""
+    try:
+        return work()
+    except HoldfastError as error:
+        return error
+    except OSError as error:
+        return StorageError(f"rank {rank} cannot use its output folder: {error}; training was not started")
+
+
+def work_apart(peers: Peers, work: Callable[[], _T]) -> list[_T]:
+    """The same for work that may take longer than ranks wait for each other: so they meet while it is under way.
+
+    Raises:
+        HoldfastError: what went wrong anywhere, a damaged checkpoint first; the same on every rank.
+        PeerError: a rank is gone; the work is left to itself, because this rank ends.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-apart")
+    try:
+        under_way = thread.submit(attempt, work, peers.place.rank)
         while not all(peers.gather(_is_done_within(under_way, _MEET_EVERY_S))):
             pass
-    outcomes = peers.gather(under_way.result())
-    problems = [problem for _, problem in outcomes if problem is not None]
-    problems.sort(key=lambda problem: not isinstance(problem, CheckpointError))
-    return [value for value, _ in outcomes], problems
-
-
-def _try(work: Callable[[], _T], rank: int) -> tuple[_T | None, HoldfastError | None]:
-    try:
-        return work(), None
-    except HoldfastError as error:
-        return None, error
-    except OSError as error:
-        return None, StorageError(f"rank {rank} cannot write its folder: {error}")
+        outcomes = peers.gather(under_way.result())
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
+    problems = [outcome for outcome in outcomes if isinstance(outcome, HoldfastError)]
+    if problems:
+        raise min(problems, key=lambda problem: not isinstance(problem, CheckpointError))
+    return outcomes  # pyright: ignore[reportReturnType]
 
 
 def _is_done_within(future: "Future[Any]", seconds: float) -> bool:
@@ -46,4 +63,4 @@ def _is_done_within(future: "Future[Any]", seconds: float) -> bool:
     return future.done()
 
 
-__all__ = ["work_apart"]
+__all__ = ["agree", "attempt", "work_apart"]

@@ -58,6 +58,8 @@ class Session:
         """The ranks' process group, made by the first integration that needs it."""
         self.uploads: Uploads | None = None
         """The mover of the newest training with an object store; on the first rank only."""
+        self.speaks_for_node = False
+        """Whether this rank owns a folder of its node's own: then its warnings are heard too."""
         self.upload_failure: str | None = None
         """Why this run stops, when uploads fail and the user wants it to stop."""
         self.locations: dict[str, Location] = {}
@@ -76,8 +78,8 @@ class Session:
             self._events.write(restarted)  # the launcher has said it on the console
 
     def report(self, event: Event) -> None:
-        """Tell people and programs; the first rank speaks for the job."""
-        if self.place.is_first:
+        """Tell people and programs; the first rank speaks for the job, others warn of what is their node's own."""
+        if self.place.is_first or (self.speaks_for_node and event.is_warning):
             self._events.write(event)
             self.log.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event.line)
 

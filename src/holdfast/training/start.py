@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.errors import HoldfastError, StorageError
+from holdfast.errors import HoldfastError
 from holdfast.foundation.console import ProgressLine
 from holdfast.storage.location import Location
 from holdfast.storage.opening import open_store
@@ -20,6 +20,7 @@ from holdfast.training.assembling import Assembling
 from holdfast.training.claiming import Claiming, claim_folder, join_store, names_to_upload, start_mover
 from holdfast.training.fetching import Fetching, FetchOrder
 from holdfast.training.folders import Folders, find_folders
+from holdfast.training.meeting import agree, attempt
 from holdfast.training.peers import Peers
 from holdfast.training.resume import ResumePoint, choose
 from holdfast.training.session import Session
@@ -89,7 +90,7 @@ def _start_on_one_folder(
     fetching = None if location is None else Fetching(session, peers, output, location)
     answer: Start | HoldfastError | FetchOrder | None = None
     if session.place.is_first:
-        answer = _outcome(output, lambda: _decide(session, output, fetching, folders))
+        answer = attempt(lambda: _decide(session, output, fetching, folders), session.place.rank)
     answer = peers.from_first(answer)
     while isinstance(answer, FetchOrder):
         assert fetching is not None
@@ -143,14 +144,16 @@ def _start_on_many_folders(
 
     def take() -> None:
         if folders.is_owner:
+            session.speaks_for_node = True
             claim_folder(session, output)
             join_store(session, output, location)
 
-    _together(peers, output, take)
-    _together(peers, output, claiming.begin if claiming else _nothing)
+    agree(peers, take)
+    agree(peers, claiming.begin if claiming else _nothing)
     assembling = Assembling(session, peers, output, folders, store)
     point = assembling.choose()
-    names = {name for found in peers.gather(names_to_upload(output) if folders.is_owner else []) for name in found}
+    found = agree(peers, lambda: names_to_upload(output) if folders.is_owner else [])
+    names = {name for names in found for name in names}
 
     def count() -> Attempt | None:
         if claiming is None:
@@ -159,48 +162,30 @@ def _start_on_many_folders(
         claiming.complete(attempt.run_id, attempt.attempt, attempt.attempt_id, keep=names)
         return attempt
 
-    attempt = _together(peers, output, count)[0]
-    assert attempt is not None
+    counted = agree(peers, count)[0]
+    assert counted is not None
 
     def open_folder() -> None:
         if folders.is_owner:
-            output.open_attempt(attempt.attempt_id)
+            output.open_attempt(counted.attempt_id)
             start_mover(
                 session,
                 output,
                 location,
-                attempt_id=attempt.attempt_id,
+                attempt_id=counted.attempt_id,
                 folders=folders,
-                passed_over=attempt.passed_over,
+                passed_over=counted.passed_over,
             )
 
-    _together(peers, output, open_folder)
-    return Start(point=point, attempt=attempt, folders=folders, bring=assembling.bring)
+    agree(peers, open_folder)
+    return Start(point=point, attempt=counted, folders=folders, bring=assembling.bring)
 
 
 def _nothing() -> None:
     """What ranks do that have nothing to do."""
 
 
-def _together(peers: Peers, output: OutputFolder, work: Callable[[], _T]) -> list[_T]:
-    """Do a short piece of work on every rank; whatever refuses it anywhere is raised everywhere."""
-    outcomes = peers.gather(_outcome(output, work))
-    for outcome in outcomes:
-        if isinstance(outcome, HoldfastError):
-            raise outcome
-    return outcomes  # pyright: ignore[reportReturnType]
-
-
 # ---- both -------------------------------------------------------------------------------------------------------
-
-
-def _outcome(output: OutputFolder, work: Callable[[], _T]) -> _T | HoldfastError:
-    try:
-        return work()
-    except HoldfastError as error:
-        return error
-    except OSError as error:
-        return StorageError(f"the output folder {output.root} cannot be used: {error}; training was not started")
 
 
 def _count_attempt(

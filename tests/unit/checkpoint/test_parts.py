@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint import copying
+from holdfast.checkpoint.catalog import newest_valid
 from holdfast.checkpoint.commit import RankPart, WorkingCheckpoint, added_files, describe_all, extended, reseal_part
+from holdfast.checkpoint.digest import digest_bytes
 from holdfast.checkpoint.inventory import Kind, open_inventory
 from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from holdfast.checkpoint.mover import Mover
@@ -13,11 +16,14 @@ from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.part import NodePart, read_part, verify_part
 from holdfast.checkpoint.publishing import Published, Publisher
 from holdfast.checkpoint.remote import Claim, RemoteFolder
+from holdfast.checkpoint.repairing import repair
+from holdfast.checkpoint.retention import KeepNewest
 from holdfast.checkpoint.verify import verify
-from holdfast.errors import ManifestError, StorageError, TransientError
+from holdfast.errors import CheckpointError, ManifestError, NothingValidError, StorageError, TransientError
 from holdfast.foundation.events import Event, Uploaded
-from tests.support.checkpoints import describe, prepared
-from tests.support.stores import FaultyStore
+from holdfast.storage.location import Location, Scheme
+from tests.support.checkpoints import commit, describe, prepared
+from tests.support.stores import FaultyStore, flip
 
 _FILES = ({"model.safetensors": b"m" * 5000, "rng_state_0.pth": b"0"}, {"rng_state_1.pth": b"1", "sub/x": b"x"})
 
@@ -43,7 +49,7 @@ class Node:
         return Publisher(self.remote).publish(folder, name=folder.name, record=record, part=read_part(folder))
 
 
-def commit_parts(outputs: list[OutputFolder], step: int) -> Manifest:
+def commit_parts(outputs: list[OutputFolder], step: int, *, is_open: bool = False) -> Manifest:
     """What all nodes do when they save."""
     workings: list[WorkingCheckpoint] = []
     parts: list[RankPart] = []
@@ -58,7 +64,8 @@ def commit_parts(outputs: list[OutputFolder], step: int) -> Manifest:
     manifest = describe_all(parts, describe(step))
     for node, working in enumerate(workings):
         paths = tuple(sorted(entry.path for entry in parts[node].files))
-        working.commit_part(NodePart(node=node, num_nodes=2, paths=paths, manifest=manifest))
+        working.prepare_part(NodePart(node=node, num_nodes=2, paths=paths, manifest=manifest, is_open=is_open))
+        working.publish_part()
         working.discard()
     return manifest
 
@@ -161,8 +168,8 @@ def test_a_fault_at_any_request_of_any_node_changes_nothing(nodes: list[Node], t
                 is_done = False
             store.before = lambda name, key: None
             if not is_done:
-                assert first.publish(20) in set(Published)
-                assert second.publish(20) in set(Published)
+                first.publish(20)
+                second.publish(20)
             assert first.remote.steps() == [20]
             assert verify(store.location.folder / "checkpoint-20").is_valid
             if is_done:
@@ -180,7 +187,7 @@ def test_the_next_start_commits_what_only_lacked_that(nodes: list[Node], store: 
     store.delete(f"checkpoint-20/{MANIFEST_NAME}")
     store.write(".holdfast/unfinished/checkpoint-20", b"")
     for node in nodes:
-        store.write(f".holdfast/parts/checkpoint-20/{node.index}-of-2", manifest.to_bytes())
+        store.write(mark_of(manifest.to_bytes(), node.index), manifest.to_bytes())
     remote = RemoteFolder(store)
     remote.claim(claim(2))
     assert Publisher(remote).finish_parts() == ["checkpoint-20"]
@@ -192,12 +199,12 @@ def test_the_next_start_commits_what_only_lacked_that(nodes: list[Node], store: 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda store, data: store.delete(".holdfast/parts/checkpoint-20/1-of-2"),
-        lambda store, data: store.write(".holdfast/parts/checkpoint-20/1-of-2", data[:-1]),
-        lambda store, data: store.write(".holdfast/parts/checkpoint-20/2-of-3", data),
+        lambda store, data: store.delete(mark_of(data, 1)),
+        lambda store, data: store.write(mark_of(data, 0), data[:-1]),
+        lambda store, data: (store.delete(mark_of(data, 1)), store.write(mark_of(data, 1, of=3), data)),
         lambda store, data: store.delete("checkpoint-20/sub/x"),
         lambda store, data: store.write("checkpoint-20/sub/x", b"too long"),
-        lambda store, data: store.write(".holdfast/parts/checkpoint-20/1-of-2", data.replace(b"20", b"21")),
+        lambda store, data: store.write(mark_of(data, 0), data.replace(b"20", b"21")),
     ],
 )
 def test_what_is_not_whole_is_cleaned_up(spoil, nodes: list[Node], store: FaultyStore) -> None:
@@ -208,7 +215,7 @@ def test_what_is_not_whole_is_cleaned_up(spoil, nodes: list[Node], store: Faulty
     store.delete(f"checkpoint-20/{MANIFEST_NAME}")
     store.write(".holdfast/unfinished/checkpoint-20", b"")
     for node in nodes:
-        store.write(f".holdfast/parts/checkpoint-20/{node.index}-of-2", data)
+        store.write(mark_of(data, node.index), data)
     spoil(store, data)
     remote = RemoteFolder(store)
     remote.claim(claim(2))
@@ -222,7 +229,9 @@ def test_hostile_marks_of_parts_name_nothing(store: FaultyStore) -> None:
     """Whatever somebody has put there, nothing else is read, written or deleted."""
     remote = RemoteFolder(store)
     remote.claim(claim(1))
-    for name in ("notes/0-of-1", "checkpoint-3/x", "checkpoint-3/0-of-0", "checkpoint-3/00-of-1"):
+    digest = "0" * 32
+    hostile = ("checkpoint-3/x", f"checkpoint-3/{digest}/0-of-0", f"checkpoint-3/{digest}/00-of-1")
+    for name in (f"notes/{digest}/0-of-1", f"checkpoint-3/{digest}/0-of-1", "checkpoint-3/0-of-1", *hostile):
         store.write(f".holdfast/parts/{name}", b"{}")
     store.write("notes/mine", b"mine")
     assert Publisher(remote).finish_parts() == []
@@ -239,22 +248,38 @@ def test_a_replaced_checkpoint_of_the_same_step_goes_first(nodes: list[Node], st
     assert verify(store.location.folder / "checkpoint-20").is_valid
 
 
-def test_added_files_replace_the_manifest_without_a_gap(nodes: list[Node], store: FaultyStore) -> None:
-    """A callback's file on one node: the committed checkpoint stays until all nodes say the same again."""
-    for node in nodes:
-        node.publish(20)
-    before = nodes[0].remote.manifest(20)
+def test_another_manifest_of_the_step_does_no_harm(nodes: list[Node], store: FaultyStore) -> None:
+    """Two that name different files are never mixed: what is committed is whole."""
+    before = read_part(nodes[0].folder(20))
     folder = nodes[1].folder(20)
     (folder / "notes.txt").write_bytes(b"added")
-    added = added_files(folder, before)
-    manifest = extended(before, added)
-    reseal_part(folder, read_part(folder), manifest, added)
+    added = added_files(folder, before.manifest)
+    manifest = extended(before.manifest, added)
     assert nodes[1].publish(20) is Published.IN_PART
-    assert nodes[0].remote.manifest(20) == before
-    reseal_part(nodes[0].folder(20), read_part(nodes[0].folder(20)), manifest, [])
-    assert nodes[0].publish(20) is Published.NOW
+    reseal_part(folder, read_part(folder), manifest, added)
+    assert nodes[1].publish(20) is Published.IN_PART, "node 0 has not said the same"
+    assert nodes[0].publish(20) is Published.NOW, "both have said the first"
+    assert verify(store.location.folder / "checkpoint-20").is_valid
+    reseal_part(nodes[0].folder(20), before, manifest, [])
+    assert nodes[0].publish(20) is not Published.BEFORE
+    assert nodes[1].publish(20) in {Published.NOW, Published.BEFORE}
     assert verify(store.location.folder / "checkpoint-20").is_valid
     assert nodes[0].remote.manifest(20) == manifest
+
+
+def test_what_somebody_deleted_is_not_committed(nodes: list[Node], store: FaultyStore) -> None:
+    """All nodes say that their files are there, and one is not: it is told, and sent again."""
+    nodes[0].publish(20)
+    store.delete("checkpoint-20/model.safetensors")
+    with pytest.raises(StorageError, match="not committed"):
+        nodes[1].publish(20)
+    assert nodes[0].remote.steps() == []
+    assert nodes[0].publish(20) is Published.NOW
+    assert verify(store.location.folder / "checkpoint-20").is_valid
+
+
+def mark_of(data: bytes, node: int, *, of: int = 2) -> str:
+    return f".holdfast/parts/checkpoint-20/{digest_bytes(data).rpartition(':')[2]}/{node}-of-{of}"
 
 
 def mover(node: Node, events: list[Event]) -> Mover:
@@ -292,24 +317,79 @@ def test_the_end_waits_for_the_other_parts(nodes: list[Node]) -> None:
     assert not first.is_waiting
 
 
-def test_what_is_named_anew_is_awaited_anew(nodes: list[Node]) -> None:
-    """A callback's file joins the checkpoint between a node's first sending of it and the others'."""
-    events: list[Event] = []
-    first, second = (mover(node, events) for node in nodes)
+def test_open_parts_are_not_sent(nodes: list[Node]) -> None:
+    """Callbacks may still add files: nothing goes to the store before all have, unless nobody is left to add any."""
+    commit_parts([node.output for node in nodes], 40, is_open=True)
+    first = mover(nodes[0], [])
+    assert first.next() == nodes[0].folder(20)
+    part = read_part(nodes[0].folder(40))
+    assert NodePart.from_bytes(part.to_bytes()).is_open
+    reseal_part(nodes[0].folder(40), part, part.manifest, [])
+    assert first.next() == nodes[0].folder(40)
+    second = mover(nodes[1], [])
+    assert second.next() == nodes[1].folder(20)
+    second.takes_open = True
+    assert second.next() == nodes[1].folder(40)
+
+
+def test_nobody_runs_ahead(nodes: list[Node]) -> None:
+    """What was sent last must be complete before a node begins the next; then all turn to the newest."""
+    outputs = [node.output for node in nodes]
+    first, second = (mover(node, []) for node in nodes)
+    assert first.move_next()
+    for step in (40, 60):
+        commit_parts(outputs, step)
+        assert not first.move_next()
+    assert second.move_next()
+    assert nodes[0].remote.steps() == [20]
+    clock_of(first)
+    assert first.next() == nodes[0].folder(60)
+    first.newest_only = True
+    assert first.next() == nodes[0].folder(60)
+
+
+def clock_of(each: Mover) -> None:
+    """Siblings look at most once a second."""
+    each._siblings._look_again_s = 0.0
+
+
+def test_a_part_that_became_whole_is_sent_whole(nodes: list[Node], store: FaultyStore) -> None:
+    """A framework wanted the checkpoint on every node before all had sent theirs: the first node sends it all."""
+    first, second = (mover(node, []) for node in nodes)
+    assert first.move_next()
+    manifest = read_part(nodes[0].folder(20)).manifest
+    for node, other in (nodes, nodes[::-1]):
+        folder = node.folder(20)
+        for entry in manifest.files:
+            target = folder / entry.path
+            target.parent.mkdir(exist_ok=True)
+            if not target.exists():
+                target.write_bytes((other.folder(20) / entry.path).read_bytes())
+    for node in nodes:
+        (node.folder(20) / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+        (node.folder(20) / PART_NAME).unlink()
+    assert not second.move_next()
+    assert first.move_next()
+    assert nodes[0].remote.steps() == [20]
+    assert verify(store.location.folder / "checkpoint-20").is_valid
+
+
+def test_others_that_go_on_sending_are_waited_for(nodes: list[Node]) -> None:
+    """As long as another node shows life, the end is not given up."""
+    first, second = (mover(node, []) for node in nodes)
     first.move_next()
-    folder = nodes[0].folder(20)
-    (folder / "notes.txt").write_bytes(b"added")
-    before = read_part(folder)
-    added = added_files(folder, before.manifest)
-    manifest = extended(before.manifest, added)
-    reseal_part(folder, before, manifest, added)
-    reseal_part(nodes[1].folder(20), read_part(nodes[1].folder(20)), manifest, [])
-    second.move_next()
-    assert second.is_waiting
-    first.move_next()
-    for each in (first, second):
-        each.check_arrived()
-    assert nodes[0].remote.manifest(20) == manifest
+    first.last_progress_s = 0.0
+    with pytest.raises(TransientError):
+        first.check_arrived()
+    seen_s = first.last_progress_s
+    assert seen_s > 0
+    with pytest.raises(TransientError):
+        first.check_arrived()
+    assert first.last_progress_s == seen_s, "nothing has changed since"
+    second._siblings.show_life("checkpoint-20", read_part(nodes[1].folder(20)), None)
+    with pytest.raises(TransientError):
+        first.check_arrived()
+    assert first.last_progress_s > seen_s
 
 
 def test_notes_of_what_was_sent_go_with_the_checkpoint(nodes: list[Node]) -> None:
@@ -322,11 +402,30 @@ def test_notes_of_what_was_sent_go_with_the_checkpoint(nodes: list[Node]) -> Non
     assert not list(nodes[0].output.control.glob("upload-*"))
 
 
-def test_a_withdrawn_part_leaves_nothing(tmp_path: Path) -> None:
-    """Another node's disk was full: this node takes its part back."""
-    output = prepared(tmp_path / "node")
-    commit_parts([output, prepared(tmp_path / "other")], 20)
-    working = WorkingCheckpoint(output, attempt_id="run-1", step=20)
-    assert (output.root / "checkpoint-20" / PART_NAME).exists()
-    working.withdraw()
-    assert not (output.root / "checkpoint-20").exists()
+def test_a_part_that_cannot_be_prepared_replaces_nothing(tmp_path: Path) -> None:
+    """Another node's disk was full: what stood there before stands."""
+    outputs = [prepared(tmp_path / f"node-{index}") for index in range(2)]
+    commit_parts(outputs, 20)
+    before = (outputs[0].root / "checkpoint-20" / PART_NAME).read_bytes()
+    working = WorkingCheckpoint(outputs[0], attempt_id="run-2", step=20)
+    working.rank_root(0)
+    working.prepare_part(dataclasses.replace(read_part(outputs[0].root / "checkpoint-20"), paths=()))
+    working.discard()
+    assert (outputs[0].root / "checkpoint-20" / PART_NAME).read_bytes() == before
+    assert not list((outputs[0].work / "run-2").iterdir())
+
+
+def test_commands_leave_parts_alone(nodes: list[Node], tmp_path: Path) -> None:
+    """Copying says what it is; pruning neither deletes a part nor a checkpoint in its favour; damage is found."""
+    root = nodes[0].output.root
+    commit(nodes[0].output, 10)
+    inventory = open_inventory(str(root))[0]
+    part = inventory.item("checkpoint-20")
+    with pytest.raises(CheckpointError, match="one node's part"):
+        copying.copy(inventory, part, Location(scheme=Scheme.FILE, path=str(tmp_path / "copy")))
+    assert inventory.superseded([KeepNewest(1)]) == []
+    flip(root / "checkpoint-20" / "model.safetensors")
+    found = repair(inventory, deep=True, drop_damaged=False, dry_run=True, idle_s=0)
+    assert [damage.item.name for damage in found.damaged] == ["checkpoint-20"]
+    with pytest.raises(NothingValidError, match="one node's parts"):
+        newest_valid(nodes[1].output.root, rejected=lambda path, fault: None)

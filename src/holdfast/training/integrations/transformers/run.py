@@ -409,6 +409,8 @@ class TrainerRun:
                 self._pending = Pending(complete=True)
                 self._save_checkpoint(trainer.model_wrapped, trial)
                 trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+            if self._bring is not None:
+                self._agree_on_best()
             self._session.termination.leave_training()
             result = original(trial, num_train_samples, start_time - self._continuation.elapsed_s)
             self._tell_progress(force=True)
@@ -419,14 +421,19 @@ class TrainerRun:
 
         return finalize
 
+    def _agree_on_best(self) -> None:
+        """Whether a best model is loaded is decided by what each rank knows of it: the same, from now on."""
+        state = self._trainer.state
+        best = self._peers.from_first(state.best_model_checkpoint)
+        step = step_of(Path(best)) if best else None
+        state.best_model_checkpoint = best if step is None else str(self._output.root / checkpoint_name(step))
+
     def _wrap_load_best_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_best_model(*args: Any, **kwargs: Any) -> Any:
             """The Trainer reads it on every node, and every node holds its own part of it."""
-            best = self._peers.from_first(self._trainer.state.best_model_checkpoint)
-            step = step_of(Path(best)) if best else None
+            step = step_of(Path(self._trainer.state.best_model_checkpoint))
             if step is not None and self._bring is not None:
                 self._bring(step)
-                self._trainer.state.best_model_checkpoint = str(self._output.root / checkpoint_name(step))
             return original(*args, **kwargs)
 
         return load_best_model

@@ -157,7 +157,7 @@ class Saver:
     def _commit_parts(
         self, working: WorkingCheckpoint, parts: list[RankPart], describe: Callable[[tuple[FileEntry, ...]], Manifest]
     ) -> tuple[Manifest | None, str]:
-        """Every node commits its part, and takes it back when one of them could not."""
+        """Every node commits its part, when all of them have done what can fail."""
         manifest: Manifest | None = None
         error = ""
         if self._session.place.is_first:
@@ -168,20 +168,21 @@ class Saver:
         manifest, error = self._peers.from_first((manifest, error))
         if manifest is None:
             return None, error
-        is_published = False
+        node = self._folders.index
+        paths = sorted(entry.path for part in parts if part.node == node for entry in part.files)
+        part = NodePart(node=node, num_nodes=self._folders.count, paths=tuple(paths), manifest=manifest, is_open=True)
+        error = self._on_node(lambda: working.prepare_part(part)) or self._on_node(working.publish_part)
+        return (None, error) if error else (manifest, "")
+
+    def _on_node(self, work: Callable[[], object]) -> str:
+        """Do something for every node's folder, and say why it failed anywhere; the same on every rank."""
+        error = ""
         if self._folders.is_owner:
-            node = self._folders.index
-            paths = sorted(entry.path for part in parts if part.node == node for entry in part.files)
-            part = NodePart(node=node, num_nodes=self._folders.count, paths=tuple(paths), manifest=manifest)
             try:
-                working.commit_part(part)
-                is_published = True
+                work()
             except (HoldfastError, OSError) as reason:
-                error = f"node {node}: {reason}"
-        errors = [error for error in self._peers.gather(error) if error]
-        if errors and is_published:
-            working.withdraw()
-        return (None, "; ".join(errors)) if errors else (manifest, "")
+                error = f"node {self._folders.index}: {reason}"
+        return "; ".join(error for error in self._peers.gather(error) if error)
 
     def save_final(self) -> None:
         """Keep the finished model for the object store, in the layout that `from_pretrained` reads.
@@ -195,9 +196,7 @@ class Saver:
         rank = self._session.place.rank
         try:
             self._trainer.save_model(str(working.rank_root(rank) / working.name))
-            part = working.seal(rank)
-            if self._folders.index and part.files:
-                part = RankPart(rank=rank, error=f"{part.files[0].path} lies on another node than the model")
+            part = dataclasses.replace(working.seal(rank), node=self._folders.index)
         except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
             part = RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
         parts = self._peers.gather(part)
@@ -206,6 +205,7 @@ class Saver:
                 working.discard()
             return
         try:
+            parts = _of_first_node(parts)
             working.commit(parts, lambda entries: self._describe(step, Trigger.FINAL, entries))
         except (HoldfastError, OSError) as error:
             consequence = "the newest checkpoint has the same weights"
@@ -244,25 +244,17 @@ class Saver:
 
     def _adopt_on_nodes(self, path: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
         mine: list[FileEntry] = []
-        error = ""
-        if self._folders.is_owner:
-            try:
-                mine = added_files(path, manifest)
-            except OSError as reason:
-                error = str(reason)
-        answers = self._peers.gather((mine, error))
-        errors = [error for _, error in answers if error]
-        if errors:
-            raise SaveError("; ".join(errors))
-        everything = [entry for entries, _ in answers for entry in entries]
-        if not everything:
-            return manifest, []
-        manifest = extended(manifest, everything)
-        if self._folders.is_owner:
-            # Of two files under one name the first node's counts; the other one stays unnamed, and unused.
-            named = [entry for entry in mine if entry in manifest.files]
-            reseal_part(path, read_part(path), manifest, named)
-        return manifest, sorted({entry.path for entry in everything})
+        error = self._on_node(lambda: mine.extend(added_files(path, manifest)))
+        if error:
+            raise SaveError(error)
+        everything = [entry for entries in self._peers.gather(mine) for entry in entries]
+        whole = extended(manifest, everything)
+        # Of two files under one name the first node's counts; the other one stays unnamed, and unused.
+        named = [entry for entry in mine if entry in whole.files]
+        error = self._on_node(lambda: reseal_part(path, read_part(path), whole, named))
+        if error:
+            raise SaveError(error)
+        return whole, sorted({entry.path for entry in everything})
 
     def _write_part(self, working: WorkingCheckpoint, state: RankState, model: Any, trial: Any) -> RankPart:
         rank = self._session.place.rank
@@ -347,6 +339,21 @@ class Saver:
             return
         for path in pruned:
             self._session.report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
+
+
+def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
+    """The parts that lie where the final model is kept; other nodes may have written the same files.
+
+    Raises:
+        SaveError: they have written others.
+    """
+    here = [part for part in parts if part.node == 0 or part.error is not None]
+    files = {entry for part in here for entry in part.files}
+    for part in parts:
+        for entry in part.files:
+            if entry not in files:
+                raise SaveError(f"{entry.path} lies on another node than the rest of the model")
+    return here
 
 
 def _metrics_at(state: Any, step: int) -> dict[str, float]:
