@@ -141,17 +141,8 @@ class OutputFolder:
         return attempt
 
     def open_attempt(self, attempt_id: str) -> None:
-        """Create the working folder of this start; its sight tells other nodes that they share the folder."""
+        """Create a working folder."""
         (self.work / attempt_id).mkdir()
-
-    def sees_attempt(self, attempt_id: str, *, wait_s: float) -> bool:
-        """Whether this node sees what the first rank created, allowing for a network file system's caches."""
-        deadline = clock.monotonic_s() + wait_s
-        while not (self.work / attempt_id).is_dir():
-            if clock.monotonic_s() >= deadline:
-                return False
-            clock.sleep(0.2)
-        return True
 
     def committed(self) -> list[Path]:
         """Every checkpoint, or node's part of one, whose record can be read, newest first; not verified."""

@@ -133,7 +133,11 @@ class Assembling:
         candidate: _Candidate | HoldfastError | None = None
         if self._session.place.is_first:
             try:
-                candidate = next(self._candidates_of(step, views, self._remote.steps()), None)
+                held = self._held(step, views)
+                if held:
+                    candidate = _Candidate(manifest=max(held, key=lambda manifest: manifest.attempt))
+                else:
+                    candidate = next(self._candidates_of(step, views, self._remote.steps()), None)
             except HoldfastError as error:
                 candidate = error
         candidate = self._peers.from_first(candidate)
@@ -206,24 +210,24 @@ class Assembling:
         except CheckpointError as error:
             stored = None
             self._reject(checkpoint_name(step), str(error))
-        holdings = [holding for view in views for holding in view.holdings if holding.manifest.step == step]
-        held = {entry for holding in holdings for entry in holding.files}
-        manifests = {holding.manifest.to_bytes(): holding.manifest for holding in holdings}
-        found = [
-            _Candidate(manifest=manifest, is_in_store=manifest == stored)
-            for manifest in manifests.values()
-            if manifest == stored or held >= set(manifest.files)
-        ]
-        if stored is not None and stored.to_bytes() not in manifests:
+        found = [_Candidate(manifest=manifest) for manifest in self._held(step, views) if manifest != stored]
+        if stored is not None:
             found.append(_Candidate(manifest=stored, is_in_store=True))
         if not found:
-            is_known = bool(manifests)
+            is_known = any(holding.manifest.step == step for view in views for holding in view.holdings)
             reason = "parts of other nodes are missing" if is_known else "there is no manifest that can be read"
             self._reject(checkpoint_name(step), reason)
         # Of the store's own run the newest attempt, of one attempt what names most files; another run's last.
         run_id = stored.run_id if stored is not None else None
         found.sort(key=lambda candidate: _rank(candidate.manifest, run_id), reverse=True)
         yield from found
+
+    def _held(self, step: int, views: Sequence[_View]) -> list[Manifest]:
+        """The manifests of this step of which all files are on the nodes."""
+        holdings = [holding for view in views for holding in view.holdings if holding.manifest.step == step]
+        held = {entry for holding in holdings for entry in holding.files}
+        manifests = {holding.manifest.to_bytes(): holding.manifest for holding in holdings}
+        return [manifest for manifest in manifests.values() if held >= set(manifest.files)]
 
     def _reject(self, name: str, reason: str) -> None:
         where = str(self._store.location.child(name))

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.final import final_folder
-from holdfast.checkpoint.manifest import Trigger
+from holdfast.checkpoint.manifest import PART_NAME, Trigger
 from holdfast.checkpoint.mover_process import MoverPlan
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.publishing import Publisher
@@ -105,11 +105,19 @@ class Claiming:
         self._remote.claim(Claim(run_id=run_id, attempt=attempt, attempt_id=attempt_id, since=now, host=host))
 
 
-def names_to_upload(output: OutputFolder) -> list[str]:
-    """What a mover of this folder will take up: what it will not is superseded, and not kept in the store either."""
+def names_to_upload(output: OutputFolder, *, with_parts: bool = False) -> list[str]:
+    """What a mover of this folder will take up: what it will not is superseded, and not kept in the store either.
+
+    Args:
+        output: the folder.
+        with_parts: whether other nodes may have the other parts of what it holds parts of.
+    """
+    found = [
+        (path, manifest) for path, manifest in output.manifests() if with_parts or not (path / PART_NAME).exists()
+    ]
     return [
         path.name
-        for index, (path, manifest) in enumerate(output.manifests())
+        for index, (path, manifest) in enumerate(found)
         if index == 0 or manifest.trigger != Trigger.PERIODIC
     ]
 

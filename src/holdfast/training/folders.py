@@ -61,8 +61,8 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
             output.open_attempt(_sign(token, place.rank))
 
     agree(peers, sign)
-    seen = _seen_signs(output, token, leaders, _SEPARATE_AFTER_S if has_store else _SHARED_WITHIN_S)
-    answers = peers.gather(tuple(seen))
+    within_s = _SEPARATE_AFTER_S if has_store else _SHARED_WITHIN_S
+    answers = agree(peers, lambda: _seen_signs(output, token, leaders, within_s))
     if place.rank in leaders:
         delete_tree(output.work / _sign(token, place.rank))
     owner_of = owners_of(answers)

@@ -14,8 +14,10 @@ from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.errors import HoldfastError
 from holdfast.foundation.console import ProgressLine
+from holdfast.storage.access import check_access
 from holdfast.storage.location import Location
 from holdfast.storage.opening import open_store
+from holdfast.storage.store import Store
 from holdfast.training.assembling import Assembling
 from holdfast.training.claiming import Claiming, claim_folder, join_store, names_to_upload, start_mover
 from holdfast.training.fetching import Fetching, FetchOrder
@@ -138,21 +140,26 @@ def _decide(session: Session, output: OutputFolder, fetching: Fetching | None, f
 def _start_on_many_folders(
     session: Session, peers: Peers, output: OutputFolder, location: Location, folders: Folders
 ) -> Start:
-    place, store = session.place, open_store(location)
-    claiming = Claiming(session, RemoteFolder(store)) if place.is_first else None
+    place = session.place
     session.log.debug("every node has an output folder of its own; this one is %s", output.root)
+    opened: list[Store] = []
 
     def take() -> None:
+        opened.append(open_store(location))
         if folders.is_owner:
             session.speaks_for_node = True
+            if not place.is_first:  # the first rank has tried it before the model was loaded
+                check_access(opened[0])
             claim_folder(session, output)
             join_store(session, output, location)
 
     agree(peers, take)
+    store = opened[0]
+    claiming = Claiming(session, RemoteFolder(store)) if place.is_first else None
     agree(peers, claiming.begin if claiming else _nothing)
     assembling = Assembling(session, peers, output, folders, store)
     point = assembling.choose()
-    found = agree(peers, lambda: names_to_upload(output) if folders.is_owner else [])
+    found = agree(peers, lambda: names_to_upload(output, with_parts=True) if folders.is_owner else [])
     names = {name for names in found for name in names}
 
     def count() -> Attempt | None:

@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import Interrupted, PeerError, UsageError
+from holdfast.errors import HoldfastError, Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
@@ -433,7 +433,12 @@ class TrainerRun:
             """The Trainer reads it on every node, and every node holds its own part of it."""
             step = step_of(Path(self._trainer.state.best_model_checkpoint))
             if step is not None and self._bring is not None:
-                self._bring(step)
+                try:
+                    self._bring(step)
+                except PeerError:
+                    raise
+                except HoldfastError as error:  # the first node may have the model itself; the Trainer looks
+                    self._session.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
             return original(*args, **kwargs)
 
         return load_best_model
