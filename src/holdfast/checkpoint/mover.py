@@ -72,6 +72,7 @@ class Mover:
         self._num_nodes = num_nodes
         self._siblings = Siblings(remote, self._publisher, count=num_nodes)
         self._done: dict[str, tuple[bool, bytes]] = {}
+        self._is_held_back = False
         self._seen: set[str] = set()
         self._present: set[str] = set()
         self._status: dict[str, object] = {}
@@ -103,6 +104,7 @@ class Mover:
         for name in self._seen - present:
             self._supersede(Path(name))
         self._seen = present - self._done.keys()
+        self._is_held_back = False
         undone = [folder for folder in folders if self._is_to_send(folder)]
         if self.newest_only:
             undone = [folder for folder in undone if folder == folders[0]]
@@ -115,6 +117,7 @@ class Mover:
                         self._supersede(folder)
                     continue
                 if not self.newest_only and not self._siblings.may_begin(self.deadline_s):
+                    self._is_held_back = True
                     return None
             return folder
         final = final_folder(self._output)
@@ -143,6 +146,9 @@ class Mover:
 
         newest = next(self._committed(), Path())
         self._siblings.check_arrived(newest.name, alive=alive, deadline_s=self.deadline_s)
+        if self._is_held_back:
+            where = self._remote.store.location.child(newest.name)
+            raise TransientError(f"{where} is not sent before other nodes have sent their parts of an older one")
 
     @property
     def is_waiting(self) -> bool:

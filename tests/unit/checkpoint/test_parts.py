@@ -342,6 +342,9 @@ def test_nobody_runs_ahead(nodes: list[Node]) -> None:
         assert not first.move_next()
     assert second.move_next()
     assert nodes[0].remote.steps() == [20]
+    assert first.next() is None, "it has looked less than a second ago"
+    with pytest.raises(TransientError, match="not sent before other nodes"):
+        first.check_arrived()
     clock_of(first)
     assert first.next() == nodes[0].folder(60)
     first.newest_only = True
