@@ -22,7 +22,7 @@ from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import Policy
 from holdfast.checkpoint.siblings import Siblings
 from holdfast.checkpoint.verify import read_manifest
-from holdfast.errors import ConflictError, HoldfastError, ManifestError, StorageError
+from holdfast.errors import ConflictError, HoldfastError, ManifestError, StorageError, TransientError
 from holdfast.foundation import clock, files
 from holdfast.foundation.events import Event, Pruned, Uploaded, UploadFailed, UploadSuperseded
 

@@ -93,23 +93,23 @@ class Siblings:
 
         Args:
             newest: its name.
-            alive: called when another node has gone on sending since the last look.
+            alive: called when another node has gone on sending what is awaited since the last look.
             deadline_s: when to give up asking.
 
         Raises:
             TransientError: it is not yet.
             StorageError: the store cannot be read.
         """
+        signs = {name: self._publisher.signs_of_life(name, deadline_s=deadline_s) for name in self._awaited}
+        if signs != self._signs:
+            self._signs = signs
+            alive()
         data = self._awaited.get(newest)
         if data is None:
             return
         if self._remote.bytes_of_manifest(newest, deadline_s=deadline_s) == data:
             del self._awaited[newest]
             return
-        signs = self._publisher.signs_of_life(newest, deadline_s=deadline_s)
-        if self._signs.get(newest) != signs:
-            self._signs = {newest: signs}
-            alive()
         raise TransientError(f"{self._remote.store.location.child(newest)} still lacks the parts of other nodes")
 
 
