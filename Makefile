@@ -36,7 +36,7 @@ lint: $(INSTALLED)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-check: lint ## formatting, lint, types, layers and the unit tests (under a minute)
+check: lint ## formatting, lint, types, layers and the unit tests (a minute and a half)
 	$(BIN)/pytest -m 'not ranks and not s3'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
