@@ -134,7 +134,7 @@ class Mover:
         return content.part.num_nodes == self._num_nodes  # or its other parts are lost
 
     def check_arrived(self) -> None:
-        """See that the newest checkpoint is complete in the store, with the parts of all other nodes.
+        """See that the newest checkpoint is complete in the store, with the parts of all other nodes; then prune.
 
         Raises:
             TransientError: it is not yet.
@@ -149,6 +149,8 @@ class Mover:
         if self._is_held_back:
             where = self._remote.store.location.child(newest.name)
             raise TransientError(f"{where} is not sent before other nodes have sent their parts of an older one")
+        if self._siblings.exist:
+            self._prune()  # another node may have committed the newest
 
     @property
     def is_waiting(self) -> bool:

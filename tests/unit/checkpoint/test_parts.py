@@ -1,6 +1,7 @@
 """Checkpoints of which every node holds a part: records, and publishing them from several nodes."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from holdfast.checkpoint.part import NodePart, read_part, verify_part
 from holdfast.checkpoint.publishing import Published, Publisher
 from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.checkpoint.repairing import repair
-from holdfast.checkpoint.retention import KeepNewest
+from holdfast.checkpoint.retention import KeepNewest, Policy
 from holdfast.checkpoint.verify import verify
 from holdfast.errors import CheckpointError, ManifestError, NothingValidError, StorageError, TransientError
 from holdfast.foundation.events import Event, Uploaded
@@ -282,8 +283,8 @@ def mark_of(data: bytes, node: int, *, of: int = 2) -> str:
     return f".holdfast/parts/checkpoint-20/{digest_bytes(data).rpartition(':')[2]}/{node}-of-{of}"
 
 
-def mover(node: Node, events: list[Event]) -> Mover:
-    return Mover(node.output, node.remote, policies=[], report=events.append, node=node.index, num_nodes=2)
+def mover(node: Node, events: list[Event], *, policies: Sequence[Policy] = ()) -> Mover:
+    return Mover(node.output, node.remote, policies=policies, report=events.append, node=node.index, num_nodes=2)
 
 
 def test_movers_take_up_what_others_have_begun(nodes: list[Node], store: FaultyStore) -> None:
@@ -393,6 +394,19 @@ def test_others_that_go_on_sending_are_waited_for(nodes: list[Node]) -> None:
     with pytest.raises(TransientError):
         first.check_arrived()
     assert first.last_progress_s > seen_s
+
+
+def test_the_first_node_prunes_whoever_commits(nodes: list[Node]) -> None:
+    """The second node's part came last: at the end the first one sees to the policy all the same."""
+    first, second = (mover(node, [], policies=[KeepNewest(1)]) for node in nodes)
+    for step in (20, 40):
+        commit_parts([node.output for node in nodes], step)
+        clock_of(first)
+        assert first.move_next()
+        assert second.move_next()
+    assert nodes[0].remote.steps() == [40, 20]
+    first.check_arrived()
+    assert nodes[0].remote.steps() == [40]
 
 
 def test_notes_of_what_was_sent_go_with_the_checkpoint(nodes: list[Node]) -> None:
