@@ -248,6 +248,7 @@ def _main() -> int:
             print(f"Ceph RGW is not available: {reason}; the tests on a real S3 server are SKIPPED")
         return 3 if reason else 0
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with ceph_rgw() as server:
         print(f"# serving after {time.monotonic() - started:.1f} s", file=sys.stderr)
         print("\n".join(f"export {name}={value}" for name, value in server.variables.items()), flush=True)

@@ -55,24 +55,38 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
     """
     manifest = _complete(item)
     store = open_store(target)
-    present = RemoteFolder(store).bytes_of_manifest(item.name)
-    if present is not None:
-        if present == manifest.to_bytes():
-            return False
-        raise ConflictError(
-            f"{target} has another {item.name}; nothing was copied",
-            hint="copy to another location, or delete that one first",
-        )
+    if is_there(item, target):
+        return False
     if target.scheme is Scheme.FILE:
-        if os.path.lexists(target.folder / item.name):
-            raise ConflictError(
-                f"{target.child(item.name)} is there already, and not a checkpoint; nothing was copied",
-                hint="copy to another location, or move it away first",
-            )
         _into_folder(source, item, manifest, target.folder, progress)
     else:
         _into_store(source, item, manifest, store, progress)
     return True
+
+
+def is_there(item: Item, target: Location) -> bool:
+    """Whether the same checkpoint is at the target already.
+
+    Raises:
+        CheckpointError: it is not complete.
+        ConflictError: something else has its name there.
+        StorageError: the target cannot be read.
+    """
+    manifest = _complete(item)
+    present = RemoteFolder(open_store(target)).bytes_of_manifest(item.name)
+    if present == manifest.to_bytes():
+        return True
+    if present is not None:
+        raise ConflictError(
+            f"{target} has another {item.name}; nothing was copied",
+            hint="copy to another location, or delete that one first",
+        )
+    if target.scheme is Scheme.FILE and os.path.lexists(target.folder / item.name):
+        raise ConflictError(
+            f"{target.child(item.name)} is there already, and not a checkpoint; nothing was copied",
+            hint="copy to another location, or move it away first",
+        )
+    return False
 
 
 def _into_folder(source: Inventory, item: Item, manifest: Manifest, folder: Path, progress: Progress | None) -> None:
@@ -186,4 +200,4 @@ def _staging(source: Path | None) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["Progress", "copy", "export"]
+__all__ = ["Progress", "copy", "export", "is_there"]

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from holdfast.checkpoint.digest import Digester
 from holdfast.checkpoint.inventory import Inventory, Item
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import FileEntry, Manifest
 from holdfast.errors import CheckpointError, StorageError
 from holdfast.foundation.units import ByteCounter
 from holdfast.storage.store import Store
@@ -92,7 +92,7 @@ def compare(
         progress: told bytes read so far and bytes in all.
 
     Raises:
-        CheckpointError: one of them has no readable manifest, or a file that is no safetensors file.
+        CheckpointError: one of them is not complete, or a file is no safetensors file.
         StorageError: a store cannot be read.
     """
     old, new = _manifest_of(before[1]), _manifest_of(after[1])
@@ -104,9 +104,7 @@ def compare(
     for path in sorted(old_files.keys() | new_files.keys()):
         was, now = old_files.get(path), new_files.get(path)
         if was != now:
-            before_text = "" if was is None else f"{was.size_bytes} bytes"
-            after_text = "" if now is None else f"{now.size_bytes} bytes"
-            files.append(Change(name=path, before=before_text, after=after_text))
+            files.append(Change(name=path, before=_text_of(was), after=_text_of(now)))
             if was is not None and now is not None and path.endswith(_SUFFIX):
                 changed.append(path)
     total_bytes = sum(old_files[path].size_bytes + new_files[path].size_bytes for path in changed) if deep else 0
@@ -122,9 +120,16 @@ def compare(
 
 
 def _manifest_of(item: Item) -> Manifest:
-    if item.manifest is None:
-        raise CheckpointError(f"{item.where} is not a checkpoint: {item.faults[0]}")
+    if item.manifest is None or not item.is_complete:
+        raise CheckpointError(
+            f"{item.where} is not a complete checkpoint, and cannot be compared",
+            hint="see `holdfast checkpoints verify`",
+        )
     return item.manifest
+
+
+def _text_of(entry: FileEntry | None) -> str:
+    return "" if entry is None else f"{entry.size_bytes} bytes, {entry.digest}"
 
 
 def _settings_of(manifest: Manifest) -> dict[str, str]:

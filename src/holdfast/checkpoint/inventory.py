@@ -25,6 +25,7 @@ from holdfast.storage.location import Location, Scheme, claim_folder, parse_loca
 from holdfast.storage.opening import open_store
 from holdfast.storage.store import Store, StoredObject
 
+_ANSWER_WITHIN_S = 20.0
 _FINAL_IN_FOLDER = final_folder(OutputFolder(Path())).as_posix()
 """Where a run keeps the final model that waits for the store."""
 
@@ -56,6 +57,7 @@ class Item:
         num_files: what is there, the manifest not counted.
         size_bytes: the size of all that.
         modified_s: when something in it was last written, seconds since 1970.
+        created_s: when it was saved, as its manifest says; `modified_s` where there is none.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Item:
     num_files: int
     size_bytes: int
     modified_s: float
+    created_s: float
 
     @property
     def is_complete(self) -> bool:
@@ -141,6 +144,8 @@ class Inventory:
         name = FINAL if prefix == _FINAL_IN_FOLDER else prefix
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
             faults = (Fault(file=MANIFEST_NAME, reason=f"it says step {manifest.step}"), *faults)
+        modified_s = max(item.modified_s for item in objects)
+        created_s = Candidate.of(manifest).created_s if manifest is not None else modified_s
         return Item(
             name=name,
             prefix=prefix,
@@ -150,7 +155,8 @@ class Inventory:
             kind=kind,
             num_files=len(contents),
             size_bytes=sum(contents.values()),
-            modified_s=max(item.modified_s for item in objects),
+            modified_s=modified_s,
+            created_s=created_s if created_s < float("inf") else modified_s,
         )
 
     def _look_at_part(self, prefix: str, *, deep: bool = False) -> tuple[Manifest | None, tuple[Fault, ...]]:
@@ -237,6 +243,7 @@ def open_inventory(text: str) -> tuple[Inventory, str | None]:
 
     Raises:
         ValueError: it cannot be meant.
+        StorageError: the store does not answer.
     """
     location = parse_location(text)
     if location.scheme is Scheme.PVC:
@@ -245,11 +252,19 @@ def open_inventory(text: str) -> tuple[Inventory, str | None]:
     is_checkpoint = step_of(Path(last)) is not None
     is_final = last == FINAL and _has_manifest(location)
     if not is_checkpoint and not is_final:
-        return Inventory(open_store(location)), None
+        return Inventory(_reachable(location)), None
     if location.scheme is Scheme.FILE:
         parent = parent or ("/" if location.path.startswith("/") else ".")
     parent_location = Location(scheme=location.scheme, bucket=location.bucket, path=parent)
-    return Inventory(open_store(parent_location)), last
+    return Inventory(_reachable(parent_location)), last
+
+
+def _reachable(location: Location) -> Store:
+    """The store there, asked once: a person waits for no answer as long as a run would."""
+    store = open_store(location)
+    if location.is_remote:
+        next(iter(store.list(deadline_s=clock.monotonic_s() + _ANSWER_WITHIN_S)), None)
+    return store
 
 
 def _has_manifest(location: Location) -> bool:

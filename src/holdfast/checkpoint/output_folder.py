@@ -44,14 +44,13 @@ class OutputFolder:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._unusable(error, "; training was not started") from error
 
-    def _unusable(self, error: OSError) -> StorageError:
+    def _unusable(self, error: OSError, consequence: str = "") -> StorageError:
         is_file = isinstance(error, NotADirectoryError | FileExistsError)
+        what = "is not a folder" if is_file else "cannot be used"
         return StorageError(
-            f"the output folder {self.root} {'is not a folder' if is_file else 'cannot be used'}: {error.strerror}; "
-            "training was not started",
-            hint="name a writable folder with --output-dir",
+            f"the output folder {self.root} {what}: {error.strerror}{consequence}", hint="name a writable folder"
         )
 
     def prepare(self) -> None:

@@ -108,7 +108,7 @@ def _in_folder(
     drop_damaged: bool,
     dry_run: bool,
 ) -> Repair:
-    if dry_run:
+    if dry_run or not output.control.is_dir():  # a folder that was never Holdfast's gets nothing of its own
         return Repair(unfinished=(), recent=(), foreign=foreign, damaged=tuple(damaged))
     output.prepare()
     has_locks = output.claim(wait_s=0, waiting=lambda who: None)

@@ -6,17 +6,19 @@ People read lines on stdout, programs one JSON document with `--json`; progress 
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
 from holdfast.checkpoint import copying
+from holdfast.checkpoint.catalog import step_of
 from holdfast.checkpoint.difference import Change, compare
 from holdfast.checkpoint.inventory import Inventory, Item, Kind, open_inventory
 from holdfast.checkpoint.repairing import repair
-from holdfast.checkpoint.retention import parse_policies
+from holdfast.checkpoint.retention import KeepBest, parse_policies
 from holdfast.checkpoint.verify import Fault
-from holdfast.errors import ExitCode, NothingValidError, UsageError
+from holdfast.errors import CheckpointError, ExitCode, NothingValidError, UsageError
 from holdfast.foundation import clock, console
 from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.units import format_age, format_bytes, plural, printable
@@ -46,7 +48,7 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done
 def list_(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None:
     """List the checkpoints, newest first: step, age, trigger, size, files, and whether they are complete."""
     inventory, name = _open(location)
-    items = [item for item in inventory.items() if name in {None, item.name}]
+    items = inventory.items() if name is None else [inventory.item(name)]
     rows: list[list[str]] = []
     documents: list[dict[str, Any]] = []
     for item in items:
@@ -57,7 +59,7 @@ def list_(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None
         rows.append(
             [
                 item.name,
-                format_age(clock.wall_s() - item.modified_s),
+                format_age(clock.wall_s() - item.created_s),
                 str(manifest.trigger) if manifest else "-",
                 format_bytes(item.size_bytes),
                 plural(item.num_files, "file"),
@@ -72,7 +74,7 @@ def list_(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None
 def show(location: _Place, as_json: _Json = False) -> None:
     """Show what a checkpoint says of itself, and its files; the newest complete one unless one is named."""
     inventory, name = _open(location)
-    item = inventory.item(name)
+    item = _pick(inventory, name)
     document = _document(item, item.faults)
     lines = [f"{item.where}: {_state(item, item.faults, deep=False)}"]
     if item.manifest is not None:
@@ -81,7 +83,7 @@ def show(location: _Place, as_json: _Json = False) -> None:
         lines += [
             f"  {field}: {printable(_text(value))}"
             for field, value in record.items()
-            if field not in {"files", "format", "manifest_digest"}
+            if field not in {"files", "format", "manifest_digest"} and value != {}
         ]
         lines += _table(
             ["  FILE", "SIZE", "DIGEST"],
@@ -96,9 +98,11 @@ def verify(location: _Place, as_json: _Json = False, deep: _Deep = False) -> Non
     """Check one checkpoint, or all of a location, and explain every fault; exit code 14 when there is one."""
     inventory, name = _open(location)
     # Of all, what is no checkpoint is not at fault; what is named is expected to be one.
-    items = [inventory.item(name)] if name else [item for item in inventory.items() if item.kind in _OURS]
+    everything = [inventory.item(name)] if name else inventory.items()
+    items = [item for item in everything if name or item.kind in _OURS]
     if not items:
-        raise NothingValidError(f"there is no checkpoint in {inventory.store.location}")
+        others = f", only {plural(len(everything), 'folder')} that Holdfast has not written" if everything else ""
+        raise NothingValidError(f"there is no checkpoint in {inventory.store.location}{others}")
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     is_valid = True
@@ -109,6 +113,7 @@ def verify(location: _Place, as_json: _Json = False, deep: _Deep = False) -> Non
         documents.append({**_document(item, faults), "valid": not faults})
         lines.append(f"{item.where}: {_state(item, faults, deep=deep)}")
         lines += [f"  {fault}" for fault in faults]
+    lines += [f"{item.where}: {item.kind}" for item in everything if item not in items]
     _print(as_json, documents, lines)
     if not is_valid:
         raise typer.Exit(ExitCode.NOTHING_VALID)
@@ -137,6 +142,13 @@ def prune(
         raise UsageError(f"--keep: {error}") from error
     if not any(policy.is_limit for policy in policies):
         raise UsageError(f"--keep {keep!r} would delete nothing", hint="add newest=N, every=STEPS or best=N:METRIC")
+    known = {metric for item in inventory.items() if item.manifest is not None for metric in item.manifest.metrics}
+    for policy in policies:
+        if isinstance(policy, KeepBest) and policy.metric not in known:
+            there = f"there are {', '.join(sorted(known))}" if known else "no checkpoint has any figure"
+            raise UsageError(
+                f"--keep {keep!r}: no checkpoint has the figure {policy.metric!r}; nothing was deleted", hint=there
+            )
     doomed = inventory.superseded(policies)
     gone = doomed if dry_run else [item for item in doomed if inventory.delete(item)]
     size_bytes = sum(item.size_bytes for item in gone)
@@ -150,23 +162,38 @@ def prune(
 @app.command("copy")
 def copy(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint, or an output location for all of it.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="The output location that gets it.")],
+    target: Annotated[
+        str, typer.Argument(metavar="DST", help="The output location that gets it, under its own name.")
+    ],
     as_json: _Json = False,
 ) -> None:
     """Copy one checkpoint, or all complete ones of a location, from any storage to any, verified on the way."""
     inventory, name = _open(source)
-    place = _place(target)
+    place = _place_around(target, name)
     items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
     if not items:
         raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
+    for item in items:  # before the first byte
+        copying.is_there(item, place)
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
+    is_damaged = False
     for item in reversed(items):  # oldest first: if it is cut off, nobody takes an older one for the newest
-        is_new = copying.copy(inventory, item, place, progress=ProgressLine(f"copying {item.name}").update)
-        documents.append({"name": item.name, "from": item.where, "to": str(place.child(item.name)), "copied": is_new})
-        did = "copied to" if is_new else "is already in"
-        lines.append(f"{item.where} {did} {place} ({format_bytes(item.size_bytes)})")
+        where = str(place.child(item.name))
+        document: dict[str, Any] = {"name": item.name, "from": item.where, "to": where}
+        try:
+            is_new = copying.copy(inventory, item, place, progress=ProgressLine(f"copying {item.name}").update)
+        except CheckpointError as error:
+            is_damaged = True
+            documents.append({**document, "copied": False, "error": error.message})
+            lines.append(f"{item.where} is not copied: {error.message}")
+            continue
+        documents.append({**document, "copied": is_new})
+        did = "copied to" if is_new else "is already there:"
+        lines.append(f"{item.where} {did} {where} ({format_bytes(item.size_bytes)})")
     _print(as_json, documents, lines)
+    if is_damaged:
+        raise typer.Exit(ExitCode.NOTHING_VALID)
 
 
 @app.command()
@@ -180,7 +207,7 @@ def export(
     """Copy the model alone, as `from_pretrained` reads it, to a place of its own."""
     inventory, name = _open(source)
     finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
-    item = finals[0] if finals and name is None else inventory.item(name)
+    item = finals[0] if finals and name is None else _pick(inventory, name)
     place = _place(target)
     paths = copying.export(inventory, item, place, progress=ProgressLine("exporting").update)
     document = {"from": item.where, "to": str(place), "files": paths}
@@ -196,13 +223,15 @@ def diff(
 ) -> None:
     """Say what changed from A to B: settings, files, tensors."""
     places = [_open(text) for text in (before, after)]
-    old, new = ((inventory, inventory.item(name)) for inventory, name in places)
+    old, new = ((inventory, _pick(inventory, name)) for inventory, name in places)
     found = compare(old, new, deep=deep, progress=ProgressLine("comparing").update)
     document = {"before": old[1].where, "after": new[1].where, **dataclasses.asdict(found)}
     lines = [f"from {old[1].where}", f"to   {new[1].where}"]
     for title, changes in (("settings", found.settings), ("files", found.files), ("tensors", found.tensors)):
         lines.append(f"{title}: {plural(len(changes), 'change')}" if changes else f"{title}: the same")
         lines += [f"  {_sentence(change)}" for change in changes]
+    if not deep and any(change.name.endswith(".safetensors") for change in found.files):
+        lines.append("the contents of tensors were not compared; see --deep")
     _print(as_json, document, lines)
 
 
@@ -247,16 +276,51 @@ def repair_(
     lines += [f"left {item.where}: it is not finished, and may be being written" for item in found.recent]
     lines += [f"left {item.where}: Holdfast has not written it" for item in found.foreign]
     for damage in found.damaged:
-        where = (
-            f"moved to {found.moved_to}" if found.moved_to else "deleted" if is_gone else "left; see --drop-damaged"
-        )
-        lines.append(f"{damage.item.where} is damaged ({where}):")
+        lines.append(f"{damage.item.where} is damaged ({_fate(found.moved_to, drop_damaged, dry_run)}):")
         lines += [f"  {fault}" for fault in damage.faults]
     if found.num_leftovers:
         lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of dead runs")
     _print(as_json, document, lines or ["nothing to repair"])
     if found.damaged and not is_gone:
         raise typer.Exit(ExitCode.NOTHING_VALID)
+
+
+def _fate(moved_to: str | None, drop_damaged: bool, dry_run: bool) -> str:
+    if not drop_damaged:
+        return "left; see --drop-damaged"
+    if dry_run:
+        return "would be taken away"
+    return f"moved to {moved_to}" if moved_to else "deleted"
+
+
+def _pick(inventory: Inventory, name: str | None) -> Item:
+    """The one that was named, or the newest complete one; what is passed over is said."""
+    item = inventory.item(name)
+    if name is None:
+        passed_over: list[str] = []
+        for other in inventory.items():
+            if other.name == item.name:
+                break
+            passed_over.append(f"{other.name} ({_state(other, other.faults, deep=False)})")
+        if passed_over:
+            console.set_up(0).warning("%s is taken; newer, and not complete: %s", item.name, ", ".join(passed_over))
+    return item
+
+
+def _place_around(text: str, name: str | None) -> Location:
+    """Where copies go; `…/checkpoint-20` can be meant as the name that the copy of checkpoint-20 gets."""
+    place = _place(text)
+    parent, _, last = place.path.rpartition("/")
+    if step_of(Path(last)) is None:
+        return place
+    if last != name:
+        raise UsageError(
+            f"{text} is named like a checkpoint, and a copy keeps its own name",
+            hint="name the output location around it",
+        )
+    if place.scheme is Scheme.FILE:
+        parent = parent or ("/" if place.path.startswith("/") else ".")
+    return Location(scheme=place.scheme, bucket=place.bucket, path=parent)
 
 
 def _open(text: str) -> tuple[Inventory, str | None]:
@@ -270,9 +334,12 @@ def _open(text: str) -> tuple[Inventory, str | None]:
 def _place(text: str) -> Location:
     try:
         location = parse_location(text)
-        return claim_folder(location) if location.scheme is Scheme.PVC else location
+        location = claim_folder(location) if location.scheme is Scheme.PVC else location
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if any(step_of(Path(part)) is not None for part in location.path.split("/")[:-1]):
+        raise UsageError(f"{text} lies inside a checkpoint, which it would damage", hint="name another place")
+    return location
 
 
 def _state(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:

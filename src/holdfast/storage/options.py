@@ -66,6 +66,9 @@ class StorageOptions:
         verify = environ.get("HOLDFAST_VERIFY_TLS", "1").strip().lower()
         if verify not in _TRUE | _FALSE:
             raise ValueError(f"HOLDFAST_VERIFY_TLS={verify!r} must be 1 or 0")
+        keys = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if first(name) is None]
+        if len(keys) == 1:
+            raise ValueError(f"{keys[0]} is not set, and its counterpart is; set both of them or neither")
         return cls(
             endpoint=endpoint.rstrip("/") if endpoint else None,
             region=first("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1",

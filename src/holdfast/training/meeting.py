@@ -21,9 +21,9 @@ def agree(peers: Peers, work: Callable[[], _T]) -> list[_T]:
         HoldfastError: whatever refused it anywhere, the same on every rank.
     """
     outcomes = peers.gather(attempt(work, peers.place.rank))
-    for outcome in outcomes:
+    for rank, outcome in enumerate(outcomes):
         if isinstance(outcome, HoldfastError):
-            raise outcome
+            raise outcome if rank == 0 else type(outcome)(f"{outcome.message} (on rank {rank})", hint=outcome.hint)
     return outcomes  # pyright: ignore[reportReturnType]
 
 

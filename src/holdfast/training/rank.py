@@ -60,7 +60,7 @@ def _run_to_its_end(session: Session, arguments: list[str]) -> int:
         return error.exit_code
     except HoldfastError as error:
         session.record.ended(error.exit_code, str(error))
-        if session.place.is_first or error.exit_code == ExitCode.USAGE:
+        if session.place.is_first or session.speaks_for_node or error.exit_code == ExitCode.USAGE:
             _log.error("%s", error)
         return error.exit_code
     except SystemExit as error:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.verify import verify
 from holdfast.cli.checkpoints import app
 from holdfast.errors import HoldfastError
@@ -118,3 +119,73 @@ def test_repair_says_what_is_left(output: Path) -> None:
     assert call("verify", output)[0] == 0
     assert call("verify", output / "checkpoint-30")[0] == 14
     assert (output / "checkpoint-30" / "model.safetensors").is_file()
+
+
+def test_copies_keep_their_name_and_touch_nothing(output: Path, tmp_path: Path) -> None:
+    """A target that is named like a checkpoint is the copy's own name, or refused; conflicts are found first."""
+    place = tmp_path / "copy"
+    code, text = call("copy", output / "checkpoint-20", place / "checkpoint-20")
+    assert (code, list_checkpoints(place)) == (0, [place / "checkpoint-20"])
+    assert f"copied to {place / 'checkpoint-20'}" in text
+    before = sorted(output.rglob("*"))
+    assert call("copy", output / "checkpoint-30", output / "checkpoint-20")[0] == 2
+    assert call("copy", output, output / "checkpoint-20")[0] == 2
+    assert sorted(output.rglob("*")) == before
+    other = OutputFolder(tmp_path / "other")
+    other.prepare()
+    commit(other, 30, {0: {"model.safetensors": b"other"}})
+    assert call("copy", output, other.root)[0] == 11
+    assert [path.name for path in list_checkpoints(other.root)] == ["checkpoint-30"], "nothing was copied"
+    assert call("copy", output / "checkpoint-10", output / "checkpoint-10" / "inside")[0] == 2
+    assert call("export", output, output / "checkpoint-10" / "inside")[0] == 2
+    assert sorted(output.rglob("*")) == before
+
+
+def test_a_copy_leaves_out_what_is_damaged(output: Path, tmp_path: Path) -> None:
+    """The others arrive, and the exit code says so."""
+    flip(output / "checkpoint-20" / "model.safetensors")
+    code, text = call("copy", output, tmp_path / "copy")
+    assert code == 14
+    assert "checkpoint-20 is not copied" in text
+    assert [path.name for path in list_checkpoints(tmp_path / "copy")] == ["checkpoint-30", "checkpoint-10"]
+
+
+def test_a_figure_that_nobody_measured_keeps_nothing_silently(output: Path) -> None:
+    """A mistyped metric would delete everything but the newest."""
+    code, text = call("prune", output, "--keep", "best=1:eval_los")
+    assert code == 2
+    assert "eval_los" in text
+    assert len(list_checkpoints(output)) == 3
+
+
+def test_what_is_passed_over_is_said(output: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The newest is damaged: the one before it is exported, and not silently; a damaged one is not compared."""
+    (output / "checkpoint-30" / "rng_state_0.pth").unlink()
+    _, name = call("export", output, tmp_path / "model")
+    assert "exported" in name
+    assert "checkpoint-20" in name
+    assert call("diff", output / "checkpoint-10", output / "checkpoint-30")[0] == 14
+    assert call("list", output / "checkpoint-99")[0] == 14
+
+
+def test_looking_at_a_foreign_folder_leaves_nothing_in_it(tmp_path: Path) -> None:
+    """A plain Trainer's checkpoints: told what they are, and not a file is added."""
+    plain = tmp_path / "plain" / "checkpoint-5"
+    plain.mkdir(parents=True)
+    (plain / "model.safetensors").write_bytes(b"a plain Trainer's")
+    before = sorted((tmp_path / "plain").rglob("*"))
+    code, text = call("verify", plain.parent)
+    assert (code, "only 1 folder that Holdfast has not written" in text) == (14, True)
+    assert call("repair", plain.parent)[0] == 0
+    assert call("prune", plain.parent, "--keep", "newest=1")[0] == 0
+    assert call("copy", plain.parent, tmp_path / "copy")[0] == 14
+    assert sorted((tmp_path / "plain").rglob("*")) == before
+
+
+def test_a_dry_run_says_what_it_would_do(output: Path) -> None:
+    """And does nothing."""
+    flip(output / "checkpoint-20" / "model.safetensors")
+    code, text = call("repair", output, "--deep", "--drop-damaged", "--dry-run")
+    assert code == 14
+    assert "would be taken away" in text
+    assert len(list_checkpoints(output)) == 3

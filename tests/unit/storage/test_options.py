@@ -40,3 +40,10 @@ def test_secrets_are_never_shown(tmp_path: Path) -> None:
     """Not in `repr`, which ends up in logs and tracebacks."""
     options = StorageOptions(access_key_id="known", secret_access_key="hidden-1", session_token="hidden-2")
     assert "hidden" not in repr(options)
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_half_a_key_pair_is_refused(name: str) -> None:
+    """The library would look for the other half elsewhere, for minutes."""
+    with pytest.raises(ValueError, match="set both of them or neither"):
+        StorageOptions.from_environment({name: "x"})
