@@ -1,5 +1,6 @@
 """Becoming the one who may write: to the folder, and to the object store behind it."""
 
+import logging
 import uuid
 from collections.abc import Collection
 
@@ -10,14 +11,48 @@ from holdfast.checkpoint.mover_process import MoverPlan
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.publishing import Publisher
 from holdfast.checkpoint.remote import Claim, RemoteFolder
-from holdfast.errors import ConflictError
+from holdfast.errors import AccessDeniedError, ConflictError, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.files import delete_tree, write_atomic
-from holdfast.storage.location import Location
+from holdfast.storage.access import check_access
+from holdfast.storage.location import Location, Scheme
+from holdfast.storage.opening import open_store
+from holdfast.storage.options import StorageOptions
+from holdfast.storage.store import Store
 from holdfast.training.folders import Folders
 from holdfast.training.session import Session
 from holdfast.training.uploads import Uploads
+
+_log = logging.getLogger("holdfast")
+
+
+def open_tried(location: Location) -> Store:
+    """The object store, after it was written, read, listed and deleted in once.
+
+    Raises:
+        UsageError: the environment's options cannot be meant.
+        StorageError: it cannot be used, with the reason.
+    """
+    try:
+        options = StorageOptions.from_environment()
+    except ValueError as error:
+        raise UsageError(f"{error}; training was not started") from error
+    if not options.verify_tls:
+        _log.warning(
+            "HOLDFAST_VERIFY_TLS=0: the certificate of %s is NOT verified; anybody in between can read and change "
+            "the checkpoints",
+            options.endpoint or location,
+        )
+    store = open_store(location, options)
+    try:
+        check_access(store)
+    except AccessDeniedError as error:
+        if location.scheme is not Scheme.S3 or options.has_keys:
+            raise
+        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket"
+        raise AccessDeniedError(f"{error.message}; no keys were given", hint=hint) from error
+    return store
 
 
 def claim_folder(session: Session, output: OutputFolder) -> None:
@@ -187,4 +222,4 @@ def _check_goes_on(session: Session, remote: RemoteFolder) -> None:
         )
 
 
-__all__ = ["Claiming", "claim_folder", "join_store", "names_to_upload", "start_mover"]
+__all__ = ["Claiming", "claim_folder", "join_store", "names_to_upload", "open_tried", "start_mover"]

@@ -12,14 +12,13 @@ from typing import TypeVar
 
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.foundation.console import ProgressLine
-from holdfast.storage.access import check_access
 from holdfast.storage.location import Location
 from holdfast.storage.opening import open_store
 from holdfast.storage.store import Store
 from holdfast.training.assembling import Assembling
-from holdfast.training.claiming import Claiming, claim_folder, join_store, names_to_upload, start_mover
+from holdfast.training.claiming import Claiming, claim_folder, join_store, names_to_upload, open_tried, start_mover
 from holdfast.training.fetching import Fetching, FetchOrder
 from holdfast.training.folders import Folders, find_folders
 from holdfast.training.meeting import agree, attempt
@@ -145,11 +144,14 @@ def _start_on_many_folders(
     opened: list[Store] = []
 
     def take() -> None:
-        opened.append(open_store(location))
+        # The first rank has tried it before the model was loaded.
+        is_tried = place.is_first or not folders.is_owner
+        try:
+            opened.append(open_store(location) if is_tried else open_tried(location))
+        except ValueError as error:
+            raise UsageError(f"{error}; training was not started") from error
         if folders.is_owner:
             session.speaks_for_node = True
-            if not place.is_first:  # the first rank has tried it before the model was loaded
-                check_access(opened[0])
             claim_folder(session, output)
             join_store(session, output, location)
 

@@ -7,11 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import AccessDeniedError, UsageError
-from holdfast.storage.access import check_access
-from holdfast.storage.location import Location, Scheme
-from holdfast.storage.opening import open_store
-from holdfast.storage.options import StorageOptions
+from holdfast.errors import UsageError
+from holdfast.training.claiming import open_tried
 from holdfast.training.output_place import place_output
 from holdfast.training.session import Session
 from holdfast.training.settings import RunSettings
@@ -36,7 +33,7 @@ def hook(module: ModuleType, session: Session) -> None:
             OutputFolder(Path(self.output_dir)).check_usable()
         remote = session.locations.get(self.output_dir)
         if remote is not None and session.place.is_first and session.place.restart == 0:
-            _check_remote(remote)
+            open_tried(remote)
         validate(self)
 
     arguments.__post_init__ = post_init
@@ -75,26 +72,6 @@ def _warn_of_store_options(settings: RunSettings) -> None:
     }
     for option in (name for name, value in given.items() if value):
         _log.warning("%s has no effect: checkpoints go to a folder and not to an object store", option)
-
-
-def _check_remote(location: Location) -> None:
-    try:
-        options = StorageOptions.from_environment()
-    except ValueError as error:
-        raise UsageError(f"{error}; training was not started") from error
-    if not options.verify_tls:
-        _log.warning(
-            "HOLDFAST_VERIFY_TLS=0: the certificate of %s is NOT verified; anybody in between can read and change "
-            "the checkpoints",
-            options.endpoint or location,
-        )
-    try:
-        check_access(open_store(location, options))
-    except AccessDeniedError as error:
-        if location.scheme is not Scheme.S3 or options.has_keys:
-            raise
-        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket"
-        raise AccessDeniedError(f"{error.message}; no keys were given", hint=hint) from error
 
 
 def finish_settings(args: Any, session: Session) -> None:
