@@ -96,6 +96,8 @@ class Session:
             code = ExitCode.STORAGE
         self.record.ended(code, event.line)
         self.report(event)
+        if self.speaks_for_node and not self.place.is_first:  # whoever reads this node's log wants to know, too
+            self.log.info("%s", event.line)
         self.interrupted = Interrupted(code, event.line)
         return self.interrupted
 
