@@ -56,7 +56,7 @@ _LONG = pytest.mark.long
 @pytest.mark.parametrize(
     "which",
     [
-        "both at once",
+        pytest.param("both at once", marks=_LONG),
         pytest.param("0.5 s apart", marks=_LONG),
         pytest.param("2 s apart", marks=_LONG),
         pytest.param("the first only", marks=_LONG),

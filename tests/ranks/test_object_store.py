@@ -27,7 +27,13 @@ def server(moto: MotoServer) -> MotoServer:
     return moto
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3), pytest.param("bad", marks=pytest.mark.s3)])
+@pytest.fixture(
+    params=[
+        pytest.param("moto", marks=pytest.mark.long),  # RGW does the same in `make test-s3`
+        pytest.param("rgw", marks=pytest.mark.s3),
+        pytest.param("bad", marks=pytest.mark.s3),
+    ]
+)
 def any_server(request: pytest.FixtureRequest) -> Iterator[MotoServer | CephRgw]:
     """moto, Ceph RGW, and Ceph RGW behind a network in which one request in twenty fails."""
     if request.param != "bad":
