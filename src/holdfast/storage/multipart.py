@@ -20,14 +20,17 @@ from holdfast.storage.store import Progress
 
 LEAST_PART_BYTES = 16 << 20
 _MAX_PARTS = 9_000  # S3 allows 10,000
-_IN_FLIGHT = 4
+_NUM_PARTS = 64
+_LARGE_PART_BYTES = 64 << 20
+_IN_FLIGHT = 8
 _BLOCK_BYTES = 1 << 20
 _PAUSE_S = 0.5
 
 
 def part_bytes_of(size_bytes: int) -> int:
     """How large the parts of a file are: the same in every process, or no upload could be continued."""
-    least = -(-size_bytes // _MAX_PARTS)
+    # On a link with latency larger parts are quicker, and of a small file a cut costs less with smaller ones.
+    least = max(-(-size_bytes // _MAX_PARTS), min(size_bytes // _NUM_PARTS, _LARGE_PART_BYTES))
     return max(LEAST_PART_BYTES, -(-least // _BLOCK_BYTES) * _BLOCK_BYTES)
 
 
