@@ -25,8 +25,6 @@ from holdfast.storage.store import Store
 _IN_FLIGHT = 4
 _NUM_TRIES = 3
 _SPARE_BYTES = 64 << 20
-Progress = Callable[[int, int], None]
-"""Told bytes done and bytes in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

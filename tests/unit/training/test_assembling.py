@@ -235,8 +235,6 @@ def test_a_failing_disk_is_heard_everywhere(stage: str, node: int, job: Job, mon
 
     monkeypatch.setattr(exchanging, stage, failing)
     results = job.choose()
-    if stage == "fetch" and all(isinstance(result, ResumePoint) for result in results):
-        pytest.skip("this node had nothing to fetch")
     for result in results:
         assert isinstance(result, StorageError), result
         assert "no space left" in str(result)
