@@ -161,7 +161,12 @@ def test_wrong_keys_and_missing_permission(changes: dict[str, str], said: str, r
     source.write_bytes(bytes(20 << 20))
     with pytest.raises(AccessDeniedError, match=said) as large:
         store.upload("big", source)
-    for text in (str(caught.value), str(large.value), repr(store), repr(StorageOptions.from_environment(changes))):
+    for text in (
+        str(caught.value),
+        str(large.value),
+        repr(store),
+        repr(StorageOptions.from_environment({**rgw.variables, **changes})),
+    ):
         assert changes.get("AWS_SECRET_ACCESS_KEY", "secret!") not in text
 
 
