@@ -70,12 +70,13 @@ class OutputFolder:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def claim(self, *, wait_s: float, waiting: Callable[[str], None]) -> bool:
+    def claim(self, *, wait_s: float, waiting: Callable[[str], None], keeper_pid: int = 0) -> bool:
         """Become the one writer, waiting for one that is just leaving.
 
         Args:
             wait_s: how long a leaving writer may take.
             waiting: told once who is being waited for.
+            keeper_pid: the keeper of this run itself, which may hold the folder from an earlier start; 0 for none.
 
         Returns:
             Whether the file system has locks; without them nothing is cleaned up.
@@ -88,10 +89,16 @@ class OutputFolder:
         deadline = clock.monotonic_s() + wait_s
         told = False
         while True:
+            held = self.keeper_lock
             try:
+                if files.read_lock_owner(held).get("pid") != keeper_pid:
+                    keepers = FolderLock.acquire(held, owner)
+                    if keepers is not None:
+                        keepers.release()
+                held = path
                 self._lock = FolderLock.acquire(path, owner)
             except BlockingIOError as error:
-                holder = files.read_lock_owner(path)
+                holder = files.read_lock_owner(held)
                 who = f"pid {holder.get('pid', '?')} on {holder.get('host', '?')} since {holder.get('since', '?')}"
                 if clock.monotonic_s() >= deadline:
                     raise ConflictError(

@@ -15,12 +15,14 @@ class Place:
         world_size: number of ranks of the job.
         local_rank: position on this node.
         restart: how often torch elastic has started the ranks anew; 0 for the first time.
+        local_world_size: number of ranks on this node.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     restart: int = 0
+    local_world_size: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -34,9 +36,14 @@ class Place:
         """Whether this rank speaks and decides for the job."""
         return self.rank == 0
 
+    @property
+    def is_on_one_node(self) -> bool:
+        """Whether all ranks of the job are on this node."""
+        return self.local_world_size == self.world_size
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Place":
-        """Read RANK, WORLD_SIZE, LOCAL_RANK and TORCHELASTIC_RESTART_COUNT; a lone process when unset."""
+        """Read torchrun's variables, RANK, WORLD_SIZE and so on; a lone process when unset."""
         environ = os.environ if environ is None else environ
 
         def number(name: str, default: int) -> int:
@@ -53,6 +60,7 @@ class Place:
             world_size=number("WORLD_SIZE", 1),
             local_rank=number("LOCAL_RANK", 0),
             restart=number("TORCHELASTIC_RESTART_COUNT", 0),
+            local_world_size=number("LOCAL_WORLD_SIZE", 1),
         )
 
 

@@ -97,6 +97,21 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedFromMemory(Event):
+    """Ranks that were started anew go on from the snapshot that the last ones have left in memory."""
+
+    step: int
+    num_files: int
+    size_bytes: int
+
+    def _sentence(self) -> str:
+        return (
+            f"resuming from step {self.step}: the snapshot in memory, {plural(self.num_files, 'file')}, "
+            f"{format_bytes(self.size_bytes)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetAside(Event):
     """Checkpoints that this run does not continue were moved out of its way."""
 
@@ -233,6 +248,20 @@ class Restarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepAbandoned(Event):
+    """A step would not have ended before the deadline: the newest snapshot in memory was committed in its place."""
+
+    is_warning: ClassVar[bool] = True
+    step: int
+    snapshot_step: int | None
+    reason: str
+
+    def _sentence(self) -> str:
+        instead = "no snapshot was there" if self.snapshot_step is None else f"step {self.snapshot_step} is committed"
+        return f"step {self.step} is given up: {self.reason}; {instead}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted(Event):
     """The run left after a stop, with or without a checkpoint of the last step."""
 
@@ -363,10 +392,12 @@ __all__ = [
     "RankStarted",
     "Resealed",
     "Resumed",
+    "ResumedFromMemory",
     "SaveFailed",
     "SaveSuperseded",
     "Saved",
     "SetAside",
+    "StepAbandoned",
     "StepGivenUp",
     "StopRequested",
     "UploadFailed",

@@ -100,6 +100,15 @@ class Arena:
         self._keeper.release([block])
         return block
 
+    def could_take(self, sizes: Sequence[int]) -> bool:
+        """Whether images of these sizes would find a place, as far as free memory goes."""
+        free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
+        return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, 0)
+
+    def _allowed(self, sizes: Sequence[int], more_slots: int) -> int:
+        slots = self.slots_for(sum(sizes)) + more_slots
+        return slots * (sum(sizes) + PAGE_BYTES * len(sizes)) + _SLACK_BYTES
+
     def take(self, sizes: Sequence[int], *, more_slots: int = 0) -> list[Block] | None:
         """Blocks for images of these sizes, in their order.
 
@@ -113,7 +122,7 @@ class Arena:
         Raises:
             NoRoomError: there is not enough memory.
         """
-        allowed = (self.slots_for(sum(sizes)) + more_slots) * (sum(sizes) + PAGE_BYTES * len(sizes)) + _SLACK_BYTES
+        allowed = self._allowed(sizes, more_slots)
         free = sorted((block for block in self._blocks if self._keeper.is_free(block)), key=_capacity)
         taken: dict[int, Block] = {}
         lacking: list[int] = []

@@ -214,6 +214,7 @@ class _Keeper:
             elif kind == "close_folder":
                 self._changed.wait_for(lambda: self._is_idle(start))
                 self._close_folder()
+                start.ledger = Ledger(start.ledger.num_ranks)
                 rank.channel.send({"type": "answer"})
             elif kind == "recall":
                 rank.channel.send(self._recall())

@@ -109,6 +109,11 @@ class Snapshotter:
         self._stager.stage(Work(placed=placed, on_begin=begin, on_end=end), self._guard)
         return True
 
+    def cancel(self, step: int) -> None:
+        """The snapshot that was begun last is not to be: another rank could not take it."""
+        self._stager.wait()
+        self.keeper.give_up(step)
+
     def _leave_guard(self) -> None:
         if self._guard is not None:
             self._guard.close()

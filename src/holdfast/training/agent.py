@@ -32,6 +32,7 @@ from torch.distributed.run import (
 
 from holdfast.foundation import clock
 from holdfast.foundation.events import Restarted
+from holdfast.snapshot.keeper_host import KeeperHost
 from holdfast.training.launch import LaunchPlan, StopRequest, rank_command
 from holdfast.training.record import note_restart, read_records
 from holdfast.training.settings import RunSettings
@@ -58,8 +59,8 @@ class AgentOutcome:
     restarts: int
 
 
-def run_agent(plan: LaunchPlan, settings: RunSettings, stop: StopRequest) -> AgentOutcome:
-    """Start the ranks of this node and watch them to their end."""
+def run_agent(plan: LaunchPlan, settings: RunSettings, stop: StopRequest, keeper: KeeperHost | None) -> AgentOutcome:
+    """Start the ranks of this node and watch them, and their keeper, to their end."""
     config = _config(plan, settings)
     # torch elastic must not take the signals that `stop` answers.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
@@ -88,7 +89,7 @@ def run_agent(plan: LaunchPlan, settings: RunSettings, stop: StopRequest) -> Age
         event_log_handler=config.event_log_handler,
         numa_options=config.numa_options,
     )
-    agent = HoldfastAgent(spec, config, settings=settings, stop=stop)
+    agent = HoldfastAgent(spec, config, settings=settings, stop=stop, keeper=keeper)
     try:
         result: Any = agent.run()
         agent.tell_others()
@@ -126,9 +127,18 @@ class HoldfastAgent(LocalElasticAgent):
         config: torch elastic's launch configuration.
         settings: the run's, with the folder for the ranks' records.
         stop: stop requests to this node.
+        keeper: the node's, replaced when it dies.
     """
 
-    def __init__(self, spec: WorkerSpec, config: LaunchConfig, *, settings: RunSettings, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        config: LaunchConfig,
+        *,
+        settings: RunSettings,
+        stop: StopRequest,
+        keeper: KeeperHost | None,
+    ) -> None:
         super().__init__(
             spec=spec,
             logs_specs=config.logs_specs,  # pyright: ignore[reportArgumentType]
@@ -138,6 +148,7 @@ class HoldfastAgent(LocalElasticAgent):
         )
         self._settings = settings
         self._stop = stop
+        self._keeper = keeper
         self._has_told = False
         self._failure: str | None = None
 
@@ -170,6 +181,8 @@ class HoldfastAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._relay()
+        if self._keeper is not None:
+            self._keeper.ensure()
         result = super()._monitor_workers(worker_group)
         if result.state in {WorkerState.FAILED, WorkerState.UNHEALTHY} and self._is_final(result):
             self._remaining_restarts = 0

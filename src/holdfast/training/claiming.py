@@ -64,10 +64,16 @@ def claim_folder(session: Session, output: OutputFolder) -> None:
     """
     output.prepare()
     session.write_events_to(output.events)
+    keeper = session.keeping.keeper
     has_locks = output.claim(
         wait_s=session.settings.grace_s,
         waiting=lambda who: session.log.info("waiting for an earlier run to leave %s (%s)", output.root, who),
+        keeper_pid=keeper.pid if keeper is not None else 0,
     )
+    error = keeper.open_folder(str(output.root.absolute())) if keeper is not None else ""
+    if error:
+        session.log.warning("%s: saves are synchronous", error)
+        session.keeping.keeper = None
     if has_locks:
         output.clean()
     else:

@@ -23,6 +23,10 @@ from types import FrameType
 
 from holdfast.errors import ExitCode, UsageError
 from holdfast.foundation import clock, console
+from holdfast.snapshot import block
+from holdfast.snapshot.keeper_host import KeeperHost
+from holdfast.snapshot.keeper_process import KeeperPlan
+from holdfast.snapshot.messages import new_name
 from holdfast.training.record import read_records
 from holdfast.training.settings import RunSettings
 from holdfast.training.verdict import exit_code_of, reach_verdict
@@ -99,12 +103,16 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
     with _record_folder() as records:
         stop = StopRequest(settings, records, is_alone=plan.nnodes == 1)
         stop.listen()
-        settings = replace(settings, record_folder=str(records), launcher_pid=os.getpid())
+        keeper = _start_keeper(plan, settings)
+        name = None if keeper is None else keeper.name
+        settings = replace(settings, record_folder=str(records), launcher_pid=os.getpid(), keeper=name)
         _prepare_environment(settings)
         # Importing torch takes seconds; until the ranks are there, a signal simply ends this process.
         from holdfast.training.agent import run_agent
 
-        outcome = run_agent(plan, settings, stop)
+        outcome = run_agent(plan, settings, stop, keeper)
+        if keeper is not None:
+            keeper.finish(stop.left_s)
         verdict = reach_verdict(
             outcome.exit_codes,
             read_records(records, outcome.restarts),
@@ -117,6 +125,13 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
             )
             _log.error("%s%s", verdict.message, used_up)
         return verdict.exit_code
+
+
+def _start_keeper(plan: LaunchPlan, settings: RunSettings) -> KeeperHost | None:
+    # Nodes with a launcher each save together, which keepers cannot yet.
+    if not block.are_available() or settings.snapshot_slots == 0 or plan.nnodes > 1:
+        return None
+    return KeeperHost(KeeperPlan(name=new_name(), verbosity=settings.verbosity))
 
 
 class StopRequest:
@@ -159,6 +174,11 @@ class StopRequest:
             self._pids = tuple(pids)
             if self.signal:
                 self._send(signal.SIGTERM)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until whatever still lives is killed; None while nobody asked to stop."""
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - clock.monotonic_s())
 
     def request(self, number: int) -> None:
         """Stop the ranks of this node: they vote, save and leave."""

@@ -45,6 +45,8 @@ def main(arguments: list[str]) -> int:
     is_prompt = session.interrupted is not None or code == ExitCode.FAILED
     if session.interrupted is not None:  # also when the program caught the interruption and went on to its end
         code = session.interrupted.exit_code
+    if session.keeping.keeper is not None and (code == ExitCode.OK or session.interrupted is not None):
+        session.keeping.keeper.leave()
     _leave(session, code, wait_for_threads=not is_prompt)
     return code
 

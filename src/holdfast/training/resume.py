@@ -16,7 +16,7 @@ from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.verify import Fault, verify
 from holdfast.errors import CheckpointError, NothingValidError
 from holdfast.foundation import clock, files
-from holdfast.foundation.events import CheckpointRejected, Event, Resumed, SetAside
+from holdfast.foundation.events import CheckpointRejected, Event, Resumed, ResumedFromMemory, SetAside
 from holdfast.training.settings import RunSettings
 
 Progress = Callable[[int, int], None]
@@ -38,6 +38,7 @@ def choose(
     report: Callable[[Event], None],
     progress: Progress | None = None,
     elsewhere: Callable[[int | None], ResumePoint | None] | None = None,
+    in_memory: ResumePoint | None = None,
 ) -> ResumePoint | None:
     """Pick the checkpoint to go on from; the first rank does it, holding the output folder.
 
@@ -49,6 +50,7 @@ def choose(
         report: told what was rejected, set aside and chosen.
         progress: see `holdfast.checkpoint.verify.verify`.
         elsewhere: brings a valid checkpoint newer than a step, or than none, into the folder, if there is one.
+        in_memory: a snapshot that this job's ranks have left; taken when no checkpoint is newer, without reading any.
 
     Returns:
         The checkpoint, or None to begin at step 0.
@@ -58,6 +60,17 @@ def choose(
         CheckpointError: the checkpoint that was named is not valid.
     """
     is_first_start = restart == 0
+    if in_memory is not None and not is_first_start and settings.resume != "never":
+        steps = [step_of(path) or 0 for path in list_checkpoints(output.root)]
+        if in_memory.manifest.step >= max(steps, default=0):
+            report(
+                ResumedFromMemory(
+                    step=in_memory.manifest.step,
+                    num_files=len(in_memory.manifest.files),
+                    size_bytes=in_memory.manifest.size_bytes,
+                )
+            )
+            return in_memory
     if settings.resume == "never" or (settings.from_scratch and is_first_start):
         _set_aside(output, list_checkpoints(output.root), report)
         return None

@@ -10,13 +10,14 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ExitCode, Interrupted
 from holdfast.foundation import clock, console, events
 from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Event, EventLog
 from holdfast.storage.location import Location
+from holdfast.training.keeping import Keeping
 from holdfast.training.record import RecordFile, read_restart
 from holdfast.training.settings import RunSettings
 from holdfast.training.termination import Termination
@@ -56,6 +57,8 @@ class Session:
         """Set once the run has been told to leave; whoever continues anyway is stopped again."""
         self.peers: Peers | None = None
         """The ranks' process group, made by the first integration that needs it."""
+        self.keeping = Keeping(settings, place, self._end_with_snapshot)
+        """The way to the node's keeper."""
         self.uploads: Uploads | None = None
         """The mover of the newest training with an object store; on the first rank only."""
         self.speaks_for_node = False
@@ -141,6 +144,18 @@ class Session:
             except (OSError, ValueError):
                 continue
         os._exit(code)
+
+    def _end_with_snapshot(self, message: dict[str, Any]) -> None:
+        """The keeper has made the newest snapshot durable, because the running step would miss the deadline."""
+        with self._ending:
+            if self.interrupted is not None:
+                return  # it got there in time
+            step: int | None = message["step"]
+            self.report(events.StepAbandoned(step=self.step + 1, snapshot_step=step, reason=message["why"]))
+            self.saved_step = step if step is not None else self.saved_step
+            interrupted = self.interrupt(saved=step is not None, reason="no snapshot was complete")
+            self.finish_uploads(newest_only=True)
+            self.end_now(interrupted.exit_code)
 
     def _end_outside(self, number: int) -> None:
         # Nothing of the training is in danger here: it has not begun, or its last step is committed.

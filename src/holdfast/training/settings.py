@@ -44,12 +44,19 @@ class RunSettings:
     """Go on with another number of samples per step than the checkpoint's."""
     peer_timeout_s: float = 1800.0
     """How long a rank waits for another one that is alive but silent."""
+    snapshot_steps: str | None = None
+    """Optimizer steps between snapshots in memory, or `auto` for as often as they cost less than a hundredth of the
+    time; None takes one with each save only."""
+    snapshot_slots: int | None = None
+    """How many snapshots host memory may hold; 0 makes saves synchronous, None goes by the size of the state."""
     verbosity: int = 0
     """0: one line per event; more: details."""
     record_folder: str | None = field(default=None)
     """Where ranks tell their launcher how they ended; set by the launcher."""
     launcher_pid: int | None = field(default=None)
     """The process whose death ends the rank; set by the launcher."""
+    keeper: str | None = field(default=None)
+    """Under which name the node's keeper is reached; set by the launcher."""
 
     def __post_init__(self) -> None:
         self._check_places()
@@ -73,6 +80,7 @@ class RunSettings:
                 f"--save-total-limit {self.save_total_limit} must be at least 1",
                 hint="leave it out to keep every checkpoint",
             )
+        self._check_snapshots()
         for name, value in (("--grace", self.grace_s), ("HOLDFAST_PEER_TIMEOUT", self.peer_timeout_s)):
             if not 0 < value < float("inf"):
                 raise UsageError(f"{name} {value} must be a positive number of seconds")
@@ -99,6 +107,15 @@ class RunSettings:
                 f"--on-upload-failure {self.on_upload_failure!r} is unknown",
                 hint=f"use one of {', '.join(UPLOAD_FAILURE_ANSWERS)}",
             )
+
+    def _check_snapshots(self) -> None:
+        steps = self.snapshot_steps
+        if steps is not None and steps != "auto" and not (steps.isdecimal() and int(steps) > 0):
+            raise UsageError(f"--snapshot-steps {steps!r} must be a positive number of steps, or auto")
+        if self.snapshot_slots is not None and not 0 <= self.snapshot_slots <= 8:
+            raise UsageError(f"--snapshot-slots {self.snapshot_slots} must be from 0 to 8")
+        if self.snapshot_slots == 0 and steps is not None:
+            raise UsageError("--snapshot-slots 0 contradicts --snapshot-steps", hint="leave one of them out")
 
     @property
     def margin_s(self) -> float:

@@ -8,8 +8,10 @@ rank of each node claims its own, and the checkpoint is put together from all of
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.errors import HoldfastError, UsageError
@@ -76,6 +78,7 @@ def agree_on_start(session: Session, peers: Peers, output: OutputFolder, locatio
     Raises:
         HoldfastError: why the run cannot begin, the same on every rank.
     """
+    session.keeping.open()
     folders = find_folders(peers, output, has_store=location is not None)
     if folders.is_shared or location is None:
         return _start_on_one_folder(session, peers, output, location, folders)
@@ -104,6 +107,8 @@ def _start_on_one_folder(
 
 
 def _decide(session: Session, output: OutputFolder, fetching: Fetching | None, folders: Folders) -> Start:
+    # Before the folder is cleaned up: the keeper may still be writing what the last start has left.
+    in_memory = _recall(session)
     claim_folder(session, output)
     claiming = None
     if fetching is not None:
@@ -117,6 +122,7 @@ def _decide(session: Session, output: OutputFolder, fetching: Fetching | None, f
         report=session.report,
         progress=ProgressLine("verifying").update,
         elsewhere=fetching.newer_than if fetching else None,
+        in_memory=in_memory,
     )
     attempt = _count_attempt(output, claiming, fetching.remote if fetching else None, point)
     output.open_attempt(attempt.attempt_id)
@@ -131,6 +137,15 @@ def _decide(session: Session, output: OutputFolder, fetching: Fetching | None, f
             passed_over=attempt.passed_over,
         )
     return Start(point=point, attempt=attempt, folders=folders)
+
+
+def _recall(session: Session) -> ResumePoint | None:
+    """The snapshot that an earlier start of this job's ranks has left in memory."""
+    keeper = session.keeping.keeper
+    recalled = keeper.recall() if keeper is not None and session.place.restart > 0 else None
+    if recalled is None:
+        return None
+    return ResumePoint(path=Path(recalled.folder), manifest=Manifest.from_bytes(recalled.manifest.encode()))
 
 
 # ---- a folder on every node -------------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ The Trainer's loop stays the Trainer's. For the time of the call a few methods o
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
 from holdfast.checkpoint.manifest import Trigger
@@ -24,6 +25,7 @@ from holdfast.training.integrations.transformers.agreement import Agreement
 from holdfast.training.integrations.transformers.arguments import finish_settings
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.saving import RunFacts, Saver
+from holdfast.training.integrations.transformers.snapshots import Handover, Snapshots
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
@@ -76,6 +78,9 @@ class TrainerRun:
         self._loss: float | None = None
         self._announced = False
         self._lease = contextlib.ExitStack()
+        self._snapshots: Snapshots | None = None
+        self._is_save_postponed = False
+        self._handed_step: int | None = None
 
     # ---- the call -------------------------------------------------------------------------------------------
 
@@ -95,6 +100,7 @@ class TrainerRun:
         trainer = self._trainer
         callback = HoldfastCallback(self)
         start: Start | None = None
+        is_orderly = False
         try:
             with self._lease, Takeover(trainer) as takeover, Takeover(trainer.callback_handler) as callbacks:
                 start = agree_on_start(self._session, self._peers, self._output, self._location)
@@ -103,11 +109,15 @@ class TrainerRun:
                 callbacks.replace("on_save", self._wrap_on_save)
                 trainer.add_callback(callback)
                 try:
-                    return original(self._resume_path(asked))
+                    result = original(self._resume_path(asked))
                 except _GiveUp as given_up:
                     raise self._save_given_up(given_up.moment) from None
+                is_orderly = True
+                return result
         finally:
             self._session.termination.leave_training()
+            if self._snapshots is not None:
+                self._snapshots.close(is_orderly=is_orderly or self._session.interrupted is not None)
             self._output.release(start.attempt.attempt_id if start else None)
             with contextlib.suppress(ValueError):
                 trainer.remove_callback(callback)
@@ -132,6 +142,10 @@ class TrainerRun:
         self._saver = Saver(
             session, self._peers, trainer, self._output, start.folders, facts, trainer._save_checkpoint
         )
+        self._snapshots = Snapshots(
+            session, self._peers, trainer, self._saver, self._output, start.folders, start.attempt.attempt_id
+        )
+        self._snapshots.prepare()
         ranks = self._peers.gather(RankStarted(rank=place.rank, pid=os.getpid(), host=host_name()))
         session.report(
             AttemptStarted(
@@ -172,6 +186,8 @@ class TrainerRun:
         # What the script and the options say now counts; the checkpoint's would win otherwise.
         trainer.state.compute_steps(trainer.args, int(trainer.state.max_steps))
         session.step = self._step
+        if self._snapshots is not None:
+            self._snapshots.begin_loop()
         session.termination.enter_training()
         self._loop_started_s = clock.monotonic_s()
         self._tell_progress(force=True)
@@ -272,6 +288,7 @@ class TrainerRun:
         self._session.record.stepped()
         agreement.step_ends()
         self._session.watch_uploads()
+        self._watch_saves()
         self._pending = Pending(
             epoch_end=float(trainer.state.epoch).is_integer(),
             grad_norm=None if grad_norm is None else float(grad_norm),
@@ -280,11 +297,23 @@ class TrainerRun:
         if agreement.decision.save:
             control.should_save = True
             self._trigger = Trigger.ON_DEMAND
+        if self._is_save_postponed:
+            control.should_save = True
         if agreement.decision.stop:
             if control.should_evaluate:
                 self._pending = dataclasses.replace(self._pending, evaluate=True, save=bool(control.should_save))
             control.should_evaluate = False
             control.should_save = True
+
+    def _watch_saves(self) -> None:
+        """Whether the keeper has finished the last save, and how."""
+        assert self._snapshots is not None
+        outcome = self._snapshots.poll()
+        if outcome is not None:
+            self._saver.handed_step = None
+            if not outcome.is_durable and self._saved_step == outcome.step:
+                self._saved_step = self._session.saved_step
+            self._agreement.save_s = self._snapshots.save_s or self._agreement.save_s
 
     def _wrap_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def evaluate(*args: Any, **kwargs: Any) -> Any:
@@ -308,18 +337,57 @@ class TrainerRun:
         stops = agreement.decision.stop
         trigger = Trigger.JIT if stops else self._trigger
         self._trigger = Trigger.PERIODIC
+        waited = False
         if self._saved_step != self._step:
-            self._save(trigger, model, trial)
+            waited = self._save(trigger, model, trial)
         agreement.save_done()
-        if not stops:
-            # A save takes long: a signal that came meanwhile must not wait for another step.
+        if not stops and waited:
+            # The save took long: a signal that came meanwhile must not wait for another step.
             agreement.settle(self._step)
         if agreement.decision.stop:
             raise self._leave()
 
-    def _save(self, trigger: Trigger, model: Any, trial: Any) -> None:
+    def _save(self, trigger: Trigger, model: Any, trial: Any) -> bool:
+        """Hand a snapshot over to the keeper, or save and wait; whether it waited."""
         if trigger == Trigger.JIT:
             self._announce_stop()
+        handover = self._hand_over(trigger, model, trial)
+        self._is_save_postponed = handover == Handover.BUSY
+        if handover == Handover.BUSY:
+            self._session.log.info("the save at step %s waits: the one before is still being written", self._step)
+        if handover != Handover.IMPOSSIBLE:
+            return False
+        self._save_and_wait(trigger, model, trial)
+        return True
+
+    def _hand_over(self, trigger: Trigger, model: Any, trial: Any) -> Handover:
+        assert self._snapshots is not None
+        state = self._rank_state()
+        handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
+        if handover == Handover.BUSY and trigger == Trigger.JIT:
+            self._snapshots.wait_until_free()
+            handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
+            if handover == Handover.BUSY:
+                handover = Handover.IMPOSSIBLE
+        if handover == Handover.TAKEN:
+            self._saved_step = self._handed_step = self._saver.handed_step = self._step
+        return handover
+
+    def _finish_handed_over(self) -> None:
+        """Wait until the snapshot of this step is durable; should it fail, save without the keeper."""
+        assert self._snapshots is not None
+        step, self._handed_step = self._handed_step, None
+        if step is None:  # the same on every rank, unlike what each of them has heard from the keeper
+            return
+        is_durable = self._snapshots.finish(step)
+        self._saver.handed_step = None
+        if is_durable:
+            self._saver.take_over(self._output.root / checkpoint_name(step))
+        elif step == self._step:
+            self._saved_step = None
+            self._save_and_wait(Trigger.JIT, self._trainer.model_wrapped, None)
+
+    def _save_and_wait(self, trigger: Trigger, model: Any, trial: Any) -> None:
         consequence = "an older checkpoint stands" if self._session.saved_step is not None else "none exists"
         committed = self._saver.save(
             trigger,
@@ -330,6 +398,7 @@ class TrainerRun:
         )
         if committed:
             self._saved_step = self._step
+            self._is_save_postponed = False
             self._agreement.save_s = self._saver.last_duration_s
 
     def _rank_state(self) -> RankState:
@@ -354,6 +423,7 @@ class TrainerRun:
 
     def _leave(self) -> Interrupted:
         self._announce_stop()
+        self._finish_handed_over()
         self._tell_callbacks()
         saved = self._session.saved_step is not None and self._session.saved_step == self._step
         reason = "" if saved else "no step was finished" if self._step == 0 else "the save failed"
@@ -374,6 +444,8 @@ class TrainerRun:
 
     def _wrap_on_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def on_save(args: Any, state: Any, control: Any) -> Any:
+            if self._callbacks_look:
+                self._finish_handed_over()
             if self._saved_step != self._step:  # the save failed: there is nothing for callbacks to look at
                 control.should_save = False
                 return control
@@ -381,10 +453,25 @@ class TrainerRun:
             try:
                 return original(args, state, control)
             finally:
-                self._saver.adopt_added_files()
-                self._saver.prune()
+                if self._handed_step is None:
+                    self._saver.adopt_added_files()
+                    self._saver.prune()
 
         return on_save
+
+    @functools.cached_property
+    def _callbacks_look(self) -> bool:
+        """Whether a callback wants to see the checkpoint as soon as it is saved; then training waits for it."""
+        from transformers.trainer_callback import TrainerCallback
+
+        lookers = [
+            type(callback).__name__
+            for callback in self._trainer.callback_handler.callbacks
+            if cast("Any", type(callback)).on_save is not cast("Any", TrainerCallback).on_save
+        ]
+        if lookers:
+            self._session.log.info("%s looks at every checkpoint: training waits until it is written", lookers[0])
+        return bool(lookers)
 
     def _tell_callbacks(self) -> None:
         """What callbacks add to a checkpoint belongs to the last one too; the Trainer does not get to tell them."""
@@ -404,10 +491,12 @@ class TrainerRun:
         def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:
             trainer = self._trainer
             self._agreement.settle(self._step)
+            self._finish_handed_over()
             if self._agreement.decision.stop or (0 < self._step != self._session.saved_step):
                 # What follows is the script's: a signal in it must not cost a training that nobody else has saved.
                 self._pending = Pending(complete=True)
                 self._save_checkpoint(trainer.model_wrapped, trial)
+                self._finish_handed_over()
                 trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
             if self._bring is not None:
                 self._agree_on_best()

@@ -32,7 +32,8 @@ from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.part import NodePart, read_part
 from holdfast.checkpoint.retention import KeepNewest, parse_policies
-from holdfast.errors import HoldfastError, SaveError
+from holdfast.checkpoint.verify import read_manifest
+from holdfast.errors import HoldfastError, ManifestError, SaveError
 from holdfast.foundation import clock
 from holdfast.foundation.events import Pruned, Resealed, Saved, SaveFailed
 from holdfast.training.folders import Folders
@@ -97,6 +98,8 @@ class Saver:
         self._libraries = _library_versions()
         self._newest: tuple[Path, Manifest] | None = None
         _build_ahead(trainer)
+        self.handed_step: int | None = None
+        """The step of a checkpoint that is still being written."""
         self.last_duration_s: float | None = None
         """Seconds that the last successful save took; None before the first."""
 
@@ -260,14 +263,18 @@ class Saver:
         rank = self._session.place.rank
         try:
             root = working.rank_root(rank)
-            with self._led_to(root):
-                self._save(model, trial)
-            self._finish_trainer_state(root / working.name)
-            state.write(root / working.name, rank)
+            self.write(root, root / working.name, state, model=model, trial=trial)
             return dataclasses.replace(working.seal(rank), node=self._folders.index)
         # Whatever the framework raises here, all ranks must hear of it, or the others wait for ever.
         except Exception as error:  # noqa: BLE001
             return RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
+
+    def write(self, root: Path, folder: Path, state: RankState, *, model: Any, trial: Any) -> None:
+        """Let the Trainer save into `folder`, `checkpoint-<step>` below `root`, and add what it leaves out."""
+        with self._led_to(root):
+            self._save(model, trial)
+        self._finish_trainer_state(folder)
+        state.write(folder, self._session.place.rank)
 
     @contextlib.contextmanager
     def _led_to(self, root: Path) -> Generator[None]:
@@ -291,38 +298,48 @@ class Saver:
         state = self._trainer.state
         if state.best_global_step:
             best = Path(self._trainer.args.output_dir) / f"checkpoint-{state.best_global_step}"
-            if state.best_global_step == state.global_step or best.is_dir():
+            if state.best_global_step in {state.global_step, self.handed_step} or best.is_dir():
                 state.best_model_checkpoint = str(best)
         if (folder / _TRAINER_STATE).exists():
             state.save_to_json(str(folder / _TRAINER_STATE))
 
     def _describe(self, step: int, trigger: Trigger, entries: tuple[FileEntry, ...]) -> Manifest:
+        return Manifest(**self.manifest_fields(step), trigger=trigger, created=clock.utc_now(), files=entries)
+
+    def manifest_fields(self, step: int) -> dict[str, Any]:
+        """What the manifest of a checkpoint of now says, but for its files, trigger and time."""
         facts = self._facts
         epoch = float(self._trainer.state.epoch or 0.0)
-        return Manifest(
-            run_id=facts.run_id,
-            attempt=facts.attempt,
-            step=step,
-            epoch=epoch,
-            trigger=trigger,
-            world_size=facts.geometry.world_size,
-            global_batch=facts.geometry.global_batch,
-            gradient_accumulation=facts.geometry.accumulation,
-            samples_seen=facts.geometry.samples_seen(step=step, epoch=epoch, regular=facts.regular),
-            strategy=strategy_of(self._trainer),
-            libraries=self._libraries,
-            metrics=_metrics_at(self._trainer.state, step),
-            created=clock.utc_now(),
-            files=entries,
-        )
+        return {
+            "run_id": facts.run_id,
+            "attempt": facts.attempt,
+            "step": step,
+            "epoch": epoch,
+            "world_size": facts.geometry.world_size,
+            "global_batch": facts.geometry.global_batch,
+            "gradient_accumulation": facts.geometry.accumulation,
+            "samples_seen": facts.geometry.samples_seen(step=step, epoch=epoch, regular=facts.regular),
+            "strategy": strategy_of(self._trainer),
+            "libraries": self._libraries,
+            "metrics": _metrics_at(self._trainer.state, step),
+        }
+
+    def retention(self) -> tuple[int | None, set[int]]:
+        """How many checkpoints the script keeps, and steps that stay in any case."""
+        best = self._trainer.state.best_model_checkpoint
+        protected = {step for step in [step_of(Path(best)) if best else None] if step is not None}
+        return self._trainer.args.save_total_limit, protected
+
+    def take_over(self, path: Path) -> None:
+        """The keeper has committed the checkpoint at `path`: it is the newest one."""
+        with contextlib.suppress(ManifestError):
+            self._newest = (path, read_manifest(path))
 
     def prune(self) -> None:
         """Delete what `save_total_limit` no longer keeps; a failure is reported, and the next save tries again."""
         if not self._folders.is_owner:
             return
-        best = self._trainer.state.best_model_checkpoint
-        protected = {step for step in [step_of(Path(best)) if best else None] if step is not None}
-        limit = self._trainer.args.save_total_limit
+        limit, protected = self.retention()
         policies = [*parse_policies(self._session.settings.keep), *([KeepNewest(limit)] if limit else [])]
         superseded = self._output.superseded(policies, protected=protected)
         try:

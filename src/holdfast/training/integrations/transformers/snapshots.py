@@ -1,0 +1,335 @@
+"""The Trainer's saves as snapshots: captured at a boundary, copied beside the next step, made durable by the keeper.
+
+Every step of a save is agreed between the ranks by a small reduction, so that either all of them take this way, or
+none does and the save is the synchronous one of `saving`.
+"""
+
+import enum
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.catalog import checkpoint_name
+from holdfast.checkpoint.manifest import Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.foundation import clock
+from holdfast.foundation.events import SaveFailed
+from holdfast.snapshot.arena import NoRoomError
+from holdfast.snapshot.capture import Capture
+from holdfast.snapshot.image import Image
+from holdfast.snapshot.keeper import Keeper, Outcome
+from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.training.folders import Folders
+from holdfast.training.integrations.transformers.saving import Saver, strategy_of
+from holdfast.training.integrations.transformers.state import RankState
+from holdfast.training.peers import NUM_VALUES, Peers
+from holdfast.training.session import Session
+
+_log = logging.getLogger("holdfast")
+_SUPPORTED = {"single", "ddp"}
+_FILE_SLACK_BYTES = 1 << 20
+_MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
+"""How many tensors of a parameter's size an optimizer keeps, by the beginning of its name; two for all others."""
+
+
+class Handover(enum.IntEnum):
+    """What became of a snapshot's beginning; over all ranks the highest counts."""
+
+    TAKEN = 0
+    BUSY = 1
+    IMPOSSIBLE = 2
+
+
+class Snapshots:
+    """The snapshots of one `train()` call.
+
+    Args:
+        session: this rank.
+        peers: all ranks.
+        trainer: whose state is saved.
+        saver: runs the Trainer's own save, and knows the checkpoint's facts.
+        output: where checkpoints go.
+        folders: whether all ranks share it.
+        attempt_id: names the working folders.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        peers: Peers,
+        trainer: Any,
+        saver: Saver,
+        output: OutputFolder,
+        folders: Folders,
+        attempt_id: str,
+    ) -> None:
+        self._session = session
+        self._peers = peers
+        self._trainer = trainer
+        self._saver = saver
+        self._output = output
+        self._attempt_id = attempt_id
+        self._capture = Capture()
+        self._snapshotter: Snapshotter | None = None
+        self._scratch: Path | None = None
+        self._told: set[str] = set()
+        self._sizes: list[int] = []
+        self._can = folders.is_shared and strategy_of(trainer) in _SUPPORTED
+        self._optimizers: list[Any] = []
+        self.pending: int | None = None
+        """The step that was handed over, and is not known to be durable."""
+        self.taken_step: int | None = None
+        """The newest step of which there is a snapshot in memory."""
+        self.cost_s: float | None = None
+        """What the last snapshot has cost the training, on the slowest rank."""
+        self.save_s: float | None = None
+        """Seconds from handing over to being durable, of the last save."""
+        self._handed_s = 0.0
+        keeper = session.keeping.keeper
+        if keeper is not None and self._can:
+            self._use(keeper)
+
+    def _use(self, keeper: Keeper) -> None:
+        settings = self._session.settings
+        slots = settings.snapshot_slots
+        if slots is None and settings.snapshot_steps is not None:
+            slots = 2  # one in memory only, whatever the disk does
+        self._snapshotter = Snapshotter(keeper, optimizers=self._optimizers, slots=slots, on_torn=self._note_torn)
+
+    def _note_torn(self, step: int) -> None:
+        self._report_failure(
+            step,
+            "parameters were changed outside optimizer.step while they were being copied",
+            "from now on saves wait for the copy",
+        )
+
+    def _report_failure(self, step: int, reason: str, consequence: str) -> None:
+        event = SaveFailed(step=step, trigger=Trigger.PERIODIC, reason=reason, consequence=consequence)
+        self._session.report(event)
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._session.log.warning("%s", text)
+
+    # ---- before the loop --------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Take the memory and fault it in, beside the loading of the model."""
+        snapshotter, trainer = self._snapshotter, self._trainer
+        if snapshotter is None or not trainer.args.should_save:
+            return
+        parameters = list(trainer.model.parameters())
+        name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+        moments = next((count for start, count in _MOMENTS.items() if start in name), 2)
+        trainable = sum(one.nbytes for one in parameters if one.requires_grad)
+        model = sum(one.nbytes for one in parameters)
+        on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
+        sizes = [size + _FILE_SLACK_BYTES for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
+        try:
+            # On a CPU the gradients and the optimizer's moments are still to come.
+            snapshotter.arena.prepare(sizes, still_to_come=(1 + moments) * on_host)
+        except NoRoomError as error:
+            self._tell_once(f"no memory is set aside for snapshots, saves may have to be synchronous: {error}")
+
+    def begin_loop(self) -> None:
+        """Model and optimizer are there."""
+        optimizer = self._trainer.optimizer
+        self._optimizers = [getattr(optimizer, "optimizer", optimizer)]
+        if self._snapshotter is not None:
+            self._snapshotter.watch(self._optimizers)
+            if self._session.place.restart > 0 and self._session.place.is_first:
+                self._snapshotter.keeper.restored()
+
+    # ---- taking one -------------------------------------------------------------------------------------------
+
+    def take(self, trigger: Trigger, state: RankState, *, model: Any, trial: Any, is_wanted: bool) -> Handover:
+        """Begin a snapshot of this boundary, on all ranks together.
+
+        Args:
+            trigger: why.
+            state: what the Trainer itself does not save.
+            model: as for the Trainer's `_save_checkpoint`.
+            trial: likewise.
+            is_wanted: whether it is to become a checkpoint.
+
+        Returns:
+            What became of it; the same on every rank.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        started_s = clock.monotonic_s()
+        step = int(self._trainer.state.global_step)
+        ready = self._agree(self._readiness())
+        if ready != Handover.TAKEN or self._snapshotter is None:
+            return ready
+        more_slots = 1 if trigger == Trigger.JIT else 0
+        mine = self._take_here(step, trigger, state, model, trial, is_wanted, more_slots)
+        agreed = self._agree(mine, round(1e6 * (clock.monotonic_s() - started_s)))
+        if agreed != Handover.TAKEN:
+            if mine == Handover.TAKEN:
+                self._snapshotter.cancel(step)
+            return agreed
+        self.taken_step = step
+        if is_wanted:
+            self.pending = step
+            self._handed_s = started_s
+        return agreed
+
+    def _readiness(self) -> Handover:
+        if not self._can:
+            return Handover.IMPOSSIBLE
+        keeper = self._session.keeping.keeper
+        if self._snapshotter is None or keeper is None or not keeper.is_alive:
+            self._find_keeper()
+            return Handover.IMPOSSIBLE
+        self._snapshotter.wait_staged()
+        return Handover.TAKEN if self._snapshotter.arena.could_take(self._sizes) else Handover.BUSY
+
+    def _find_keeper(self) -> None:
+        """After it died: this save is synchronous, and the new keeper, if it is there, has the next one."""
+        session = self._session
+        if self._snapshotter is not None:
+            self.poll()
+            self._snapshotter.close()
+            self._snapshotter = None
+            session.log.warning("the keeper died; this save is synchronous, and a new keeper has the next one")
+        keeper = session.keeping.reopen()
+        if keeper is None:
+            return
+        error = keeper.open_folder(str(self._output.root.absolute())) if session.place.is_first else ""
+        if error:
+            self._tell_once(f"{error}: saves are synchronous")
+        else:
+            self._use(keeper)
+
+    def _take_here(
+        self,
+        step: int,
+        trigger: Trigger,
+        state: RankState,
+        model: Any,
+        trial: Any,
+        is_wanted: bool,
+        more_slots: int,
+    ) -> Handover:
+        assert self._snapshotter is not None
+        try:
+            images = self._images(step, state, model, trial)
+            facts = self._facts(step) if self._session.place.is_first else None
+            taken = self._snapshotter.take(
+                step, images, trigger=trigger, is_wanted=is_wanted, facts=facts, more_slots=more_slots
+            )
+        except NoRoomError as error:
+            self._tell_once(f"saves are synchronous, training waits for them: {error}")
+            return Handover.IMPOSSIBLE
+        except Exception as error:  # the synchronous save reports it, on all ranks together
+            self._session.log.debug("the snapshot of step %s failed: %s", step, error, exc_info=True)
+            return Handover.IMPOSSIBLE
+        self._sizes = [image.size_bytes for image in images]
+        return Handover.TAKEN if taken else Handover.BUSY
+
+    def _images(self, step: int, state: RankState, model: Any, trial: Any) -> list[Image]:
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._session.settings.record_folder))
+        folder = self._scratch / checkpoint_name(step)
+        folder.mkdir()
+        try:
+            with self._capture.below(folder) as captured:
+                self._saver.write(self._scratch, folder, state, model=model, trial=trial)
+            return self._capture.collect(captured)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _facts(self, step: int) -> dict[str, Any]:
+        limit, protected = self._saver.retention()
+        return {
+            "folder": str(self._output.root.absolute()),
+            "attempt_id": self._attempt_id,
+            "manifest": self._saver.manifest_fields(step),
+            "keep": self._session.settings.keep,
+            "limit": limit,
+            "protected": sorted(protected),
+        }
+
+    def _agree(self, mine: Handover, cost_us: int = 0) -> Handover:
+        values = [int(mine), cost_us] + [0] * (NUM_VALUES - 2)
+        state, cost_us, *_ = self._peers.start_maximum(values).wait()
+        if cost_us:
+            self.cost_s = cost_us / 1e6
+        return Handover(state)
+
+    # ---- what became of it ------------------------------------------------------------------------------------
+
+    def poll(self) -> Outcome | None:
+        """Look, without waiting, whether the pending save has come to its end; its outcome, once."""
+        if self.pending is None or self._snapshotter is None:
+            return None
+        keeper = self._snapshotter.keeper
+        outcome = keeper.outcome(self.pending)
+        if outcome is None and keeper.is_alive:
+            return None
+        if outcome is None:
+            outcome = Outcome(step=self.pending, error="the keeper died while it was being written")
+            self._report_failure(self.pending, outcome.error, "an older checkpoint stands")
+        return self._note(outcome)
+
+    def _note(self, outcome: Outcome) -> Outcome:
+        self.pending = None
+        if outcome.is_durable:
+            self._session.saved_step = outcome.step
+            self.save_s = clock.monotonic_s() - self._handed_s
+        return outcome
+
+    def finish(self, step: int) -> bool:
+        """Wait for the save of `step` on all ranks, until the deadline at most; whether it is durable everywhere.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        if self.pending == step and self._snapshotter is not None:
+            self._snapshotter.wait_staged()
+            available_s = self._session.termination.available_s
+            deadline_s = None if available_s == float("inf") else clock.monotonic_s() + available_s
+            self._note(self._snapshotter.keeper.wait(step, deadline_s))
+        return all(self._peers.gather(self._session.saved_step == step))
+
+    def wait_until_free(self) -> None:
+        """Wait until the memory may be used again, until the deadline at most."""
+        while self._snapshotter is not None and self._snapshotter.keeper.is_alive:
+            self._snapshotter.wait_staged()
+            if self._snapshotter.arena.could_take(self._sizes) or self._session.termination.available_s <= 0:
+                return
+            clock.sleep(0.002)
+
+    def want(self, step: int, trigger: Trigger) -> bool:
+        """Make the snapshot that was taken of `step` a checkpoint; whether there is one."""
+        if self.taken_step != step or self._snapshotter is None or not self._snapshotter.keeper.is_alive:
+            return False
+        self._snapshotter.keeper.want(step, trigger)
+        self.pending = step
+        self._handed_s = clock.monotonic_s()
+        return True
+
+    def close(self, *, is_orderly: bool) -> None:
+        """The `train()` call ends.
+
+        Args:
+            is_orderly: whether everything worth keeping is durable; otherwise the keeper finds out by itself when
+                this process ends, and makes durable what it has.
+        """
+        if self._snapshotter is not None and is_orderly:
+            self._snapshotter.wait_staged()
+            if self._session.place.is_first:
+                self._snapshotter.keeper.close_folder()
+            self._snapshotter.close()
+            self._snapshotter = None
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+
+__all__ = ["Handover", "Snapshots"]
