@@ -114,6 +114,23 @@ def run(
             help="What to do when checkpoints do not arrive in the object store.",
         ),
     ] = "continue",
+    snapshot_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            envvar="HOLDFAST_SNAPSHOT_STEPS",
+            help="Take a snapshot in memory every N steps, besides those of saves; auto: as often as they cost less "
+            "than 1 %.",
+        ),
+    ] = None,
+    snapshot_slots: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            envvar="HOLDFAST_SNAPSHOT_SLOTS",
+            help="How many snapshots host memory may hold; 0: training waits for every save.  [by the state's size]",
+        ),
+    ] = None,
     grace: Annotated[
         float,
         typer.Option(
@@ -174,6 +191,8 @@ def run(
         keep=keep,
         store_keep=store_keep,
         on_upload_failure=on_upload_failure,
+        snapshot_steps=snapshot_steps,
+        snapshot_slots=snapshot_slots,
         grace_s=grace,
         resume=resume,
         from_scratch=from_scratch,

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,10 @@ class Session:
             within_s=settings.grace_s - settings.margin_s,
             on_outside=self._end_outside,
             on_deadline=self._end_at_deadline,
+            look=lambda: self.look_at_time() if self.look_at_time is not None else None,
         )
+        self.look_at_time: Callable[[], float | None] | None = None
+        """Asked after a stop request whether the running step can still be ended in time; see `Termination`."""
         self.step = 0
         """Optimizer steps done, for messages."""
         self.saved_step: int | None = None
@@ -152,7 +156,8 @@ class Session:
                 return  # it got there in time
             step: int | None = message["step"]
             self.report(events.StepAbandoned(step=self.step + 1, snapshot_step=step, reason=message["why"]))
-            self.saved_step = step if step is not None else self.saved_step
+            if step is not None:
+                self.step = self.saved_step = step
             interrupted = self.interrupt(saved=step is not None, reason="no snapshot was complete")
             self.finish_uploads(newest_only=True)
             self.end_now(interrupted.exit_code)

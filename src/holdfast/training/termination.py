@@ -29,16 +29,25 @@ class Termination:
         within_s: seconds from a stop request until the process must be gone.
         on_outside: ends the process when SIGTERM arrives outside the training loop.
         on_deadline: ends the process when the deadline passes inside it.
+        look: called after a stop request inside it; may end the process, or say after how many seconds to call it
+            again, None for never.
 
-    Both are called on the watch thread and must not return.
+    All are called on the watch thread; the first two must not return.
     """
 
     def __init__(
-        self, *, within_s: float, on_outside: Callable[[int], None], on_deadline: Callable[[], None]
+        self,
+        *,
+        within_s: float,
+        on_outside: Callable[[int], None],
+        on_deadline: Callable[[], None],
+        look: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._within_s = within_s
         self._on_outside = on_outside
         self._on_deadline = on_deadline
+        self._look = look
+        self._look_again_s = float("inf")
         self._previous: dict[int, _Handler] = {}
         self._chained: dict[int, _Handler] = {}
         self._in_training = False
@@ -118,9 +127,18 @@ class Termination:
                 self._answer(signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT)
             if self._deadline_s is not None and self.available_s <= 0:
                 self._on_deadline()
+            if self._deadline_s is not None and self._in_training and (ready or self._is_time_to_look):
+                again_s = self._look()
+                self._look_again_s = float("inf") if again_s is None else clock.monotonic_s() + again_s
+
+    @property
+    def _is_time_to_look(self) -> bool:
+        return clock.monotonic_s() >= self._look_again_s
 
     def _patience_s(self) -> float | None:
-        return None if self._deadline_s is None else max(0.0, self.available_s)
+        if self._deadline_s is None:
+            return None
+        return max(0.0, min(self.available_s, self._look_again_s - clock.monotonic_s()))
 
     def _answer(self, number: int) -> None:
         if self._in_training:

@@ -88,6 +88,10 @@ class Agreement:
         self._step_ms = max(1, round(1000 * (clock.monotonic_s() - self._step_started_s)))
         self.hear()
 
+    def step_left_s(self) -> float:
+        """Seconds until the running step is probably done; 0 when it takes longer than the last one did."""
+        return max(0.0, self._step_ms / 1000 - (clock.monotonic_s() - self._step_started_s))
+
     def boundary_ends(self) -> None:
         """Log line, evaluation and save of a step are done: the next step's pace counts from here, data included."""
         self._step_started_s = clock.monotonic_s()

@@ -23,6 +23,7 @@ from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
 from holdfast.training.integrations.transformers.agreement import Agreement
 from holdfast.training.integrations.transformers.arguments import finish_settings
+from holdfast.training.integrations.transformers.cadence import Cadence
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.saving import RunFacts, Saver
 from holdfast.training.integrations.transformers.snapshots import Handover, Snapshots
@@ -33,6 +34,9 @@ from holdfast.training.progress import ProgressFile
 from holdfast.training.resume import lease
 from holdfast.training.session import Session
 from holdfast.training.start import Start, agree_on_start
+
+_LEAVING_S = 0.3
+"""What leaving takes, once a snapshot is committed."""
 
 
 class _GiveUp(BaseException):
@@ -77,8 +81,10 @@ class TrainerRun:
         self._loop_started_s = 0.0
         self._loss: float | None = None
         self._announced = False
+        self._is_stopping = False
         self._lease = contextlib.ExitStack()
         self._snapshots: Snapshots | None = None
+        self._cadence = Cadence(session.settings.snapshot_steps)
         self._is_save_postponed = False
         self._handed_step: int | None = None
 
@@ -188,6 +194,7 @@ class TrainerRun:
         session.step = self._step
         if self._snapshots is not None:
             self._snapshots.begin_loop()
+        session.look_at_time = self._look_at_time
         session.termination.enter_training()
         self._loop_started_s = clock.monotonic_s()
         self._tell_progress(force=True)
@@ -269,12 +276,28 @@ class TrainerRun:
                 given = signature.bind(*args, **kwargs).arguments
                 self._end_step(given.get("grad_norm"), given.get("learning_rate"))
             original(*args, **kwargs)
+            if not self._settling:
+                self._take_snapshot_if_due()
             if self._trainer.args.gradient_accumulation_steps > 1:
                 self._moment = Moment(self._trainer, Pending(), with_buffers=True)
             self._tell_progress()
             self._agreement.boundary_ends()
 
         return boundary
+
+    def _take_snapshot_if_due(self) -> None:
+        """Keep this boundary in memory; it becomes a checkpoint only when something happens."""
+        snapshots = self._snapshots
+        if snapshots is None or not self._cadence.is_due(
+            step=self._step,
+            last=snapshots.taken_step,
+            cost_s=snapshots.cost_s,
+            step_s=self._agreement.decision.step_ms / 1000,
+        ):
+            return
+        snapshots.take(
+            Trigger.PERIODIC, self._rank_state(), model=self._trainer.model_wrapped, trial=None, is_wanted=False
+        )
 
     def end_epoch(self) -> None:
         """What follows until the next step belongs to the epoch's end, not to a step."""
@@ -418,7 +441,11 @@ class TrainerRun:
         if 0 < moment.step != self._session.saved_step:
             moment.go_back(self._trainer)
             self._pending = moment.pending
-            self._save(Trigger.JIT, self._trainer.model_wrapped, None)
+            assert self._snapshots is not None
+            if self._snapshots.want(moment.step, Trigger.JIT):
+                self._saved_step = self._handed_step = moment.step
+            elif self._handed_step != moment.step:
+                self._save(Trigger.JIT, self._trainer.model_wrapped, None)
         return self._leave()
 
     def _leave(self) -> Interrupted:
@@ -435,8 +462,33 @@ class TrainerRun:
         self._session.finish_uploads(newest_only=True)
         return interrupted
 
+    def _look_at_time(self) -> float | None:
+        """After a stop request, on the watch thread: give the running step up when it cannot be ended in time.
+
+        Returns:
+            Seconds after which to look again; None for never.
+        """
+        snapshots = self._snapshots
+        if snapshots is None or self._is_stopping or not snapshots.can_rescue(self._session.step):
+            return None
+        available_s = self._session.termination.available_s
+        commit_s = snapshots.commit_s()
+        needed_s = self._agreement.step_left_s() + (snapshots.save_s or commit_s)
+        patience_s = available_s - commit_s - _LEAVING_S
+        if needed_s <= available_s and patience_s > 0:
+            return patience_s
+        step = self._session.step + 1
+        why = (
+            f"it needs about {needed_s:.1f} s more with its save, and {max(0.0, available_s):.1f} s are left"
+            if needed_s > available_s
+            else f"{max(0.0, available_s):.1f} s are left, just enough to commit a snapshot"
+        )
+        snapshots.rescue(f"step {step}: {why}")
+        return None
+
     def _announce_stop(self) -> None:
         decision = self._agreement.decision
+        self._is_stopping = True
         if not self._announced:
             self._announced = True
             name = signal.Signals(decision.stop_signal).name

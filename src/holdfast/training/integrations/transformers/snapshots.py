@@ -32,6 +32,9 @@ _SUPPORTED = {"single", "ddp"}
 _FILE_SLACK_BYTES = 1 << 20
 _MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
 """How many tensors of a parameter's size an optimizer keeps, by the beginning of its name; two for all others."""
+_SLOW_BYTES_PER_S = 200e6
+_COMMIT_S = 0.1
+"""What is assumed of a disk before anything was written to it."""
 
 
 class Handover(enum.IntEnum):
@@ -313,6 +316,31 @@ class Snapshots:
         self.pending = step
         self._handed_s = clock.monotonic_s()
         return True
+
+    # ---- when time is short -----------------------------------------------------------------------------------
+
+    def can_rescue(self, step: int) -> bool:
+        """Whether leaving with the newest snapshot loses nothing that the user wants kept.
+
+        That is so when it is of the last finished step, or when the user has chosen how far apart snapshots are.
+        """
+        is_chosen = self._session.settings.snapshot_steps is not None
+        keeper = self._session.keeping.keeper
+        is_there = self.taken_step is not None and (is_chosen or self.taken_step == step)
+        return is_there and keeper is not None and keeper.is_alive
+
+    def commit_s(self) -> float:
+        """Seconds to make the newest snapshot durable, by the speed measured so far."""
+        keeper = self._session.keeping.keeper
+        if self.taken_step == self._session.saved_step or keeper is None:
+            return 0.0
+        return sum(self._sizes) / (keeper.write_bytes_per_s or _SLOW_BYTES_PER_S) + _COMMIT_S
+
+    def rescue(self, why: str) -> None:
+        """Ask the keeper to make the newest snapshot durable and to let all ranks leave."""
+        keeper = self._session.keeping.keeper
+        if keeper is not None:
+            keeper.rescue(why)
 
     def close(self, *, is_orderly: bool) -> None:
         """The `train()` call ends.
