@@ -40,18 +40,8 @@ DCP, DCP_ASYNC, DLROVER, TORCH_CHECKPOINTING, HF = (
     "hf trainer",
 )
 COLUMNS = (
-    "system",
-    "call",
-    "stall",
-    "by steps",
-    "held",
-    "durable",
-    "fsync",
-    "first call",
-    "first durable",
-    "start",
-    "peak MB",
-    "rest MB",
+    *("system", "call", "stall", "by steps", "held", "durable", "fsync"),
+    *("first call", "first durable", "start", "peak MB", "rest MB"),
 )
 GOAL_CALL_MS, GOAL_FIRST, GOAL_DURABLE = 2, 1.5, 1.35
 GOAL_STALLS = {DCP_ASYNC: 50, HF: 100, TORCH_CHECKPOINTING: 1}
@@ -182,7 +172,7 @@ def report_table(found: dict[str, Figures]) -> None:
     print("   start: what comes before the first step, imports included.")
     print("   peak, rest: resident memory beyond the training's own, during a save and after it, all processes.")
     print("   by steps: the same from the medians of the first, second, … step of all stretches; less noisy.")
-    print("   held: the call and what the next optimizer.step took longer; no noise, and only a part of it.\n")
+    print("   held: the call and what the next optimizer.step took longer; the least noisy, and only a part of it.\n")
     print(
         "| system | call | stall | held | durable | fsync | first call | first durable | start | peak MB | rest MB |"
     )
@@ -229,7 +219,7 @@ def report_goals(found: dict[str, Figures], limits: Figures) -> None:
                 return
         print(verdict(label, value=value(other), goal=goal, at_most=at_most, unit=unit))
 
-    # A stall below the noise counts as the noise: the ratio is then a lower bound.
+    # A stall below the noise counts as the noise: the ratio to a peer above it is then a lower bound.
     idle = found.get(NO_SAVE, Figures(reason="not chosen"))
     noise_s, noise_by_steps_s = (
         (0.0, 0.0) if idle.reason else (middle([abs(stall) for stall in idle.stalls]), abs(idle.stall_by_steps()))
@@ -240,10 +230,11 @@ def report_goals(found: dict[str, Figures], limits: Figures) -> None:
     )
 
     def stall_ratio(peer: Figures) -> float:
-        return middle(peer.stalls) / max(middle(own.stalls), noise_s, 1e-6)
+        return max(middle(peer.stalls), noise_s) / max(middle(own.stalls), noise_s, 1e-6)
 
     def steps_ratio(peer: Figures) -> float:
-        return peer.stall_by_steps() / max(own.stall_by_steps(), noise_by_steps_s, 1e-6)
+        floor_s = max(noise_by_steps_s, 1e-6)
+        return max(peer.stall_by_steps(), floor_s) / max(own.stall_by_steps(), floor_s)
 
     def held_ratio(peer: Figures) -> float:
         return middle(peer.holds) / max(middle(own.holds), 1e-6)
