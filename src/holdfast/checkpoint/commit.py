@@ -59,7 +59,8 @@ class WorkingCheckpoint:
         self.name = self.target.name
         self._output = output
         self._root = output.work / attempt_id / self.name
-        self._merged = self._root / "merged"
+        self.merged = self._root / "merged"
+        """Where the sealed files of all ranks lie until the commit."""
 
     def rank_root(self, rank: int) -> Path:
         """Where rank `rank` lets its framework write: it creates `<rank_root>/checkpoint-<step>/`."""
@@ -82,7 +83,7 @@ class WorkingCheckpoint:
             files.fsync_file(source / path)
             entries.append(entry_of(path, digest_file(source / path)))
         for entry in entries:
-            destination = self._merged / entry.path
+            destination = self.merged / entry.path
             destination.parent.mkdir(parents=True, exist_ok=True)
             (source / entry.path).rename(destination)
         return RankPart(rank=rank, files=tuple(entries))
@@ -101,7 +102,7 @@ class WorkingCheckpoint:
         """
         manifest = describe_all(parts, describe)
         self._finish(manifest.files, MANIFEST_NAME, manifest.to_bytes())
-        files.publish_folder(self._merged, self.target, trash=self._output.trash)
+        files.publish_folder(self.merged, self.target, trash=self._output.trash)
         return manifest
 
     def prepare_part(self, part: NodePart) -> None:
@@ -113,7 +114,7 @@ class WorkingCheckpoint:
             SaveError: the files are not those that the ranks reported.
             OSError: the disk is full, gone, or read-only.
         """
-        self._merged.mkdir(parents=True, exist_ok=True)  # a node may have nothing to hold
+        self.merged.mkdir(parents=True, exist_ok=True)  # a node may have nothing to hold
         self._finish(part.files, PART_NAME, part.to_bytes())
 
     def publish_part(self) -> None:
@@ -122,14 +123,14 @@ class WorkingCheckpoint:
         Raises:
             OSError: the disk is gone, or read-only.
         """
-        files.publish_folder(self._merged, self.target, trash=self._output.trash)
+        files.publish_folder(self.merged, self.target, trash=self._output.trash)
 
     def _finish(self, entries: Sequence[FileEntry], name: str, record: bytes) -> None:
-        present = {path: status.st_size for path, status in files.regular_files(self._merged)}
+        present = {path: status.st_size for path, status in files.regular_files(self.merged)}
         if present != {entry.path: entry.size_bytes for entry in entries}:
-            raise SaveError(f"the files in {self._merged} are not those that the ranks reported")
-        _fsync_folders(self._merged, present)
-        files.write_atomic(self._merged / name, record, durable=True)
+            raise SaveError(f"the files in {self.merged} are not those that the ranks reported")
+        _fsync_folders(self.merged, present)
+        files.write_atomic(self.merged / name, record, durable=True)
 
     def discard(self) -> None:
         """Delete what is left of the working folder, after the commit or instead of it."""

@@ -33,6 +33,8 @@ class OutputFolder:
         self.trash = self.control / "trash"
         self.events = self.control / "events.jsonl"
         self.progress = self.control / "progress.json"
+        self.keeper_lock = self.control / "keeper"
+        """Held by the keeper that writes here, also after the run that claimed the folder has died."""
         self._lock: FolderLock | None = None
 
     def check_usable(self) -> None:

@@ -171,6 +171,19 @@ class Saved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSuperseded(Event):
+    """A snapshot waited for the disk, and a newer one took its place."""
+
+    is_warning: ClassVar[bool] = True
+    step: int
+    trigger: str
+    by: int
+
+    def _sentence(self) -> str:
+        return f"step {self.step} ({self.trigger}) was not written: step {self.by} came before its turn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveFailed(Event):
     """A save did not become a checkpoint; what was written of it is gone."""
 
@@ -351,6 +364,7 @@ __all__ = [
     "Resealed",
     "Resumed",
     "SaveFailed",
+    "SaveSuperseded",
     "Saved",
     "SetAside",
     "StepGivenUp",

@@ -1,0 +1,158 @@
+"""The memory that snapshots are staged into: blocks that are made once and used again and again."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from holdfast.foundation.units import format_bytes
+from holdfast.snapshot import host_memory
+from holdfast.snapshot.block import PAGE_BYTES, Block
+from holdfast.snapshot.device_copy import pin
+from holdfast.snapshot.host_memory import Room
+from holdfast.snapshot.keeper import CONTROL_NUMBER, Keeper
+
+_SMALL_STATE_BYTES = 256 << 20
+"""Up to here three slots are cheaper than the thought of whether to have them."""
+_MOST_SLOTS = 3
+_SLACK_BYTES = 16 << 20
+
+
+class NoRoomError(Exception):
+    """There is not enough memory for a snapshot; the text has the figures."""
+
+
+class Arena:
+    """One rank's blocks.
+
+    Args:
+        keeper: gets to see them, and says which are free.
+        slots: how many snapshots may be in memory; None for what fits the size of the state.
+        look: tells how much memory there is.
+    """
+
+    def __init__(
+        self, keeper: Keeper, *, slots: int | None = None, look: Callable[[], Room | None] = host_memory.look
+    ) -> None:
+        self._keeper = keeper
+        self._slots = slots
+        self._look = look
+        self._blocks: list[Block] = []
+        self._next_number = CONTROL_NUMBER + 1
+        self._populating: threading.Thread | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all blocks together."""
+        return sum(block.capacity_bytes for block in self._blocks)
+
+    def slots_for(self, snapshot_bytes: int) -> int:
+        """How many snapshots of this size may be in memory."""
+        if self._slots is not None:
+            return self._slots
+        return _MOST_SLOTS if _MOST_SLOTS * snapshot_bytes <= _SMALL_STATE_BYTES else 1
+
+    def prepare(self, sizes: Sequence[int], *, still_to_come: int = 0) -> None:
+        """Make blocks for images of about these sizes, and fault them in beside whatever else goes on.
+
+        Args:
+            sizes: bytes.
+            still_to_come: memory that the training itself is going to take.
+
+        Raises:
+            NoRoomError: there is not enough memory; nothing was taken.
+        """
+        self._check_room(sum(sizes) + still_to_come)
+        blocks = [self._allocate(size) for size in sizes if size > 0]
+
+        def populate() -> None:
+            for block in blocks:
+                block.populate(self._has_room)
+                pin(block)
+
+        self._populating = threading.Thread(target=populate, name="holdfast-arena", daemon=True)
+        self._populating.start()
+
+    def wait_prepared(self) -> None:
+        """Wait until what `prepare` began is done."""
+        if self._populating is not None:
+            self._populating.join()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        room = self._look()
+        return room is None or room.has(num_bytes)
+
+    def _check_room(self, num_bytes: int) -> None:
+        room = self._look()
+        if room is not None and not room.has(num_bytes):
+            raise NoRoomError(
+                f"a snapshot needs {format_bytes(num_bytes)} of host memory; {format_bytes(room.available_bytes)} of "
+                f"{format_bytes(room.limit_bytes)} are available ({room.limited_by}), "
+                f"{format_bytes(room.spare_bytes)} of which stay free"
+            )
+
+    def _allocate(self, size_bytes: int) -> Block:
+        try:
+            block = Block.allocate(self._next_number, size_bytes)
+        except OSError as error:
+            raise NoRoomError(f"the system has no {format_bytes(size_bytes)} of shared memory: {error}") from error
+        self._next_number += 1
+        self._blocks.append(block)
+        self._keeper.lend(block)
+        self._keeper.release([block])
+        return block
+
+    def take(self, sizes: Sequence[int], *, more_slots: int = 0) -> list[Block] | None:
+        """Blocks for images of these sizes, in their order.
+
+        Args:
+            sizes: bytes.
+            more_slots: beyond what is usual, because this snapshot cannot wait.
+
+        Returns:
+            The blocks, no longer free; None while too many of them are busy.
+
+        Raises:
+            NoRoomError: there is not enough memory.
+        """
+        allowed = (self.slots_for(sum(sizes)) + more_slots) * (sum(sizes) + PAGE_BYTES * len(sizes)) + _SLACK_BYTES
+        free = sorted((block for block in self._blocks if self._keeper.is_free(block)), key=_capacity)
+        taken: dict[int, Block] = {}
+        lacking: list[int] = []
+        for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+            size = sizes[index]
+            fitting = next((b for b in free if size <= b.capacity_bytes <= 2 * size + _SLACK_BYTES), None)
+            if fitting is None:
+                lacking.append(index)
+            else:
+                free.remove(fitting)
+                taken[index] = fitting
+        needed = sum(sizes[index] for index in lacking)
+        while free and self.num_bytes + needed > allowed:
+            self._give_back(free.pop(0))
+        if lacking and self.num_bytes + needed > allowed:
+            return None
+        if lacking:
+            self._check_room(needed)
+            for index in lacking:
+                taken[index] = self._allocate(sizes[index])
+                pin(taken[index])
+        blocks = [taken[index] for index in range(len(sizes))]
+        self._keeper.use(blocks)
+        return blocks
+
+    def _give_back(self, block: Block) -> None:
+        self._blocks.remove(block)
+        self._keeper.use([block])
+        self._keeper.take_back(block)
+        # Its memory goes when nobody refers to it: the keeper may just be mapping it.
+
+    def close(self) -> None:
+        """Give everything back; the keeper keeps what it still needs."""
+        self.wait_prepared()
+        self._blocks.clear()
+
+
+def _capacity(block: Block) -> int:
+    return block.capacity_bytes
+
+
+__all__ = ["Arena", "NoRoomError"]

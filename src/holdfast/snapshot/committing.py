@@ -1,0 +1,144 @@
+"""From a snapshot in the keeper's book to a checkpoint in the output folder."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.commit import RankPart, WorkingCheckpoint
+from holdfast.checkpoint.manifest import FileEntry, Manifest
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.checkpoint.retention import KeepNewest, parse_policies
+from holdfast.errors import SaveError
+from holdfast.foundation import clock
+from holdfast.foundation.events import Event, Pruned, SaveFailed
+from holdfast.snapshot.ledger import Snapshot
+from holdfast.snapshot.writing import Source, digest_source, write_files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the first rank says of the checkpoint that a snapshot is to become.
+
+    Args:
+        folder: the output folder.
+        attempt_id: names this start's working folders.
+        manifest: fields of `Manifest`, without files, trigger and time.
+        keep: retention, as `parse_policies` reads it.
+        limit: how many checkpoints to keep; None for all.
+        protected: steps that are never pruned.
+    """
+
+    folder: str
+    attempt_id: str
+    manifest: Mapping[str, Any]
+    keep: str | None = None
+    limit: int | None = None
+    protected: tuple[int, ...] = ()
+
+
+def commit_snapshot(
+    snapshot: Snapshot, sources: dict[int, list[Source]], report: Callable[[Event], None]
+) -> Manifest:
+    """Write, digest, fsync and commit; then prune.
+
+    Args:
+        snapshot: what, with the first rank's facts.
+        sources: its files, by rank.
+        report: told what was pruned.
+
+    Raises:
+        GivenUpError: a rank will not stage its part.
+        HoldfastError, OSError: it cannot be committed; nothing is left of it.
+    """
+    facts = Facts(**snapshot.facts)
+    output = OutputFolder(Path(facts.folder))
+    working = WorkingCheckpoint(output, attempt_id=facts.attempt_id, step=snapshot.step)
+    try:
+        working.merged.mkdir(parents=True, exist_ok=False)
+        entries = write_files(merge(sources), working.merged)
+        manifest = working.commit([RankPart(rank=0, files=tuple(entries))], lambda files: describe(snapshot, files))
+    finally:
+        working.discard()
+    _prune(output, facts, report)
+    return manifest
+
+
+def describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
+    """The manifest of a snapshot whose files are known."""
+    fields = Facts(**snapshot.facts).manifest
+    return Manifest(**fields, files=files, trigger=snapshot.trigger, created=clock.utc_now())
+
+
+def merge(sources: dict[int, list[Source]]) -> list[Source]:
+    """The files of all ranks, each once.
+
+    Raises:
+        SaveError: two ranks have different content under one name.
+        GivenUpError: a rank will not stage its part.
+    """
+    merged: dict[str, Source] = {}
+    for of_rank in sources.values():
+        for source in of_rank:
+            first = merged.setdefault(source.path, source)
+            if first is not source and not _are_equal(first, source):
+                raise SaveError(f"two ranks wrote {source.path} with different content")
+    return list(merged.values())
+
+
+def _are_equal(first: Source, second: Source) -> bool:
+    if first.size_bytes != second.size_bytes:
+        return False
+    for source in (first, second):
+        source.wait_for(source.size_bytes)
+    return digest_source(first) == digest_source(second)
+
+
+def _prune(output: OutputFolder, facts: Facts, report: Callable[[Event], None]) -> None:
+    policies = [*parse_policies(facts.keep), *([KeepNewest(facts.limit)] if facts.limit else [])]
+    try:
+        pruned = output.prune(output.superseded(policies, protected=set(facts.protected)))
+    except OSError as error:
+        step = int(output.committed()[0].name.rsplit("-", 1)[1])
+        reason, consequence = f"an older checkpoint could not be deleted: {error}", "it stays until the next save"
+        report(SaveFailed(step=step, trigger="retention", reason=reason, consequence=consequence))
+        return
+    for path in pruned:
+        report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
+
+
+def link_files(
+    snapshot: Snapshot, sources: Sequence[Source], folder: Path, *, pid: int, known: Manifest | None
+) -> Manifest:
+    """Make a snapshot in memory look like a checkpoint's folder: links to the descriptors of its blocks.
+
+    Args:
+        snapshot: complete.
+        sources: its files.
+        folder: to be filled.
+        pid: the process that holds the blocks.
+        known: the manifest of the checkpoint that it has become, which spares reading it all once more.
+
+    Returns:
+        What a manifest says of it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    digests = {entry.path: entry for entry in known.files} if known is not None else {}
+    entries: list[FileEntry] = []
+    for source in sorted(sources, key=lambda source: source.path):
+        place = folder / source.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            place.unlink()
+        entries.append(digests.get(source.path) or digest_source(source))
+        if source.has_block_alone:
+            place.symlink_to(f"/proc/{pid}/fd/{source.block.descriptor}")
+        else:
+            place.write_bytes(source.view(0, source.size_bytes))
+    return describe(snapshot, tuple(entries))
+
+
+__all__ = ["Facts", "commit_snapshot", "describe", "link_files", "merge"]

@@ -1,0 +1,233 @@
+"""The keeper's book: which snapshots there are, what is to be written next, and which memory may be overwritten.
+
+It knows no sockets, files or threads. A snapshot is *complete* when every rank has staged its part. The newest
+complete one is never given up before it is durable, unless writing it has failed.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint.manifest import Trigger
+
+
+class Progress(enum.Enum):
+    """How far a snapshot is from being a checkpoint."""
+
+    WAITING = "waiting"
+    WRITING = "writing"
+    DURABLE = "durable"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFile:
+    """A file of a snapshot: where in a rank's memory it is.
+
+    Args:
+        path: relative to the checkpoint.
+        block: the rank's block.
+        offset: in the block; a multiple of the page size for large files.
+        size_bytes: of the file.
+        directory: see `Image`.
+    """
+
+    path: str
+    block: int
+    offset: int
+    size_bytes: int
+    directory: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> "StagedFile":
+        """From a message."""
+        directory = record["directory"]
+        return cls(
+            path=str(record["path"]),
+            block=int(record["block"]),
+            offset=int(record["offset"]),
+            size_bytes=int(record["size_bytes"]),
+            directory=(int(directory[0]), int(directory[1])) if directory else None,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """One rank's part of a snapshot."""
+
+    files: tuple[StagedFile, ...]
+    is_staged: bool = False
+
+    @property
+    def blocks(self) -> set[int]:
+        """The blocks that it lies in."""
+        return {file.block for file in self.files}
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    """One step's snapshot, over all ranks of the node."""
+
+    step: int
+    parts: dict[int, Part] = field(default_factory=dict[int, Part])
+    trigger: Trigger = Trigger.PERIODIC
+    is_wanted: bool = False
+    """Whether it is to be made durable."""
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the first rank says of the checkpoint that it is to become."""
+    progress: Progress = Progress.WAITING
+    is_intact: bool = True
+    """Whether no rank has begun to use its memory for another one."""
+    num_ranks: int = 1
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every rank has said what it will stage."""
+        return len(self.parts) == self.num_ranks
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank has staged its part, and none has overwritten it."""
+        return self.has_begun and self.is_intact and all(part.is_staged for part in self.parts.values())
+
+
+class Ledger:
+    """The snapshots of one start of the ranks.
+
+    Args:
+        num_ranks: of this node.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self._snapshots: dict[int, Snapshot] = {}
+        self._told_free: set[tuple[int, int]] = set()
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """All that are in the book, newest first."""
+        return [self._snapshots[step] for step in sorted(self._snapshots, reverse=True)]
+
+    @property
+    def newest_complete(self) -> Snapshot | None:
+        """The newest one that can be made durable or loaded."""
+        return next((snapshot for snapshot in self.snapshots if snapshot.is_complete), None)
+
+    def find(self, step: int) -> Snapshot | None:
+        """The snapshot of `step`."""
+        return self._snapshots.get(step)
+
+    def begin(
+        self,
+        rank: int,
+        step: int,
+        files: tuple[StagedFile, ...],
+        *,
+        trigger: Trigger,
+        is_wanted: bool,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Snapshot:
+        """Rank `rank` begins to fill its memory with its part of `step`."""
+        part = Part(files=files)
+        self._overwrite(rank, part.blocks)
+        snapshot = self._snapshots.setdefault(step, Snapshot(step=step, num_ranks=self.num_ranks))
+        if snapshot.progress != Progress.WRITING:
+            snapshot.progress = Progress.WAITING
+        snapshot.is_intact = True
+        snapshot.parts[rank] = part
+        snapshot.trigger = trigger
+        snapshot.is_wanted = snapshot.is_wanted or is_wanted
+        snapshot.facts = facts or snapshot.facts
+        return snapshot
+
+    def _overwrite(self, rank: int, blocks: set[int]) -> None:
+        self._told_free -= {(rank, block) for block in blocks}
+        for snapshot in list(self._snapshots.values()):
+            part = snapshot.parts.get(rank)
+            if part is not None and part.blocks & blocks:
+                snapshot.is_intact = False
+                if snapshot.progress != Progress.WRITING:
+                    del self._snapshots[snapshot.step]
+
+    def staged(self, rank: int, step: int) -> None:
+        """Rank `rank` has filled its memory."""
+        snapshot = self._snapshots.get(step)
+        if snapshot is not None and rank in snapshot.parts:
+            snapshot.parts[rank].is_staged = True
+
+    def give_up(self, step: int) -> None:
+        """A part of the snapshot will not come."""
+        snapshot = self._snapshots.get(step)
+        if snapshot is not None:
+            snapshot.is_intact = False
+            if snapshot.progress != Progress.WRITING:
+                del self._snapshots[step]
+
+    def give_up_unfinished(self) -> None:
+        """No rank stages any more: what is not complete never will be."""
+        for snapshot in self.snapshots:
+            if not snapshot.is_complete:
+                self.give_up(snapshot.step)
+
+    def want(self, step: int, trigger: Trigger) -> bool:
+        """Make the snapshot of `step` durable; False when there is none."""
+        snapshot = self._snapshots.get(step)
+        if snapshot is None or not snapshot.is_intact:
+            return False
+        if snapshot.progress == Progress.FAILED:
+            snapshot.progress = Progress.WAITING
+        if not snapshot.is_wanted:
+            snapshot.trigger = trigger
+        snapshot.is_wanted = True
+        return True
+
+    def next_to_write(self) -> Snapshot | None:
+        """The newest one that is wanted and not written; all ranks have at least begun with it."""
+        for snapshot in self.snapshots:
+            if snapshot.is_wanted and snapshot.has_begun and snapshot.is_intact:
+                return snapshot if snapshot.progress == Progress.WAITING else None
+        return None
+
+    def take_superseded(self) -> list[Snapshot]:
+        """Remove those that were wanted, wait, and will not be written because a newer one is complete."""
+        newest = self.newest_complete
+        found: list[Snapshot] = []
+        for snapshot in self.snapshots:
+            is_older = newest is not None and snapshot.step < newest.step and newest.is_wanted
+            if is_older and snapshot.is_wanted and snapshot.progress == Progress.WAITING:
+                del self._snapshots[snapshot.step]
+                found.append(snapshot)
+        return found
+
+    def written(self, step: int, *, is_durable: bool) -> None:
+        """Writing `step` has ended."""
+        snapshot = self._snapshots[step]
+        snapshot.progress = Progress.DURABLE if is_durable else Progress.FAILED
+        if not snapshot.is_intact:
+            del self._snapshots[step]
+
+    def is_free(self, rank: int, block: int) -> bool:
+        """Whether `rank` may overwrite its `block`."""
+        newest = self.newest_complete
+        for snapshot in self._snapshots.values():
+            part = snapshot.parts.get(rank)
+            if part is None or block not in part.blocks:
+                continue
+            if snapshot.progress == Progress.WRITING or not snapshot.is_complete:
+                return False
+            if snapshot is newest and snapshot.progress == Progress.WAITING:
+                return False
+            if snapshot.is_wanted and snapshot.progress == Progress.WAITING:
+                return False
+        return True
+
+    def newly_free(self, rank: int, blocks: set[int]) -> list[int]:
+        """Those of `blocks` that have become free since the last call."""
+        free = [block for block in sorted(blocks) if self.is_free(rank, block)]
+        told = [block for block in free if (rank, block) not in self._told_free]
+        self._told_free |= {(rank, block) for block in told}
+        return told
+
+
+__all__ = ["Ledger", "Part", "Progress", "Snapshot", "StagedFile"]

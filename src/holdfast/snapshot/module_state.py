@@ -1,0 +1,69 @@
+"""A module's state dict, made anew only when the module has changed."""
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+
+class ModuleState:
+    """The state of one module over many saves.
+
+    `state_dict` makes new tensors and walks the whole tree, which takes longer than all else at a boundary. As long
+    as every submodule has the parameters and buffers that it had, the last one still holds: its tensors share the
+    memory of the module's.
+
+    Args:
+        module: whose state.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self._last: Any = None
+        self._tables: list[tuple[dict[str, Any], int]] = []
+        self._tensors: list[tuple[dict[str, Any], str, Any, int]] = []
+
+    def state_dict(self) -> "OrderedDict[str, Any]":
+        """What `module.state_dict()` returns."""
+        if self._last is None or not self._holds():
+            self._last = self.module.state_dict()
+            self._remember()
+        return self._last
+
+    def _remember(self) -> None:
+        self._tables.clear()
+        self._tensors.clear()
+        for module in self.module.modules():
+            if _has_own_ways(module):
+                self._tables.append(({}, -1))  # never holds
+                return
+            tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
+            self._tables += [(table, len(table)) for table in tables]
+            for table in tables[1:]:
+                self._tensors += [
+                    (table, name, tensor, 0 if tensor is None else tensor.data_ptr())
+                    for name, tensor in table.items()
+                ]
+            self._tensors += [(module._modules, name, child, -1) for name, child in module._modules.items()]  # pyright: ignore
+
+    def _holds(self) -> bool:
+        return all(len(table) == count for table, count in self._tables) and all(
+            table.get(name) is known and (address <= 0 or known.data_ptr() == address)
+            for table, name, known, address in self._tensors
+        )
+
+
+def _has_own_ways(module: torch.nn.Module) -> bool:
+    """Whether a module saves anything but its parameters and buffers."""
+    kind = type(module)
+    base = torch.nn.Module
+    return bool(
+        module._state_dict_hooks  # pyright: ignore
+        or module._state_dict_pre_hooks  # pyright: ignore
+        or kind.state_dict is not base.state_dict
+        or kind._save_to_state_dict is not base._save_to_state_dict  # pyright: ignore
+        or kind.get_extra_state is not base.get_extra_state
+    )
+
+
+__all__ = ["ModuleState"]

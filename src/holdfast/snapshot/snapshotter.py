@@ -1,0 +1,148 @@
+"""One rank's snapshots: images get their place in memory, are staged there, and are told to the keeper."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from holdfast.checkpoint.manifest import Trigger
+from holdfast.snapshot.arena import Arena
+from holdfast.snapshot.block import Block
+from holdfast.snapshot.guard import Guard
+from holdfast.snapshot.image import Image
+from holdfast.snapshot.keeper import Keeper
+from holdfast.snapshot.staging import Placed, Stager, Work
+from holdfast.snapshot.writing import SMALL_BYTES
+
+_ALIGNMENT = 64
+
+
+class Snapshotter:
+    """Takes snapshots on this rank.
+
+    Args:
+        keeper: of this node.
+        optimizers: whose tensors change in their steps only; None copies everything at the boundary.
+        slots: see `Arena`.
+        on_torn: told the step of a snapshot whose tensors were changed while they were being copied.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        *,
+        optimizers: Iterable[torch.optim.Optimizer] | None,
+        slots: int | None = None,
+        on_torn: Callable[[int], None],
+    ) -> None:
+        self.keeper = keeper
+        self.arena = Arena(keeper, slots=slots)
+        self._on_torn = on_torn
+        self._stager = Stager(keeper.set_mark)
+        self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)
+
+    def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """From now on these are the optimizers; not while something is being copied."""
+        self._stager.wait()
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = Guard(self._stager.before_step, optimizers)
+
+    @property
+    def copies_beside_training(self) -> bool:
+        """Whether tensors of optimizers are copied beside the next step."""
+        return self._guard is not None
+
+    def take(
+        self,
+        step: int,
+        images: Sequence[Image],
+        *,
+        trigger: Trigger,
+        is_wanted: bool,
+        facts: Mapping[str, Any] | None,
+        more_slots: int = 0,
+    ) -> bool:
+        """Begin a snapshot.
+
+        Args:
+            step: optimizer steps done.
+            images: everything this rank has of it.
+            trigger: why.
+            is_wanted: whether to make it durable.
+            facts: see `committing.Facts`; the first rank's count.
+            more_slots: see `Arena.take`.
+
+        Returns:
+            Whether it has begun; False while the memory is busy.
+
+        Raises:
+            NoRoomError: there is not enough memory.
+        """
+        self._stager.wait()
+        placed = self._place(images, more_slots)
+        if placed is None:
+            return False
+        described = [
+            {
+                "path": place.image.path,
+                "block": place.block.number,
+                "offset": place.offset,
+                "size_bytes": place.image.size_bytes,
+                "directory": place.image.directory,
+            }
+            for place in placed
+        ]
+
+        def begin() -> None:
+            self.keeper.begin(step, described, trigger=trigger, is_wanted=is_wanted, facts=facts)
+
+        def end(is_whole: bool) -> None:
+            if is_whole:
+                self.keeper.staged(step)
+                return
+            self._leave_guard()
+            self.keeper.give_up(step)
+            self.keeper.release([place.block for place in placed])
+            self._on_torn(step)
+
+        self._stager.stage(Work(placed=placed, on_begin=begin, on_end=end), self._guard)
+        return True
+
+    def _leave_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    def _place(self, images: Sequence[Image], more_slots: int) -> list[Placed] | None:
+        large = [image for image in images if image.size_bytes >= SMALL_BYTES]
+        small = [image for image in images if image.size_bytes < SMALL_BYTES]
+        offsets: list[int] = []
+        end = 0
+        for image in small:
+            offsets.append(end)
+            end = -(-(end + image.size_bytes) // _ALIGNMENT) * _ALIGNMENT
+        sizes = [image.size_bytes for image in large] + ([max(end, 1)] if small else [])
+        blocks = self.arena.take(sizes, more_slots=more_slots)
+        if blocks is None:
+            return None
+        for block, size in zip(blocks, sizes, strict=True):
+            block.fit(size)
+        shared: list[Block] = blocks[len(large) :]
+        placed = [Placed(image=image, block=block, offset=0) for image, block in zip(large, blocks, strict=False)]
+        return placed + [
+            Placed(image=image, block=shared[0], offset=offset) for image, offset in zip(small, offsets, strict=True)
+        ]
+
+    def wait_staged(self) -> None:
+        """Wait until the last snapshot has been copied."""
+        self._stager.wait()
+
+    def close(self) -> None:
+        """End the copying; what was staged is the keeper's."""
+        self._stager.close()
+        self._leave_guard()
+        self.arena.close()
+
+
+__all__ = ["Snapshotter"]

@@ -1,0 +1,342 @@
+"""From an image in memory to a durable file: checksums and digest on one thread, large aligned writes on another.
+
+Writing follows the copy into the image by its watermark, so it begins before the copy has ended. Writes bypass the
+page cache where the file system allows that: a checkpoint is not read again soon, and the cache belongs to the
+training's data.
+"""
+
+import errno
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.commit import entry_of
+from holdfast.checkpoint.digest import PART_BYTES, Digester, FileDigest, digest_bytes, digest_of_parts
+from holdfast.checkpoint.manifest import FileEntry
+from holdfast.errors import SaveError
+from holdfast.foundation import clock
+from holdfast.snapshot.block import PAGE_BYTES, Block
+
+SMALL_BYTES = 1 << 20
+"""Files below it are written in one call, several at a time; only larger ones are worth alignment."""
+_WRITE_BYTES = 4 << 20
+_POLL_S = 0.0005
+_NUM_SMALL_WRITERS = 8
+_LOCAL_HEADER = struct.Struct("<IHHHHHIIIHH")
+_CENTRAL_HEADER = struct.Struct("<IHHHHHHIIIHHHHHII")
+_CANNOT_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class GivenUpError(Exception):
+    """The image will never be whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file's image in memory.
+
+    Args:
+        path: relative to the checkpoint.
+        block: where it is.
+        offset: in the block.
+        size_bytes: of the file.
+        directory: see `Image`.
+        has_block_alone: whether the block, opened as a file, is this file.
+        available: how many bytes of the block are there by now; raises GivenUpError when no more will come.
+    """
+
+    path: str
+    block: Block
+    offset: int
+    size_bytes: int
+    directory: tuple[int, int] | None
+    has_block_alone: bool
+    available: Callable[[], int]
+
+    def wait_for(self, end: int) -> None:
+        """Wait until the first `end` bytes of the file are there.
+
+        Raises:
+            GivenUpError: they will not come.
+        """
+        while self.available() < self.offset + end:
+            clock.sleep(_POLL_S)
+
+    def view(self, start: int, length: int) -> memoryview:
+        """A part of the file."""
+        return self.block.view(self.offset + start, length)
+
+
+def write_files(sources: list[Source], folder: Path) -> list[FileEntry]:
+    """Write all files into `folder`, durably; names of folders are the committer's.
+
+    Raises:
+        GivenUpError: an image will not be whole.
+        SaveError: two files have one name.
+        OSError: the disk is full, gone, or read-only.
+    """
+    if len({source.path for source in sources}) != len(sources):
+        raise SaveError("a rank wrote two files under one name")
+    for source in sources:
+        (folder / source.path).parent.mkdir(parents=True, exist_ok=True)
+    small = [source for source in sources if source.size_bytes < SMALL_BYTES]
+    large = [source for source in sources if source.size_bytes >= SMALL_BYTES]
+    with ThreadPoolExecutor(_NUM_SMALL_WRITERS, "holdfast-small-files") as pool:
+        # An fsync waits for the disk: eight at once take as long as one.
+        waiting = [pool.submit(_write_small, source, folder / source.path) for source in small]
+        entries = [_write_large(source, folder / source.path) for source in large]
+        entries += [result.result() for result in waiting]
+    return entries
+
+
+def _write_small(source: Source, target: Path) -> FileEntry:
+    source.wait_for(source.size_bytes)
+    seal_archive(source)
+    content = bytes(source.view(0, source.size_bytes))
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        write_all(descriptor, memoryview(content), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return entry_of(source.path, FileDigest(size_bytes=len(content), digest=digest_bytes(content)))
+
+
+def _write_large(source: Source, target: Path) -> FileEntry:
+    preparing = Preparing(source)
+    thread = threading.Thread(target=preparing.run, name="holdfast-digest", daemon=True)
+    thread.start()
+    try:
+        with _Writer(target) as writer:
+            done = 0
+            while done < source.size_bytes:
+                ready = preparing.wait_for(min(done + _WRITE_BYTES, source.size_bytes))
+                while done < ready and (ready - done >= _WRITE_BYTES or ready == source.size_bytes):
+                    length = min(_WRITE_BYTES, ready - done)
+                    writer.write(source, done, length)
+                    done += length
+            writer.finish(source.size_bytes)
+    finally:
+        preparing.stop()
+        thread.join()
+    return entry_of(source.path, preparing.result())
+
+
+class _Writer:
+    """One file being written, past the page cache as long as the file system takes it."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        self._is_direct = hasattr(os, "O_DIRECT")
+        try:
+            direct = os.O_DIRECT if self._is_direct else 0
+            self._descriptor = os.open(target, self._flags | os.O_EXCL | direct, 0o666)
+        except OSError as error:
+            if not self._is_direct or error.errno not in _CANNOT_DIRECT:
+                raise
+            self._is_direct = False
+            target.unlink(missing_ok=True)  # some systems create the file and refuse to open it
+            self._descriptor = os.open(target, self._flags | os.O_EXCL, 0o666)
+
+    def write(self, source: Source, start: int, length: int) -> None:
+        """Write `length` bytes of the image from `start`, a multiple of the page size."""
+        if self._is_direct:
+            # The rest of the image's last page is zeros; the file is cut to its length at the end.
+            whole = -(-length // PAGE_BYTES) * PAGE_BYTES
+            try:
+                if source.offset % PAGE_BYTES == 0 and start % PAGE_BYTES == 0:
+                    write_all(self._descriptor, source.view(start, whole), start)
+                    return
+            except OSError as error:
+                if error.errno not in _CANNOT_DIRECT:
+                    raise
+            self._leave_direct()
+        write_all(self._descriptor, source.view(start, length), start)
+
+    def _leave_direct(self) -> None:
+        self._is_direct = False
+        os.close(self._descriptor)
+        self._descriptor = os.open(self._target, self._flags)
+
+    def finish(self, size_bytes: int) -> None:
+        os.ftruncate(self._descriptor, size_bytes)
+        os.fsync(self._descriptor)
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write everything, however little the system takes at a time."""
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
+
+
+# ---- checksums and digest -----------------------------------------------------------------------------------------
+
+
+class Preparing:
+    """Goes over an image once, as it fills: an archive's checksums, the file's digest.
+
+    Args:
+        source: the image.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._ready = 0
+        self._error: BaseException | None = None
+        self._is_stopped = False
+        self._changed = threading.Condition()
+        self._digesting = _PartsDigest()
+
+    def run(self) -> None:
+        """Do it; the thread's body."""
+        try:
+            for start, length in _steps(self._source):
+                if self._is_stopped:
+                    return
+                self._digesting.update(self._source.view(start, length))
+                self._advance(start + length)
+        except BaseException as error:  # noqa: BLE001  the writing thread raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _advance(self, ready: int) -> None:
+        with self._changed:
+            self._ready = ready
+            self._changed.notify_all()
+
+    def wait_for(self, end: int) -> int:
+        """Wait until `end` bytes are final; returns how many are.
+
+        Raises:
+            GivenUpError: they will not come.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready >= end or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            return self._ready
+
+    def stop(self) -> None:
+        """Go no further."""
+        self._is_stopped = True
+
+    def result(self) -> FileDigest:
+        """The digest of the whole file."""
+        return self._digesting.result()
+
+
+class _PartsDigest:
+    """A file's digest, part by part, from views in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._digester = Digester()
+        self._in_part = 0
+        self._size = 0
+
+    def update(self, view: memoryview) -> None:
+        while view:
+            piece = view[: PART_BYTES - self._in_part]
+            self._digester.update(piece)
+            self._in_part += len(piece)
+            self._size += len(piece)
+            view = view[len(piece) :]
+            if self._in_part == PART_BYTES:
+                self._end_part()
+
+    def _end_part(self) -> None:
+        self._parts.append(self._digester.digest)
+        self._digester = Digester()
+        self._in_part = 0
+
+    def result(self) -> FileDigest:
+        if self._in_part or not self._parts:
+            self._end_part()
+        if len(self._parts) == 1:
+            return FileDigest(size_bytes=self._size, digest=self._parts[0])
+        return FileDigest(size_bytes=self._size, digest=digest_of_parts(self._parts), parts=tuple(self._parts))
+
+
+def digest_source(source: Source) -> FileEntry:
+    """What a manifest says of an image that is whole, without writing it."""
+    preparing = Preparing(source)
+    preparing.run()
+    preparing.wait_for(source.size_bytes)
+    return entry_of(source.path, preparing.result())
+
+
+def seal_archive(source: Source) -> None:
+    """Fill in the checksums of an archive that is there as a whole."""
+    if source.directory is not None:
+        for _ in _steps(source):
+            pass
+
+
+def _steps(source: Source) -> Iterator[tuple[int, int]]:
+    """(start, length) of one stretch after the other, each final when it is yielded, checksums included."""
+    if source.directory is None:
+        for start in range(0, source.size_bytes, _WRITE_BYTES):
+            length = min(_WRITE_BYTES, source.size_bytes - start)
+            source.wait_for(start + length)
+            yield start, length
+        return
+    directory, count = source.directory
+    place = 0
+    entry = directory
+    for _ in range(count):
+        central = _CENTRAL_HEADER.unpack(source.view(entry, _CENTRAL_HEADER.size))
+        size, name_bytes, extra_bytes, start = central[9], central[10], central[11], central[16]
+        size, start = _wide(source, entry, size, start, name_bytes, extra_bytes)
+        header = _LOCAL_HEADER.unpack(source.view(start, _LOCAL_HEADER.size))
+        data = start + _LOCAL_HEADER.size + header[9] + header[10]
+        checksum = 0
+        # Short ones are put together: hundreds of tiny stretches would cost more than their bytes.
+        for at in range(data, data + size, _WRITE_BYTES):
+            length = min(_WRITE_BYTES, data + size - at)
+            source.wait_for(at + length)
+            checksum = zlib.crc32(source.view(at, length), checksum)
+            if at + length < data + size:
+                yield place, at + length - place
+                place = at + length
+        value = struct.pack("<I", checksum)
+        source.view(data + size + 4, 4)[:] = value  # behind the data and the descriptor's signature
+        source.view(entry + 16, 4)[:] = value
+        end = data + size + (24 if size >= 0xFFFFFFFF else 16)
+        if end - place >= SMALL_BYTES:
+            yield place, end - place
+            place = end
+        entry += _CENTRAL_HEADER.size + name_bytes + extra_bytes + central[12]
+    source.wait_for(source.size_bytes)
+    yield place, source.size_bytes - place
+
+
+def _wide(source: Source, entry: int, size: int, start: int, name_bytes: int, extra_bytes: int) -> tuple[int, int]:
+    """Sizes and offsets of 4 GiB and more stand in the entry's extra field."""
+    if size < 0xFFFFFFFF and start < 0xFFFFFFFF:
+        return size, start
+    at = entry + _CENTRAL_HEADER.size + name_bytes
+    extra = bytes(source.view(at, extra_bytes))
+    values = list(struct.unpack(f"<{(extra_bytes - 4) // 8}Q", extra[4:]))
+    if size >= 0xFFFFFFFF:
+        size = values.pop(0)
+        values.pop(0)
+    if start >= 0xFFFFFFFF:
+        start = values.pop(0)
+    return size, start
+
+
+__all__ = ["SMALL_BYTES", "GivenUpError", "Source", "digest_source", "seal_archive", "write_files"]
