@@ -173,10 +173,8 @@ def report_table(found: dict[str, Figures]) -> None:
     print("   peak, rest: resident memory beyond the training's own, during a save and after it, all processes.")
     print("   by steps: the same from the medians of the first, second, … step of all stretches; less noisy.")
     print("   held: the call and what the next optimizer.step took longer; the least noisy, and only a part of it.\n")
-    print(
-        "| system | call | stall | held | durable | fsync | first call | first durable | start | peak MB | rest MB |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |")
+    print("|---" * len(COLUMNS) + "|")
     for system, figures in found.items():
         if figures.reason:
             print(f"| {system} | **not run: {figures.reason}** |")
