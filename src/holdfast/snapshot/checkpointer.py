@@ -33,7 +33,7 @@ from holdfast.snapshot.keeper import Keeper, Outcome
 from holdfast.snapshot.keeper_host import KeeperHost
 from holdfast.snapshot.keeper_process import KeeperPlan
 from holdfast.snapshot.messages import new_name
-from holdfast.snapshot.module_state import ModuleState
+from holdfast.snapshot.module_state import ModuleState, OptimizerState
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.snapshot.torch_image import TorchImages, UncomposableError
 
@@ -112,6 +112,7 @@ class Checkpointer:
         self._log = console.set_up(0)
         self._images: dict[str, TorchImages] = {}
         self._modules: dict[str, ModuleState] = {}
+        self._optimizer_states: dict[str, OptimizerState] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._told: set[str] = set()
         self._snapshotter: Snapshotter | None = None
@@ -256,14 +257,20 @@ class Checkpointer:
         images = self._images.get(key)
         if images is None:
             images = self._images[key] = TorchImages(f"{key}.pt")
-        return images.compose(self._state_of(key, value))
+        state = self._state_of(key, value)
+        return images.compose(state, trusts=isinstance(value, torch.nn.Module | torch.optim.Optimizer))
 
     def _state_of(self, key: str, value: Any) -> Any:
         if isinstance(value, torch.nn.Module):
-            known = self._modules.get(key)
-            if known is None or known.module is not value:
-                known = self._modules[key] = ModuleState(value)
-            return known.state_dict()
+            module = self._modules.get(key)
+            if module is None or module.module is not value:
+                module = self._modules[key] = ModuleState(value)
+            return module.state_dict()
+        if isinstance(value, torch.optim.Optimizer):
+            optimizer = self._optimizer_states.get(key)
+            if optimizer is None or optimizer.optimizer is not value:
+                optimizer = self._optimizer_states[key] = OptimizerState(value)
+            return optimizer.state_dict()
         return value.state_dict() if hasattr(value, "state_dict") else value
 
     def _facts(self, step: int) -> dict[str, Any]:

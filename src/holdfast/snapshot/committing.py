@@ -14,7 +14,7 @@ from holdfast.errors import SaveError
 from holdfast.foundation import clock
 from holdfast.foundation.events import Event, Pruned, SaveFailed
 from holdfast.snapshot.ledger import Snapshot
-from holdfast.snapshot.writing import Source, digest_source, write_files
+from holdfast.snapshot.writing import Source, digest_bytes_of, digest_source, write_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +118,13 @@ def link_files(
         sources: its files.
         folder: to be filled.
         pid: the process that holds the blocks.
-        known: the manifest of the checkpoint that it has become, which spares reading it all once more.
+        known: the manifest of the checkpoint that it has become.
 
     Returns:
         What a manifest says of it.
 
     Raises:
+        SaveError: what is in memory is not what was saved.
         OSError: the folder cannot be written.
     """
     digests = {entry.path: entry for entry in known.files} if known is not None else {}
@@ -133,7 +134,10 @@ def link_files(
         place.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             place.unlink()
-        entries.append(digests.get(source.path) or digest_source(source))
+        entry = digests.get(source.path)
+        if entry is not None and digest_bytes_of(source) != entry.digest:
+            raise SaveError(f"{source.path} in memory is not what was saved")
+        entries.append(entry or digest_source(source))
         if source.has_block_alone:
             place.symlink_to(f"/proc/{pid}/fd/{source.block.descriptor}")
         else:

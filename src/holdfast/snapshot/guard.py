@@ -29,6 +29,8 @@ class Guard:
         self._numbers = {id(optimizer): number for number, optimizer in enumerate(self._optimizers)}
         self._tensors: list[tuple[torch.Tensor, int]] = []
         self._counts: tuple[int, ...] = ()
+        self.epoch = 0
+        """Grows whenever the answers of `owner_of` may have changed."""
         self._owners: dict[int, tuple[int, torch.Tensor]] = {}
         self._handle = register_optimizer_step_pre_hook(self._hook)
 
@@ -43,6 +45,7 @@ class Guard:
         if counts == self._counts and all(tensor.data_ptr() == address for tensor, address in self._tensors):
             return
         self._counts = counts
+        self.epoch += 1
         self._tensors.clear()
         self._owners.clear()
         for number, optimizer in enumerate(self._optimizers):

@@ -34,7 +34,8 @@ class Image:
         path: relative to the checkpoint, with `/`.
         size_bytes: of the finished file.
         literals: (offset, content) of everything that is known already.
-        pieces: everything that is still to be copied, by offset.
+        fixed: more of the same; the very same object when nothing in it has changed since the last image.
+        pieces: everything that is still to be copied, by offset; the same object when nothing has changed.
         directory: for an archive (offset, entries) of its central directory, whose checksums are filled in by whoever
             writes the file; None for other files.
     """
@@ -42,6 +43,7 @@ class Image:
     path: str
     size_bytes: int
     literals: tuple[tuple[int, bytes], ...]
+    fixed: tuple[tuple[int, bytes], ...] = ()
     pieces: tuple[Piece, ...] = ()
     directory: tuple[int, int] | None = None
 

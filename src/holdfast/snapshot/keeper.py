@@ -164,6 +164,8 @@ class Keeper:
         """The blocks are going to be overwritten."""
         with self._changed:
             self._free -= {block.number for block in blocks}
+        # Before the first byte: a snapshot that is partly overwritten must not be taken for whole.
+        self._send({"type": "use", "blocks": [block.number for block in blocks]})
 
     def release(self, blocks: Sequence[Block]) -> None:
         """New blocks, or those of a snapshot that never began, may be used."""

@@ -35,6 +35,7 @@ from holdfast.snapshot.writing import GivenUpError, Source
 
 _LOOK_EVERY_S = 0.2
 _ENDLESS = 1 << 62
+_ABOUT_SNAPSHOTS = {"block", "drop", "use", "begin", "staged", "give_up", "want"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,21 +195,8 @@ class _Keeper:
     def _hear(self, start: _Start, rank: _Rank, message: Message, descriptors: list[int]) -> None:
         kind = message["type"]
         with self._changed:
-            if kind == "block":
-                [descriptor] = descriptors
-                rank.blocks[message["number"]] = Block(message["number"], descriptor, message["capacity"])
-                threading.Thread(target=rank.blocks[message["number"]].populate, daemon=True).start()
-            elif kind == "drop":
-                # Unmapped when nothing refers to it: it may be in the middle of a write that is being given up.
-                rank.blocks.pop(message["number"], None)
-            elif kind == "begin":
-                self._begin(start, rank, message)
-            elif kind == "staged":
-                start.ledger.staged(rank.rank, message["step"])
-            elif kind == "give_up":
-                start.ledger.give_up(message["step"])
-            elif kind == "want":
-                self._want(start, rank, message)
+            if kind in _ABOUT_SNAPSHOTS:
+                self._hear_of_snapshot(start, rank, message, descriptors)
             elif kind == "folder":
                 rank.channel.send({"type": "answer", "error": self._open_folder(Path(message["folder"]))})
             elif kind == "close_folder":
@@ -225,6 +213,26 @@ class _Keeper:
             elif kind == "bye":
                 rank.has_said_bye = True
             self._settle(start)
+
+    def _hear_of_snapshot(self, start: _Start, rank: _Rank, message: Message, descriptors: list[int]) -> None:
+        kind = message["type"]
+        if kind == "block":
+            [descriptor] = descriptors
+            block = rank.blocks[message["number"]] = Block(message["number"], descriptor, message["capacity"])
+            threading.Thread(target=block.populate, daemon=True).start()
+        elif kind == "drop":
+            # Unmapped when nothing refers to it: it may be in the middle of a write that is being given up.
+            rank.blocks.pop(message["number"], None)
+        elif kind == "use":
+            start.ledger.use(rank.rank, set(message["blocks"]))
+        elif kind == "begin":
+            self._begin(start, rank, message)
+        elif kind == "staged":
+            start.ledger.staged(rank.rank, message["step"])
+        elif kind == "give_up":
+            start.ledger.give_up(message["step"])
+        else:
+            self._want(start, rank, message)
 
     def _begin(self, start: _Start, rank: _Rank, message: Message) -> None:
         staged = tuple(StagedFile.of(file) for file in message["files"])

@@ -103,6 +103,7 @@ class Ledger:
         self.num_ranks = num_ranks
         self._snapshots: dict[int, Snapshot] = {}
         self._told_free: set[tuple[int, int]] = set()
+        self._in_use: set[tuple[int, int]] = set()
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -131,6 +132,7 @@ class Ledger:
         """Rank `rank` begins to fill its memory with its part of `step`."""
         part = Part(files=files)
         self._overwrite(rank, part.blocks)
+        self._in_use -= {(rank, block) for block in part.blocks}
         snapshot = self._snapshots.setdefault(step, Snapshot(step=step, num_ranks=self.num_ranks))
         if snapshot.progress != Progress.WRITING:
             snapshot.progress = Progress.WAITING
@@ -140,6 +142,11 @@ class Ledger:
         snapshot.is_wanted = snapshot.is_wanted or is_wanted
         snapshot.facts = facts or snapshot.facts
         return snapshot
+
+    def use(self, rank: int, blocks: set[int]) -> None:
+        """Rank `rank` is about to overwrite these blocks, and will say with what."""
+        self._in_use |= {(rank, block) for block in blocks}
+        self._overwrite(rank, blocks)
 
     def _overwrite(self, rank: int, blocks: set[int]) -> None:
         self._told_free -= {(rank, block) for block in blocks}
@@ -209,6 +216,8 @@ class Ledger:
 
     def is_free(self, rank: int, block: int) -> bool:
         """Whether `rank` may overwrite its `block`."""
+        if (rank, block) in self._in_use:
+            return False
         newest = self.newest_complete
         for snapshot in self._snapshots.values():
             part = snapshot.parts.get(rank)

@@ -1,7 +1,7 @@
-"""A module's state dict, made anew only when the module has changed."""
+"""State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -53,6 +53,63 @@ class ModuleState:
         )
 
 
+class OptimizerState:
+    """The state of one optimizer over many saves.
+
+    Args:
+        optimizer: whose state.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._last: dict[Any, Any] | None = None
+        self._items: list[tuple[Any, list[tuple[Any, Any, int]]]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `optimizer.state_dict()` returns; its `state` is the last one's object while that holds."""
+        packed: dict[str, Any] = self.optimizer.state_dict()
+        state: Any = packed.get("state")
+        if type(state) is not dict:
+            return packed
+        if self._last is not None and self._holds(cast("dict[Any, Any]", state)):
+            packed["state"] = self._last
+        else:
+            self._remember(cast("dict[Any, Any]", state))
+        return packed
+
+    def _remember(self, state: dict[Any, Any]) -> None:
+        self._last = None
+        self._items = []
+        for key, values in state.items():
+            if type(values) is not dict:
+                return
+            items = [(name, one, _address(one)) for name, one in cast("dict[Any, Any]", values).items()]
+            if not all(type(one) in _PLAIN for _, one, _ in items):
+                return
+            self._items.append((key, items))
+        # Copies of the containers: an optimizer adds to its own.
+        self._last = {key: dict(values) for key, values in state.items()}
+
+    def _holds(self, state: dict[Any, Any]) -> bool:
+        if len(state) != len(self._items):
+            return False
+        for (key, values), (known_key, known) in zip(state.items(), self._items, strict=True):
+            if key != known_key or len(values) != len(known):
+                return False
+            for name, one, address in known:
+                now = values.get(name)
+                if now is not one or (address and now.data_ptr() != address):
+                    return False
+        return True
+
+
+_PLAIN = {torch.Tensor, int, float, bool, str, type(None)}
+
+
+def _address(value: Any) -> int:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else 0
+
+
 def _has_own_ways(module: torch.nn.Module) -> bool:
     """Whether a module saves anything but its parameters and buffers."""
     kind = type(module)
@@ -66,4 +123,4 @@ def _has_own_ways(module: torch.nn.Module) -> bool:
     )
 
 
-__all__ = ["ModuleState"]
+__all__ = ["ModuleState", "OptimizerState"]

@@ -8,6 +8,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -20,16 +21,6 @@ _CHUNK_BYTES = 32 << 20
 """What one thread copies at a time: 4 ms."""
 _AT_ONCE_BYTES = 64 << 10
 """Smaller tensors are copied at the boundary, which takes less time than to keep books about them."""
-
-
-@dataclass(slots=True)
-class _Copy:
-    block: Block
-    place: int
-    num_bytes: int
-    address: int
-    owner: int | None
-    is_done: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +38,47 @@ class Placed:
     offset: int
 
 
+class _Copy(NamedTuple):
+    """One copy: from an address to a place in an image."""
+
+    place: int
+    num_bytes: int
+    address: int
+    owner: int | None
+
+
+class _Plan:
+    """What is copied of one image, and when; it holds as long as the image's pieces and their owners do.
+
+    Args:
+        pieces: of the image.
+        guard: knows what only optimizers change; None: nothing is known.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:
+        self.pieces = pieces
+        self.epoch = None if guard is None else guard.epoch
+        self.at_once: list[tuple[int, int, int]] = []
+        self.copies: list[_Copy] = []
+        self.guarded: dict[int, list[torch.Tensor]] = {}
+        for piece in pieces:
+            if piece.device == "cpu":  # others are copied by their device's own engine
+                self._add(piece, guard)
+
+    def _add(self, piece: Piece, guard: Guard | None) -> None:
+        owner = guard.owner_of(piece.base) if guard is not None else None
+        if piece.num_bytes < _AT_ONCE_BYTES or (owner is None and guard is not None):
+            self.at_once.append((piece.offset, piece.address, piece.num_bytes))
+            return
+        number = None
+        if owner is not None:
+            number = owner[0]
+            self.guarded.setdefault(number, []).append(owner[1])
+        for start in range(0, piece.num_bytes, _CHUNK_BYTES):
+            length = min(_CHUNK_BYTES, piece.num_bytes - start)
+            self.copies.append(_Copy(piece.offset + start, length, piece.address + start, number))
+
+
 @dataclass(slots=True, kw_only=True)
 class Work:
     """One snapshot of this rank.
@@ -60,9 +92,10 @@ class Work:
     placed: Sequence[Placed]
     on_begin: Callable[[], None]
     on_end: Callable[[bool], None]
-    copies: list[_Copy] = field(default_factory=list[_Copy])
-    versions: dict[int, list[tuple[torch.Tensor, int]]] = field(
-        default_factory=dict[int, list[tuple[torch.Tensor, int]]]
+    copies: list[tuple[Placed, _Copy]] = field(default_factory=list[tuple[Placed, _Copy]])
+    is_done: bytearray = field(default_factory=bytearray)
+    versions: dict[int, list[tuple[list[torch.Tensor], list[int]]]] = field(
+        default_factory=dict[int, list[tuple[list[torch.Tensor], list[int]]]]
     )
     is_torn: bool = False
     head: int = 0
@@ -83,6 +116,8 @@ class Stager:
         self._changed = threading.Condition()
         self._work: Work | None = None
         self._is_closed = False
+        self._plans: dict[str, _Plan] = {}
+        self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
         self._thread = threading.Thread(target=self._run, name="holdfast-stager", daemon=True)
         self._thread.start()
@@ -104,11 +139,9 @@ class Stager:
         for placed in work.placed:
             self._set_mark(placed.block, 0)
         for placed in work.placed:
-            for piece in placed.image.pieces:
-                self._plan(work, placed, piece, guard)
+            self._plan(work, placed, guard)
         work.tail = len(work.copies)
-        for copy in work.copies:
-            work.pending[copy.owner] = work.pending.get(copy.owner, 0) + 1
+        work.is_done = bytearray(work.tail)
         self._devices.begin(work.placed, guard)
         with self._changed:
             self._work = work
@@ -116,21 +149,21 @@ class Stager:
         if guard is None:
             self.wait()
 
-    def _plan(self, work: Work, placed: Placed, piece: Piece, guard: Guard | None) -> None:
-        if piece.device != "cpu":
-            return  # the device's own engine copies it
-        place = placed.block.address + placed.offset + piece.offset
-        owner = guard.owner_of(piece.base) if guard is not None else None
-        if piece.num_bytes < _AT_ONCE_BYTES or (owner is None and guard is not None):
-            ctypes.memmove(place, piece.address, piece.num_bytes)
+    def _plan(self, work: Work, placed: Placed, guard: Guard | None) -> None:
+        pieces = placed.image.pieces
+        if not pieces:
             return
-        number = None
-        if owner is not None:
-            number = owner[0]
-            work.versions.setdefault(number, []).append((owner[1], owner[1]._version))
-        for start in range(0, piece.num_bytes, _CHUNK_BYTES):
-            length = min(_CHUNK_BYTES, piece.num_bytes - start)
-            work.copies.append(_Copy(placed.block, place + start, length, piece.address + start, number))
+        plan = self._plans.get(placed.image.path)
+        if plan is None or plan.pieces is not pieces or plan.epoch != (None if guard is None else guard.epoch):
+            plan = self._plans[placed.image.path] = _Plan(pieces, guard)
+        begin = placed.block.address + placed.offset
+        for offset, address, num_bytes in plan.at_once:
+            ctypes.memmove(begin + offset, address, num_bytes)
+        for copy in plan.copies:
+            work.copies.append((placed, copy))
+            work.pending[copy.owner] = work.pending.get(copy.owner, 0) + 1
+        for owner, tensors in plan.guarded.items():
+            work.versions.setdefault(owner, []).append((tensors, [tensor._version for tensor in tensors]))
 
     # ---- waiting ----------------------------------------------------------------------------------------------
 
@@ -165,7 +198,7 @@ class Stager:
         for optimizer in optimizers:
             with self._changed:
                 versions = work.versions.pop(optimizer, [])
-                work.is_torn |= any(tensor._version != version for tensor, version in versions)
+                work.is_torn |= any([one._version for one in tensors] != then for tensors, then in versions)
 
     def _is_pending(self, work: Work, optimizer: int | None) -> bool:
         if work.is_ended:
@@ -180,8 +213,8 @@ class Stager:
                 if work.head >= work.tail:
                     return
                 work.tail -= 1
-                copy = work.copies[work.tail]
-            self._copy(work, copy)
+                index = work.tail
+            self._copy(work, index)
 
     # ---- the thread -------------------------------------------------------------------------------------------
 
@@ -196,20 +229,19 @@ class Stager:
 
     def _do(self, work: Work) -> None:
         for placed in work.placed:
-            for offset, content in placed.image.literals:
-                placed.block.write(placed.offset + offset, content)
+            self._write_literals(placed)
         work.on_begin()
         marked = 0
         while True:
             with self._changed:
                 if work.head >= work.tail:
                     break
-                copy = work.copies[work.head]
+                index = work.head
                 work.head += 1
-            self._copy(work, copy)
+            self._copy(work, index)
             marked = self._mark(work, marked)
         with self._changed:
-            self._changed.wait_for(lambda: all(copy.is_done for copy in work.copies))
+            self._changed.wait_for(lambda: all(work.is_done))
         self._devices.finish()
         self._verify(work, list(work.versions))
         work.on_end(not work.is_torn)
@@ -218,22 +250,32 @@ class Stager:
             self._work = None
             self._changed.notify_all()
 
-    def _copy(self, work: Work, copy: _Copy) -> None:
-        ctypes.memmove(copy.place, copy.address, copy.num_bytes)
+    def _write_literals(self, placed: Placed) -> None:
+        image, block = placed.image, placed.block
+        literals = image.literals
+        if placed.offset or self._fixed.get(block.number) is not image.fixed:
+            literals += image.fixed
+        # What stays in a block from its last image is not written again: of an archive hundreds of headers.
+        self._fixed[block.number] = image.fixed if placed.offset == 0 else ()
+        for offset, content in literals:
+            block.write(placed.offset + offset, content)
+
+    def _copy(self, work: Work, index: int) -> None:
+        placed, copy = work.copies[index]
+        ctypes.memmove(placed.block.address + placed.offset + copy.place, copy.address, copy.num_bytes)
         with self._changed:
-            copy.is_done = True
+            work.is_done[index] = 1
             work.pending[copy.owner] -= 1
             self._changed.notify_all()
 
     def _mark(self, work: Work, marked: int) -> int:
         """Say how far the copies have come without a gap."""
         copies = work.copies
-        while marked < len(copies) and copies[marked].is_done:
-            copy = copies[marked]
+        while marked < len(copies) and work.is_done[marked]:
+            placed = copies[marked][0]
             marked += 1
-            is_last = marked == len(copies) or copies[marked].block is not copy.block
-            if not is_last:
-                self._set_mark(copy.block, copies[marked].place - copy.block.address)
+            if marked < len(copies) and copies[marked][0] is placed:
+                self._set_mark(placed.block, placed.offset + copies[marked][1].place)
         return marked
 
     def close(self) -> None:

@@ -279,6 +279,13 @@ def digest_source(source: Source) -> FileEntry:
     return entry_of(source.path, preparing.result())
 
 
+def digest_bytes_of(source: Source) -> str:
+    """The digest of an image as it is, checksums included."""
+    digesting = _PartsDigest()
+    digesting.update(source.view(0, source.size_bytes))
+    return digesting.result().digest
+
+
 def seal_archive(source: Source) -> None:
     """Fill in the checksums of an archive that is there as a whole."""
     if source.directory is not None:
@@ -339,4 +346,4 @@ def _wide(source: Source, entry: int, size: int, start: int, name_bytes: int, ex
     return size, start
 
 
-__all__ = ["SMALL_BYTES", "GivenUpError", "Source", "digest_source", "seal_archive", "write_files"]
+__all__ = ["SMALL_BYTES", "GivenUpError", "Source", "digest_bytes_of", "digest_source", "seal_archive", "write_files"]
