@@ -71,10 +71,10 @@ class OptimizerState:
         state: Any = packed.get("state")
         if type(state) is not dict:
             return packed
-        if self._last is not None and self._holds(cast("dict[Any, Any]", state)):
-            packed["state"] = self._last
-        else:
+        if self._last is None or not self._holds(cast("dict[Any, Any]", state)):
             self._remember(cast("dict[Any, Any]", state))
+        if self._last is not None:
+            packed["state"] = self._last
         return packed
 
     def _remember(self, state: dict[Any, Any]) -> None:

@@ -200,7 +200,7 @@ class _Chunk:
         return True
 
 
-_SCALARS = (str, int, float, bool, bytes, type(None))
+_SCALARS = {str, int, float, bool, bytes, type(None)}
 
 
 def _outline(value: Any, found: list[Any]) -> bool:
@@ -218,6 +218,9 @@ def _outline(value: Any, found: list[Any]) -> bool:
         return all(_outline(item, found) for item in value.values())
     if kind in {list, tuple}:
         found.extend((kind, len(value)))
+        if all(type(item) in _SCALARS for item in value):  # hundreds of parameters' numbers
+            found.extend(value)
+            return True
         return all(_outline(item, found) for item in value)
     found.append(value)
     return kind in _SCALARS
@@ -277,6 +280,7 @@ class TorchImages:
             if self._trusts and chunk.value is value and isinstance(value, dict) and storages.add_all(chunk.entries):
                 return chunk.body
             if chunk.is_still(value, storages):
+                chunk.value = value
                 return chunk.body
             storages.take_back(count)
         chunk = self._chunks[key] = _Chunk(value, storages)
