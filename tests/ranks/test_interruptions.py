@@ -83,7 +83,7 @@ def test_signal_during_a_periodic_save_needs_no_further_step(tmp_path: Path) -> 
     with no_orphans(job):
         job.wait_for_event("saved", count=2)
         job.wait_for(
-            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/checkpoint-*/rank-0/*/*"))
+            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/checkpoint-*/merged/*"))
         )
         os.kill(job.rank_pids()[1], signal.SIGTERM)
         assert job.wait(30) == 75, job.text
@@ -217,7 +217,7 @@ def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> 
     job = holdfast(output, *TWO, program=tiny(output, *options))
     with no_orphans(job):
         assert job.wait(120) == 0, job.text
-    assert [event["step"] for event in read_events(output, "resumed")] == [4]
+    assert [event["step"] for event in read_events(output, "resumed_from_memory")] == [4]
     assert read_events(output, "finished")
     restarted = read_events(output, "restarted")[0]
     assert (restarted["restart"], restarted["max_restarts"]) == (1, 3)
@@ -242,7 +242,7 @@ def test_everything_killed_during_a_save_leaves_nothing_torn(tmp_path: Path) -> 
     with no_orphans(job):
         job.wait_for_event("saved", count=2)
         job.wait_for(
-            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/checkpoint-*/rank-0/*/*"))
+            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/checkpoint-*/merged/*"))
         )
         job.kill_everything()
     before = committed_steps(output)
@@ -383,6 +383,8 @@ def test_under_plain_torchrun_an_interruption_is_never_a_success(tmp_path: Path)
 
 
 def children(pid: int) -> list[int]:
-    """Living children of a process, oldest first."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split() if is_alive(int(child))]
+    """Living children of a launcher that are ranks, oldest first."""
+    pids = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [
+        pid for pid in pids if is_alive(pid) and b"holdfast.training" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]

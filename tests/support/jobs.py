@@ -99,9 +99,17 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job did not end within {timeout_s} s\n{self.text}") from None
 
+    def keeper_pids(self) -> list[int]:
+        """The launcher's keeper, while it lives."""
+        folder = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        with contextlib.suppress(OSError):
+            pids = map(int, folder.read_text().split())
+            return [pid for pid in pids if b"keeper_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return []
+
     def kill_everything(self) -> None:
-        """SIGKILL to the launcher and every rank, at once."""
-        pids = [self.process.pid]
+        """SIGKILL to the launcher, every rank and the keeper, at once."""
+        pids = [self.process.pid, *self.keeper_pids()]
         with contextlib.suppress(IndexError):
             pids += self.rank_pids()
         for pid in pids:

@@ -437,6 +437,7 @@ class TrainerRun:
         )
 
     def _save_given_up(self, moment: Moment) -> Interrupted:
+        self._agreement.hear()  # the poll that found out has begun another vote
         self._announce_stop()
         if 0 < moment.step != self._session.saved_step:
             moment.go_back(self._trainer)
