@@ -16,6 +16,8 @@ class Place:
         local_rank: position on this node.
         restart: how often torch elastic has started the ranks anew; 0 for the first time.
         local_world_size: number of ranks on this node.
+        node: this node's number, from 0.
+        num_nodes: how many nodes there are.
     """
 
     rank: int = 0
@@ -23,6 +25,8 @@ class Place:
     local_rank: int = 0
     restart: int = 0
     local_world_size: int = 1
+    node: int = 0
+    num_nodes: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -35,11 +39,6 @@ class Place:
     def is_first(self) -> bool:
         """Whether this rank speaks and decides for the job."""
         return self.rank == 0
-
-    @property
-    def is_on_one_node(self) -> bool:
-        """Whether all ranks of the job are on this node."""
-        return self.local_world_size == self.world_size
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Place":
@@ -61,6 +60,8 @@ class Place:
             local_rank=number("LOCAL_RANK", 0),
             restart=number("TORCHELASTIC_RESTART_COUNT", 0),
             local_world_size=number("LOCAL_WORLD_SIZE", 1),
+            node=number("GROUP_RANK", 0),
+            num_nodes=number("GROUP_WORLD_SIZE", 1),
         )
 
 

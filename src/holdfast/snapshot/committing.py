@@ -10,10 +10,12 @@ from holdfast.checkpoint.commit import RankPart, WorkingCheckpoint
 from holdfast.checkpoint.manifest import FileEntry, Manifest
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.retention import KeepNewest, parse_policies
-from holdfast.errors import SaveError
+from holdfast.checkpoint.verify import read_manifest
+from holdfast.errors import HoldfastError, SaveError
 from holdfast.foundation import clock
 from holdfast.foundation.events import Event, Pruned, SaveFailed
 from holdfast.snapshot.ledger import Snapshot
+from holdfast.snapshot.nodes import Nodes
 from holdfast.snapshot.writing import Source, digest_bytes_of, digest_source, write_files
 
 
@@ -28,6 +30,9 @@ class Facts:
         keep: retention, as `parse_policies` reads it.
         limit: how many checkpoints to keep; None for all.
         protected: steps that are never pruned.
+        save: the number of this save in the attempt, the same on all nodes.
+        node: see `Nodes`.
+        num_nodes: see `Nodes`.
     """
 
     folder: str
@@ -36,32 +41,91 @@ class Facts:
     keep: str | None = None
     limit: int | None = None
     protected: tuple[int, ...] = ()
+    save: int = 0
+    node: int = 0
+    num_nodes: int = 1
+
+    @property
+    def output(self) -> OutputFolder:
+        """The output folder."""
+        return OutputFolder(Path(self.folder))
+
+    @property
+    def nodes(self) -> Nodes:
+        """This node among those that save together."""
+        return Nodes(self.output.work / self.attempt_id, index=self.node, count=self.num_nodes)
 
 
 def commit_snapshot(
-    snapshot: Snapshot, sources: dict[int, list[Source]], report: Callable[[Event], None]
+    snapshot: Snapshot,
+    sources: dict[int, list[Source]],
+    report: Callable[[Event], None],
+    is_over: Callable[[], bool],
 ) -> Manifest:
-    """Write, digest, fsync and commit; then prune.
+    """Write, digest, fsync and commit, with the other nodes if there are any; then prune.
 
     Args:
         snapshot: what, with the first rank's facts.
         sources: its files, by rank.
         report: told what was pruned.
+        is_over: whether waiting for other nodes makes no sense any more.
 
     Raises:
         GivenUpError: a rank will not stage its part.
         HoldfastError, OSError: it cannot be committed; nothing is left of it.
     """
     facts = Facts(**snapshot.facts)
-    output = OutputFolder(Path(facts.folder))
-    working = WorkingCheckpoint(output, attempt_id=facts.attempt_id, step=snapshot.step)
+    # A folder for every save: what an earlier one of the same step has left is not in the way.
+    working = WorkingCheckpoint(facts.output, attempt_id=f"{facts.attempt_id}/{facts.save}", step=snapshot.step)
+    if facts.num_nodes > 1:
+        manifest = _commit_with_others(snapshot, facts, working, sources, is_over)
+    else:
+        try:
+            part = _write(working, sources, node=0)
+            manifest = working.commit([part], lambda files: describe(snapshot, files))
+        finally:
+            working.discard()
+    if facts.node == 0:
+        _prune(facts.output, facts, report)
+    return manifest
+
+
+def _write(working: WorkingCheckpoint, sources: dict[int, list[Source]], *, node: int) -> RankPart:
+    working.merged.mkdir(parents=True, exist_ok=True)
+    return RankPart(rank=node, files=tuple(write_files(merge(sources), working.merged)))
+
+
+def _commit_with_others(
+    snapshot: Snapshot,
+    facts: Facts,
+    working: WorkingCheckpoint,
+    sources: dict[int, list[Source]],
+    is_over: Callable[[], bool],
+) -> Manifest:
+    """Write this node's part; node 0 commits when all parts are there, the others wait for what it says."""
+    nodes = facts.nodes
     try:
-        working.merged.mkdir(parents=True, exist_ok=False)
-        entries = write_files(merge(sources), working.merged)
-        manifest = working.commit([RankPart(rank=0, files=tuple(entries))], lambda files: describe(snapshot, files))
+        part = _write(working, sources, node=nodes.index)
+    except BaseException as error:
+        nodes.publish(facts.save, RankPart(rank=nodes.index, error=f"node {nodes.index}: {error}"))
+        raise
+    nodes.publish(facts.save, part)
+    if nodes.index > 0:
+        problem = nodes.outcome(facts.save, is_over)
+        if problem:
+            raise SaveError(problem)
+        return read_manifest(working.target)
+    problem = "node 0 failed"
+    try:
+        parts = nodes.collect(facts.save, is_over)
+        manifest = working.commit(parts, lambda files: describe(snapshot, files))
+        problem = ""
+    except (HoldfastError, OSError) as error:
+        problem = str(error)
+        raise
     finally:
+        nodes.announce(facts.save, problem)
         working.discard()
-    _prune(output, facts, report)
     return manifest
 
 

@@ -228,13 +228,17 @@ class Keeper:
 
     # ---- the job ----------------------------------------------------------------------------------------------
 
-    def open_folder(self, folder: str) -> str:
-        """Where checkpoints go from now on; the first rank says so, holding the folder.
+    def open_folder(self, folder: str, *, is_committer: bool = True) -> str:
+        """Where checkpoints go from now on; a rank says so when the folder is claimed.
+
+        Args:
+            folder: absolute.
+            is_committer: whether this keeper commits and prunes, as one of all nodes does.
 
         Returns:
             Why the keeper cannot hold it too; empty when it does.
         """
-        answer = self._ask({"type": "folder", "folder": folder})
+        answer = self._ask({"type": "folder", "folder": folder, "is_committer": is_committer})
         return "the keeper ended" if answer is None else answer["error"]
 
     def close_folder(self) -> None:

@@ -4,6 +4,7 @@ One thread listens to each rank, one writes, the main thread watches over the en
 gone, no rank is connected, and nothing is left to write. It ignores the signals that end ranks. It imports no torch.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.commit import RankPart
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import HoldfastError
@@ -27,7 +29,7 @@ from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import Event, EventLog, Saved, SaveFailed, SaveSuperseded
 from holdfast.foundation.files import FolderLock
 from holdfast.snapshot.block import Block
-from holdfast.snapshot.committing import commit_snapshot, link_files, merge
+from holdfast.snapshot.committing import Facts, commit_snapshot, link_files, merge
 from holdfast.snapshot.keeper import CONTROL_NUMBER, NUM_MARKS
 from holdfast.snapshot.ledger import Ledger, Progress, Snapshot, StagedFile
 from holdfast.snapshot.messages import Channel, Message, check_same_user, listen
@@ -35,6 +37,8 @@ from holdfast.snapshot.writing import GivenUpError, Source
 
 _LOOK_EVERY_S = 0.2
 _ENDLESS = 1 << 62
+_OTHERS_S = 15.0
+"""How long after a failure other nodes may take to notice it too."""
 _ABOUT_SNAPSHOTS = {"block", "drop", "use", "begin", "staged", "give_up", "want"}
 
 
@@ -89,10 +93,23 @@ class _Start:
         self.has_failed = False
         self.begun_s: dict[int, float] = {}
         self.outcomes: dict[int, dict[str, Any]] = {}
+        self.failed_s: float | None = None
+        self.is_rescuing = False
+        self.is_rescued = False
+        self.rescued_step: int | None = None
 
     @property
     def is_over(self) -> bool:
         return not any(rank.is_connected for rank in self.ranks.values())
+
+    @property
+    def facts(self) -> Facts | None:
+        """What the newest snapshot says of where it belongs."""
+        return next((Facts(**one.facts) for one in self.ledger.snapshots if one.facts), None)
+
+    def is_hopeless(self) -> bool:
+        """Whether waiting for other nodes makes no sense any more."""
+        return self.failed_s is not None and clock.monotonic_s() > self.failed_s + _OTHERS_S
 
 
 class _Keeper:
@@ -126,7 +143,7 @@ class _Keeper:
     def _may_end(self) -> bool:
         starts = [start for start in (self._start, self._past) if start is not None]
         return not self._is_writing and all(
-            start.is_over and start.ledger.next_to_write() is None for start in starts
+            start.is_over and not start.is_rescuing and start.ledger.next_to_write() is None for start in starts
         )
 
     def _watch_owner(self) -> None:
@@ -198,7 +215,7 @@ class _Keeper:
             if kind in _ABOUT_SNAPSHOTS:
                 self._hear_of_snapshot(start, rank, message, descriptors)
             elif kind == "folder":
-                rank.channel.send({"type": "answer", "error": self._open_folder(Path(message["folder"]))})
+                rank.channel.send({"type": "answer", "error": self._open_folder(message)})
             elif kind == "close_folder":
                 self._changed.wait_for(lambda: self._is_idle(start))
                 self._close_folder()
@@ -261,6 +278,8 @@ class _Keeper:
     def _disconnected(self, start: _Start, rank: _Rank) -> None:
         with self._changed:
             rank.is_connected = False
+            if not rank.has_said_bye and start.failed_s is None:
+                start.failed_s = clock.monotonic_s()
             start.has_failed |= not rank.has_said_bye
             if start.is_over:
                 start.ledger.give_up_unfinished()
@@ -269,11 +288,38 @@ class _Keeper:
             self._settle(start)
 
     def _rescue(self, start: _Start) -> Snapshot | None:
-        """Make the newest complete snapshot durable."""
+        """Make the newest complete snapshot durable; with several nodes, the newest that all of them have."""
+        facts = start.facts
+        if facts is not None and facts.num_nodes > 1:
+            if not start.is_rescuing and not start.is_rescued:
+                start.is_rescuing = True
+                threading.Thread(target=self._rescue_with_others, args=[start, facts], daemon=True).start()
+            return None
         newest = start.ledger.newest_complete
         if newest is not None and newest.progress != Progress.DURABLE and newest.facts:
             start.ledger.want(newest.step, Trigger.FAILURE)
         return newest
+
+    def _rescue_with_others(self, start: _Start, facts: Facts) -> None:
+        step: int | None = None
+        try:
+            with self._changed:
+                # Ranks that are still there may be about to end a copy; their peers are gone, and so are they soon.
+                self._changed.wait_for(lambda: start.is_over, _OTHERS_S / 3 if start.has_failed else 0)
+                steps = [one.step for one in start.ledger.snapshots if one.is_complete]
+                start.failed_s = start.failed_s or clock.monotonic_s()
+            facts.nodes.offer(steps)
+            step = facts.nodes.newest_of_all(start.is_hopeless)
+        except OSError as error:
+            self._log.warning("the newest snapshot of all nodes cannot be found: %s", error)
+        finally:
+            with self._changed:
+                snapshot = start.ledger.find(step) if step is not None else None
+                if snapshot is not None and snapshot.progress != Progress.DURABLE:
+                    start.ledger.want(snapshot.step, Trigger.FAILURE)
+                start.rescued_step = step
+                start.is_rescuing, start.is_rescued = False, True
+                self._settle(start)
 
     def _settle(self, start: _Start) -> None:
         """After every change: say what is superseded and what may be overwritten, wake whoever waits."""
@@ -282,6 +328,10 @@ class _Keeper:
             by = newest.step if newest is not None else snapshot.step
             self.report(SaveSuperseded(step=snapshot.step, trigger=str(snapshot.trigger), by=by))
             error = f"superseded by step {by} before its writing began"
+            facts = Facts(**snapshot.facts)
+            if facts.num_nodes > 1:
+                with contextlib.suppress(OSError):
+                    facts.nodes.publish(facts.save, RankPart(rank=facts.node, error=error))
             self._tell_outcome(list(start.ranks.values()), {"step": snapshot.step, "error": error})
         for rank in start.ranks.values():
             free = start.ledger.newly_free(rank.rank, rank.lent)
@@ -305,14 +355,15 @@ class _Keeper:
     def _is_idle(self, start: _Start) -> bool:
         return not self._is_writing and start.ledger.next_to_write() is None
 
-    def _open_folder(self, folder: Path) -> str:
+    def _open_folder(self, message: Message) -> str:
+        folder = Path(message["folder"])
         if self._folder == folder:
             return ""
         self._close_folder()
         output = OutputFolder(folder)
         owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
         try:
-            self._lock = FolderLock.acquire(output.keeper_lock, owner)
+            self._lock = FolderLock.acquire(output.keeper_lock, owner) if message["is_committer"] else None
         except OSError as error:
             return f"the keeper cannot hold {folder}: {error}"
         self._folder = folder
@@ -349,7 +400,7 @@ class _Keeper:
 
     def _rescue_another(self, start: _Start, outcome: dict[str, Any]) -> None:
         newest = start.ledger.newest_complete
-        if newest is not None and newest.step != outcome["step"] and newest.progress == Progress.WAITING:
+        if newest is not None and newest.step > outcome["step"] and newest.progress == Progress.WAITING:
             self._rescue(start)
 
     def _next(self) -> tuple[_Start, Snapshot] | None:
@@ -393,7 +444,7 @@ class _Keeper:
         try:
             if self._folder is None:
                 raise GivenUpError("the keeper holds no folder")  # noqa: TRY301
-            manifest = commit_snapshot(snapshot, sources, self.report)
+            manifest = commit_snapshot(snapshot, sources, self.report, start.is_hopeless)
         except GivenUpError as error:
             return {"step": snapshot.step, "error": str(error)}
         except (HoldfastError, OSError, ValueError, TypeError) as error:
@@ -405,15 +456,8 @@ class _Keeper:
             return {"step": snapshot.step, "error": reason}
         now_s = clock.monotonic_s()
         path = str(Path(snapshot.facts["folder"]) / f"checkpoint-{snapshot.step}")
-        event = Saved(
-            step=snapshot.step,
-            trigger=snapshot.trigger,
-            path=path,
-            num_files=len(manifest.files),
-            size_bytes=manifest.size_bytes,
-            duration_s=round(now_s - start.begun_s.get(snapshot.step, began_s), 3),
-        )
-        self.report(event)
+        if snapshot.facts.get("node", 0) == 0:
+            self._report_saved(start, snapshot, manifest, path, now_s - start.begun_s.get(snapshot.step, began_s))
         return {
             "step": snapshot.step,
             "error": "",
@@ -422,11 +466,27 @@ class _Keeper:
             "write_s": now_s - began_s,
         }
 
+    def _report_saved(
+        self, start: _Start, snapshot: Snapshot, manifest: Manifest, path: str, duration_s: float
+    ) -> None:
+        event = Saved(
+            step=snapshot.step,
+            trigger=snapshot.trigger,
+            path=path,
+            num_files=len(manifest.files),
+            size_bytes=manifest.size_bytes,
+            duration_s=round(duration_s, 3),
+        )
+        self.report(event)
+
     # ---- the end of a start, and the next one ---------------------------------------------------------------------
 
     def _leave_with_newest(self, start: _Start, why: str) -> None:
         """Make the newest complete snapshot durable, then tell every rank to leave with it."""
         newest = self._rescue(start)
+        if start.is_rescuing:
+            self._changed.wait_for(lambda: start.is_rescued)
+            newest = start.ledger.find(start.rescued_step) if start.rescued_step is not None else None
         if newest is not None:
             self._changed.notify_all()
             self._changed.wait_for(lambda: newest.progress in {Progress.DURABLE, Progress.FAILED})
@@ -438,8 +498,8 @@ class _Keeper:
         """What the last start of the ranks has left, as a folder of links."""
         nothing: Message = {"type": "answer", "folder": "", "manifest": ""}
         past = self._past
-        if past is None:
-            return nothing
+        if past is None or past.facts is None or past.facts.num_nodes > 1:
+            return nothing  # on several nodes, each has only its own ranks' files in memory
         self._changed.wait_for(lambda: past.is_over and self._is_idle(past))
         newest = past.ledger.newest_complete
         if newest is None or not newest.facts:

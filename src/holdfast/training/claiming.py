@@ -15,6 +15,7 @@ from holdfast.errors import AccessDeniedError, ConflictError, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.files import delete_tree, write_atomic
+from holdfast.snapshot.keeper import Keeper
 from holdfast.storage.access import check_access
 from holdfast.storage.location import Location, Scheme
 from holdfast.storage.opening import open_store
@@ -70,10 +71,6 @@ def claim_folder(session: Session, output: OutputFolder) -> None:
         waiting=lambda who: session.log.info("waiting for an earlier run to leave %s (%s)", output.root, who),
         keeper_pid=keeper.pid if keeper is not None else 0,
     )
-    error = keeper.open_folder(str(output.root.absolute())) if keeper is not None else ""
-    if error:
-        session.log.warning("%s: saves are synchronous", error)
-        session.keeping.keeper = None
     if has_locks:
         output.clean()
     else:
@@ -82,6 +79,19 @@ def claim_folder(session: Session, output: OutputFolder) -> None:
             "would not notice each other",
             output.root,
         )
+
+
+def open_on_node(session: Session, keeper: Keeper, output: OutputFolder) -> str:
+    """Let the node's keeper write to the folder; one rank of each node asks, when the first one has claimed it.
+
+    Returns:
+        Why the keeper cannot; empty when it can.
+    """
+    place = session.place
+    if place.local_rank != 0:
+        return ""
+    # The one that commits holds the folder, also when the ranks are gone.
+    return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
 def join_store(session: Session, output: OutputFolder, location: Location) -> None:
@@ -228,4 +238,12 @@ def _check_goes_on(session: Session, remote: RemoteFolder) -> None:
         )
 
 
-__all__ = ["Claiming", "claim_folder", "join_store", "names_to_upload", "open_tried", "start_mover"]
+__all__ = [
+    "Claiming",
+    "claim_folder",
+    "join_store",
+    "names_to_upload",
+    "open_on_node",
+    "open_tried",
+    "start_mover",
+]

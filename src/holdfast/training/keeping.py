@@ -28,7 +28,7 @@ class Keeping:
         self._place = place
         self._on_leave = on_leave
         self._verbosity = settings.verbosity
-        self._is_possible = block.are_available() and settings.snapshot_slots != 0 and place.is_on_one_node
+        self._is_possible = block.are_available() and settings.snapshot_slots != 0
         self._is_ours = settings.keeper is None
         self._name = settings.keeper or _name_for(place)
         self.keeper: Keeper | None = None
@@ -58,7 +58,7 @@ class Keeping:
             self._name,
             wait_s=wait_s,
             rank=place.rank,
-            num_ranks=place.world_size,
+            num_ranks=place.local_world_size,
             restart=place.restart,
             on_leave=self._on_leave,
         )

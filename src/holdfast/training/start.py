@@ -20,7 +20,15 @@ from holdfast.storage.location import Location
 from holdfast.storage.opening import open_store
 from holdfast.storage.store import Store
 from holdfast.training.assembling import Assembling
-from holdfast.training.claiming import Claiming, claim_folder, join_store, names_to_upload, open_tried, start_mover
+from holdfast.training.claiming import (
+    Claiming,
+    claim_folder,
+    join_store,
+    names_to_upload,
+    open_on_node,
+    open_tried,
+    start_mover,
+)
 from holdfast.training.fetching import Fetching, FetchOrder
 from holdfast.training.folders import Folders, find_folders
 from holdfast.training.meeting import agree, attempt
@@ -81,7 +89,9 @@ def agree_on_start(session: Session, peers: Peers, output: OutputFolder, locatio
     session.keeping.open()
     folders = find_folders(peers, output, has_store=location is not None)
     if folders.is_shared or location is None:
-        return _start_on_one_folder(session, peers, output, location, folders)
+        start = _start_on_one_folder(session, peers, output, location, folders)
+        _open_for_keeper(session, output)
+        return start
     return _start_on_many_folders(session, peers, output, location, folders)
 
 
@@ -137,6 +147,14 @@ def _decide(session: Session, output: OutputFolder, fetching: Fetching | None, f
             passed_over=attempt.passed_over,
         )
     return Start(point=point, attempt=attempt, folders=folders)
+
+
+def _open_for_keeper(session: Session, output: OutputFolder) -> None:
+    keeper = session.keeping.keeper
+    error = open_on_node(session, keeper, output) if keeper is not None else ""
+    if error:
+        session.log.warning("%s: saves are synchronous", error)
+        session.keeping.keeper = None
 
 
 def _recall(session: Session) -> ResumePoint | None:

@@ -4,6 +4,7 @@ Every step of a save is agreed between the ranks by a small reduction, so that e
 none does and the save is the synchronous one of `saving`.
 """
 
+import contextlib
 import enum
 import logging
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name
+from holdfast.checkpoint.commit import RankPart
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.foundation import clock
@@ -20,7 +22,9 @@ from holdfast.snapshot.arena import NoRoomError
 from holdfast.snapshot.capture import Capture
 from holdfast.snapshot.image import Image
 from holdfast.snapshot.keeper import Keeper, Outcome
+from holdfast.snapshot.nodes import Nodes
 from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.training.claiming import open_on_node
 from holdfast.training.folders import Folders
 from holdfast.training.integrations.transformers.saving import Saver, strategy_of
 from holdfast.training.integrations.transformers.state import RankState
@@ -90,6 +94,7 @@ class Snapshots:
         self.save_s: float | None = None
         """Seconds from handing over to being durable, of the last save."""
         self._handed_s = 0.0
+        self._num_taken = self._pending_save = 0
         keeper = session.keeping.keeper
         if keeper is not None and self._can:
             self._use(keeper)
@@ -169,6 +174,7 @@ class Snapshots:
         ready = self._agree(self._readiness())
         if ready != Handover.TAKEN or self._snapshotter is None:
             return ready
+        self._num_taken += 1  # on all ranks, whatever becomes of it
         more_slots = 1 if trigger == Trigger.JIT else 0
         mine = self._take_here(step, trigger, state, model, trial, is_wanted, more_slots)
         agreed = self._agree(mine, round(1e6 * (clock.monotonic_s() - started_s)))
@@ -178,6 +184,7 @@ class Snapshots:
             return agreed
         self.taken_step = step
         if is_wanted:
+            self._pending_save = self._num_taken
             self.pending = step
             self._handed_s = started_s
         return agreed
@@ -203,7 +210,7 @@ class Snapshots:
         keeper = session.keeping.reopen()
         if keeper is None:
             return
-        error = keeper.open_folder(str(self._output.root.absolute())) if session.place.is_first else ""
+        error = open_on_node(session, keeper, self._output)
         if error:
             self._tell_once(f"{error}: saves are synchronous")
         else:
@@ -222,7 +229,7 @@ class Snapshots:
         assert self._snapshotter is not None
         try:
             images = self._images(step, state, model, trial)
-            facts = self._facts(step) if self._session.place.is_first else None
+            facts = self._facts(step) if self._session.place.local_rank == 0 else None
             taken = self._snapshotter.take(
                 step, images, trigger=trigger, is_wanted=is_wanted, facts=facts, more_slots=more_slots
             )
@@ -256,6 +263,9 @@ class Snapshots:
             "keep": self._session.settings.keep,
             "limit": limit,
             "protected": sorted(protected),
+            "save": self._num_taken,
+            "node": self._session.place.node,
+            "num_nodes": self._session.place.num_nodes,
         }
 
     def _agree(self, mine: Handover, cost_us: int = 0) -> Handover:
@@ -276,9 +286,19 @@ class Snapshots:
         if outcome is None and keeper.is_alive:
             return None
         if outcome is None:
+            self._excuse_keeper(self.pending)
             outcome = Outcome(step=self.pending, error="the keeper died while it was being written")
             self._report_failure(self.pending, outcome.error, "an older checkpoint stands")
         return self._note(outcome)
+
+    def _excuse_keeper(self, step: int) -> None:
+        """Other nodes' keepers wait for the part of one that has died."""
+        place = self._session.place
+        if place.num_nodes > 1 and place.local_rank == 0:
+            part = RankPart(rank=place.node, error=f"the keeper of node {place.node} died")
+            folder = self._output.work / self._attempt_id
+            with contextlib.suppress(OSError):
+                Nodes(folder, index=place.node, count=place.num_nodes).publish(self._pending_save, part)
 
     def _note(self, outcome: Outcome) -> Outcome:
         self.pending = None
@@ -351,7 +371,7 @@ class Snapshots:
         """
         if self._snapshotter is not None and is_orderly:
             self._snapshotter.wait_staged()
-            if self._session.place.is_first:
+            if self._session.place.local_rank == 0:
                 self._snapshotter.keeper.close_folder()
             self._snapshotter.close()
             self._snapshotter = None
