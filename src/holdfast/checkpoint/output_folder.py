@@ -98,7 +98,7 @@ class OutputFolder:
                 held = path
                 self._lock = FolderLock.acquire(path, owner)
             except BlockingIOError as error:
-                holder = files.read_lock_owner(held)
+                holder = files.read_lock_owner(held) or files.read_lock_owner(path)
                 who = f"pid {holder.get('pid', '?')} on {holder.get('host', '?')} since {holder.get('since', '?')}"
                 if clock.monotonic_s() >= deadline:
                     raise ConflictError(

@@ -21,9 +21,12 @@ CHANGED = RunSettings(
     from_scratch=True,
     allow_batch_change=True,
     peer_timeout_s=7.0,
+    snapshot_steps="auto",
+    snapshot_slots=2,
     verbosity=1,
     record_folder="/x",
     launcher_pid=12,
+    keeper="holdfast-1",
 )
 
 
@@ -52,6 +55,10 @@ def test_every_setting_was_changed_above() -> None:
         ("from_scratch", "maybe"),
         ("keep", "newest=0"),
         ("store_keep", "sometimes"),
+        ("snapshot_steps", "0"),
+        ("snapshot_steps", "often"),
+        ("snapshot_slots", "-1"),
+        ("snapshot_slots", "many"),
     ],
 )
 def test_what_cannot_be_meant_is_named(name: str, text: str) -> None:
