@@ -14,7 +14,7 @@ from holdfast.errors import SaveError
 from holdfast.foundation import clock
 from holdfast.foundation.events import Event, Pruned, SaveFailed
 from holdfast.snapshot.ledger import Snapshot
-from holdfast.snapshot.writing import Source, digest_bytes_of, digest_source, write_files
+from holdfast.snapshot.writing import GivenUpError, Source, digest_bytes_of, digest_source, write_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,8 @@ def commit_snapshot(
     try:
         working.merged.mkdir(parents=True, exist_ok=False)
         entries = write_files(merge(sources), working.merged)
+        if not snapshot.is_intact:
+            raise GivenUpError(f"the memory of step {snapshot.step} was used for another one")
         manifest = working.commit([RankPart(rank=0, files=tuple(entries))], lambda files: describe(snapshot, files))
     finally:
         working.discard()

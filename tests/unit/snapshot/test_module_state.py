@@ -1,5 +1,6 @@
 """The state of a module is made anew exactly when the module has changed."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -139,10 +140,8 @@ def test_changes_after_each_other_are_noticed(changes: list[Callable[[Model], No
     state = ModuleState(model)
     check(state, model)
     for change in changes:
-        try:
+        with contextlib.suppress(AttributeError, RuntimeError, IndexError, KeyError, TypeError):
             change(model)
-        except (AttributeError, RuntimeError, IndexError, KeyError, TypeError):
-            pass
         check(state, model)
 
 

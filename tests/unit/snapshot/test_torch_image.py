@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.snapshot.image import Image
-from holdfast.snapshot.torch_image import TorchImages, _Data, _end_of, _Entry, _Record
+from holdfast.snapshot.torch_image import TorchImages, _Data, _Entry
 from tests.support.snapshots import render, same, saved_and_loaded
 
 DTYPES = [
