@@ -225,9 +225,8 @@ def _outline(value: Any, found: list[Any]) -> bool:
         if attributes and not _outline(attributes, found):
             return False
         found.extend(value)
-        if not all(type(key) in _SCALARS for key in value):
-            return False
-        return all(_outline(item, found) for item in value.values())
+        keys: Any = value
+        return all(type(key) in _SCALARS for key in keys) and all(_outline(item, found) for item in value.values())
     if kind in {list, tuple}:
         found.extend((kind, len(value)))
         if all(type(item) in _SCALARS for item in value):  # hundreds of parameters' numbers

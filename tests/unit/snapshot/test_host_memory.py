@@ -56,9 +56,7 @@ def test_version_2_with_nested_limits(tmp_path: Path) -> None:
     )
     tree.add("kubepods/pod", memory__max="max", memory__current=9 * GB, memory__stat="inactive_file 0")
     tree.add("kubepods/pod/container", memory__max=8 * GB, memory__current=GB, memory__stat="inactive_file 0")
-    assert look(tree.proc) == Room(
-        available_bytes=3 * GB // 2, limit_bytes=10 * GB, limited_by=f"{above}/memory.max"
-    )
+    assert look(tree.proc) == Room(available_bytes=3 * GB // 2, limit_bytes=10 * GB, limited_by=f"{above}/memory.max")
     tree.add("kubepods", memory__max=7 * GB)
     room = look(tree.proc)
     assert room is not None
