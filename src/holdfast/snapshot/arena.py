@@ -137,6 +137,13 @@ class Arena:
         needed = sum(sizes[index] for index in lacking)
         while free and self.num_bytes + needed > allowed:
             self._give_back(free.pop(0))
+        if self.num_bytes + needed > allowed and len(taken) == len(self._blocks):
+            # Nobody is going to free anything: what fits is so large that it leaves no room for the rest.
+            for block in taken.values():
+                self._give_back(block)
+            taken.clear()
+            lacking = list(range(len(sizes)))
+            needed = sum(sizes)
         if lacking and self.num_bytes + needed > allowed:
             return None
         if lacking:

@@ -81,7 +81,7 @@ def commit_snapshot(
         manifest = _commit_with_others(snapshot, facts, working, sources, is_over)
     else:
         try:
-            part = _write(working, sources, node=0)
+            part = _write(working, snapshot, sources, node=0)
             manifest = working.commit([part], lambda files: describe(snapshot, files))
         finally:
             working.discard()
@@ -90,9 +90,14 @@ def commit_snapshot(
     return manifest
 
 
-def _write(working: WorkingCheckpoint, sources: dict[int, list[Source]], *, node: int) -> RankPart:
+def _write(
+    working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, list[Source]], *, node: int
+) -> RankPart:
     working.merged.mkdir(parents=True, exist_ok=True)
-    return RankPart(rank=node, files=tuple(write_files(merge(sources), working.merged)))
+    entries = write_files(merge(sources), working.merged)
+    if not snapshot.is_intact:
+        raise GivenUpError(f"the memory of step {snapshot.step} was used for another one")
+    return RankPart(rank=node, files=tuple(entries))
 
 
 def _commit_with_others(
@@ -105,7 +110,7 @@ def _commit_with_others(
     """Write this node's part; node 0 commits when all parts are there, the others wait for what it says."""
     nodes = facts.nodes
     try:
-        part = _write(working, sources, node=nodes.index)
+        part = _write(working, snapshot, sources, node=nodes.index)
     except BaseException as error:
         nodes.publish(facts.save, RankPart(rank=nodes.index, error=f"node {nodes.index}: {error}"))
         raise

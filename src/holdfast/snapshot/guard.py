@@ -3,6 +3,7 @@
 Before any optimizer of the process steps, whoever copies is asked to be done with what belongs to that optimizer.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 _Version = tuple[torch.Tensor, int]
+_epochs = itertools.count(1)
 
 
 class Guard:
@@ -30,7 +32,7 @@ class Guard:
         self._tensors: list[tuple[torch.Tensor, int]] = []
         self._counts: tuple[int, ...] = ()
         self.epoch = 0
-        """Grows whenever the answers of `owner_of` may have changed."""
+        """Another one, also than any other guard's, whenever the answers of `owner_of` may have changed."""
         self._owners: dict[int, tuple[int, torch.Tensor]] = {}
         self._handle = register_optimizer_step_pre_hook(self._hook)
 
@@ -45,7 +47,7 @@ class Guard:
         if counts == self._counts and all(tensor.data_ptr() == address for tensor, address in self._tensors):
             return
         self._counts = counts
-        self.epoch += 1
+        self.epoch = next(_epochs)
         self._tensors.clear()
         self._owners.clear()
         for number, optimizer in enumerate(self._optimizers):

@@ -219,7 +219,7 @@ class _Keeper:
             elif kind == "close_folder":
                 self._changed.wait_for(lambda: self._is_idle(start))
                 self._close_folder()
-                start.ledger = Ledger(start.ledger.num_ranks)
+                start.ledger.forget()
                 rank.channel.send({"type": "answer"})
             elif kind == "recall":
                 rank.channel.send(self._recall())
@@ -236,6 +236,7 @@ class _Keeper:
         if kind == "block":
             [descriptor] = descriptors
             block = rank.blocks[message["number"]] = Block(message["number"], descriptor, message["capacity"])
+            start.ledger.lend(rank.rank, message["number"])
             threading.Thread(target=block.populate, daemon=True).start()
         elif kind == "drop":
             # Unmapped when nothing refers to it: it may be in the middle of a write that is being given up.
@@ -391,9 +392,9 @@ class _Keeper:
             outcome = self._commit(start, snapshot, sources)
             with self._changed:
                 self._is_writing = False
-                start.ledger.written(snapshot.step, is_durable=not outcome["error"])
-                start.outcomes = {snapshot.step: outcome}
-                self._tell_outcome(list(start.ranks.values()), outcome)
+                if start.ledger.written(snapshot, is_durable=not outcome["error"]):
+                    start.outcomes = {snapshot.step: outcome}
+                    self._tell_outcome(list(start.ranks.values()), outcome)
                 if start.has_failed:
                     self._rescue_another(start, outcome)
                 self._settle(start)
@@ -422,7 +423,7 @@ class _Keeper:
         rank, part = start.ranks[number], snapshot.parts[number]
 
         def available() -> int:
-            if part.is_staged:
+            if part.is_staged and snapshot.is_intact:
                 return _ENDLESS
             if not snapshot.is_intact or not rank.is_connected or snapshot.parts.get(number) is not part:
                 raise GivenUpError(f"rank {number} has not staged its part of step {snapshot.step}")

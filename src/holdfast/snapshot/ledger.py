@@ -102,6 +102,8 @@ class Ledger:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self._snapshots: dict[int, Snapshot] = {}
+        self._replaced: list[Snapshot] = []
+        """Being written while the same step was begun anew."""
         self._told_free: set[tuple[int, int]] = set()
         self._in_use: set[tuple[int, int]] = set()
 
@@ -119,6 +121,14 @@ class Ledger:
         """The snapshot of `step`."""
         return self._snapshots.get(step)
 
+    def lend(self, rank: int, block: int) -> None:
+        """Rank `rank` has a new block: free, as it knows; by the time it would hear so it may be using it."""
+        self._told_free.add((rank, block))
+
+    def forget(self) -> None:
+        """Nothing of what is in the book is needed any more."""
+        self._snapshots.clear()
+
     def begin(
         self,
         rank: int,
@@ -133,7 +143,12 @@ class Ledger:
         part = Part(files=files)
         self._overwrite(rank, part.blocks)
         self._in_use -= {(rank, block) for block in part.blocks}
-        snapshot = self._snapshots.setdefault(step, Snapshot(step=step, num_ranks=self.num_ranks))
+        snapshot = self._snapshots.get(step)
+        if snapshot is not None and snapshot.progress == Progress.WRITING and rank in snapshot.parts:
+            self._replaced.append(snapshot)
+            snapshot = None
+        if snapshot is None:
+            snapshot = self._snapshots[step] = Snapshot(step=step, num_ranks=self.num_ranks)
         if snapshot.progress != Progress.WRITING:
             snapshot.progress = Progress.WAITING
         snapshot.is_intact = True
@@ -190,9 +205,10 @@ class Ledger:
         return True
 
     def next_to_write(self) -> Snapshot | None:
-        """The newest one that is wanted and not written; all ranks have at least begun with it."""
+        """The newest one that is wanted and neither written nor failed; all ranks have at least begun with it."""
         for snapshot in self.snapshots:
-            if snapshot.is_wanted and snapshot.has_begun and snapshot.is_intact:
+            is_open = snapshot.is_wanted and snapshot.has_begun and snapshot.is_intact
+            if is_open and snapshot.progress != Progress.FAILED:
                 return snapshot if snapshot.progress == Progress.WAITING else None
         return None
 
@@ -207,19 +223,22 @@ class Ledger:
                 found.append(snapshot)
         return found
 
-    def written(self, step: int, *, is_durable: bool) -> None:
-        """Writing `step` has ended."""
-        snapshot = self._snapshots[step]
+    def written(self, snapshot: Snapshot, *, is_durable: bool) -> bool:
+        """Writing `snapshot` has ended; False when it has been replaced by another one of its step meanwhile."""
         snapshot.progress = Progress.DURABLE if is_durable else Progress.FAILED
+        if snapshot in self._replaced:
+            self._replaced.remove(snapshot)
+            return False
         if not snapshot.is_intact:
-            del self._snapshots[step]
+            del self._snapshots[snapshot.step]
+        return True
 
     def is_free(self, rank: int, block: int) -> bool:
         """Whether `rank` may overwrite its `block`."""
         if (rank, block) in self._in_use:
             return False
         newest = self.newest_complete
-        for snapshot in self._snapshots.values():
+        for snapshot in (*self._snapshots.values(), *self._replaced):
             part = snapshot.parts.get(rank)
             if part is None or block not in part.blocks:
                 continue

@@ -95,7 +95,11 @@ def listen(name: str) -> socket.socket:
         OSError: another keeper has the name.
     """
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.bind(f"\0{name}")
+    try:
+        server.bind(f"\0{name}")
+    except OSError:
+        server.close()
+        raise
     server.listen(128)
     return server
 

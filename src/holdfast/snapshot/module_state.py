@@ -1,6 +1,7 @@
 """State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes."""
 
 from collections import OrderedDict
+from collections.abc import Sized
 from typing import Any, cast
 
 import torch
@@ -20,8 +21,8 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self._last: Any = None
-        self._tables: list[tuple[dict[str, Any], int]] = []
-        self._tensors: list[tuple[dict[str, Any], str, Any, int]] = []
+        self._tables: list[tuple[Sized, int]] = []
+        self._known: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     def state_dict(self) -> "OrderedDict[str, Any]":
         """What `module.state_dict()` returns."""
@@ -32,24 +33,26 @@ class ModuleState:
 
     def _remember(self) -> None:
         self._tables.clear()
-        self._tensors.clear()
+        self._known.clear()
         for module in self.module.modules():
             if _has_own_ways(module):
-                self._tables.append(({}, -1))  # never holds
+                self._tables.append(((), -1))  # never holds
                 return
             tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
-            self._tables += [(table, len(table)) for table in tables]
-            for table in tables[1:]:
-                self._tensors += [
-                    (table, name, tensor, 0 if tensor is None else tensor.data_ptr())
-                    for name, tensor in table.items()
-                ]
-            self._tensors += [(module._modules, name, child, -1) for name, child in module._modules.items()]  # pyright: ignore
+            # What the module is given later, hooks or a state_dict of its own, makes one of these longer.
+            others: list[Sized] = [
+                module.__dict__,
+                module._non_persistent_buffers_set,  # pyright: ignore
+                module._state_dict_hooks,  # pyright: ignore
+                module._state_dict_pre_hooks,  # pyright: ignore
+            ]
+            self._tables += [(table, len(table)) for table in (*tables, *others)]
+            self._known += [(table, name, value, _place(value)) for table in tables for name, value in table.items()]
 
     def _holds(self) -> bool:
         return all(len(table) == count for table, count in self._tables) and all(
-            table.get(name) is known and (address <= 0 or known.data_ptr() == address)
-            for table, name, known, address in self._tensors
+            table.get(name) is known and (place is None or _place(known) == place)
+            for table, name, known, place in self._known
         )
 
 
@@ -63,7 +66,7 @@ class OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._last: dict[Any, Any] | None = None
-        self._items: list[tuple[Any, list[tuple[Any, Any, int]]]] = []
+        self._items: list[tuple[Any, list[tuple[Any, Any, Any]]]] = []
 
     def state_dict(self) -> dict[str, Any]:
         """What `optimizer.state_dict()` returns; its `state` is the last one's object while that holds."""
@@ -83,7 +86,7 @@ class OptimizerState:
         for key, values in state.items():
             if type(values) is not dict:
                 return
-            items = [(name, one, _address(one)) for name, one in cast("dict[Any, Any]", values).items()]
+            items = [(name, one, _place(one)) for name, one in cast("dict[Any, Any]", values).items()]
             if not all(type(one) in _PLAIN for _, one, _ in items):
                 return
             self._items.append((key, items))
@@ -96,9 +99,9 @@ class OptimizerState:
         for (key, values), (known_key, known) in zip(state.items(), self._items, strict=True):
             if key != known_key or len(values) != len(known):
                 return False
-            for name, one, address in known:
+            for name, one, place in known:
                 now = values.get(name)
-                if now is not one or (address and now.data_ptr() != address):
+                if now is not one or (place is not None and _place(now) != place):
                     return False
         return True
 
@@ -106,8 +109,11 @@ class OptimizerState:
 _PLAIN = {torch.Tensor, int, float, bool, str, type(None)}
 
 
-def _address(value: Any) -> int:
-    return value.data_ptr() if isinstance(value, torch.Tensor) else 0
+def _place(value: Any) -> tuple[Any, ...] | None:
+    """What can change of a tensor that stays the same object."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
 def _has_own_ways(module: torch.nn.Module) -> bool:
@@ -117,6 +123,7 @@ def _has_own_ways(module: torch.nn.Module) -> bool:
     return bool(
         module._state_dict_hooks  # pyright: ignore
         or module._state_dict_pre_hooks  # pyright: ignore
+        or "state_dict" in module.__dict__
         or kind.state_dict is not base.state_dict
         or kind._save_to_state_dict is not base._save_to_state_dict  # pyright: ignore
         or kind.get_extra_state is not base.get_extra_state

@@ -5,6 +5,7 @@ files, tensors are sorted by the size of their elements, largest first, and then
 8 bytes, so that every tensor is aligned.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -54,17 +55,20 @@ def compose_safetensors(
     """
     if metadata is not None and not all(type(k) is str and type(v) is str for k, v in metadata.items()):
         return None
-    seen: set[int] = set()
+    areas: list[tuple[int, int]] = []
     rows: list[tuple[int, str, str, torch.Tensor]] = []
     for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or name == "__metadata__":  # pyright: ignore[reportUnnecessaryIsInstance]
+            return None
         kind = _NAMES.get(str(tensor.dtype).removeprefix("torch."))
         if kind is None or not is_plain(tensor) or not tensor.is_contiguous():
             return None
-        address = tensor.data_ptr()
-        if tensor.numel() and address in seen:
-            return None
-        seen.add(address)
+        if tensor.numel():
+            areas.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
         rows.append((_RANKS[kind], name, kind, tensor))
+    areas.sort()
+    if any(end > start for (_, end), (start, _) in itertools.pairwise(areas)):
+        return None
     rows.sort(key=lambda row: row[:2])
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata is not None else {}
     places: list[tuple[int, torch.Tensor]] = []
@@ -73,7 +77,10 @@ def compose_safetensors(
         begin, end = end, end + tensor.nbytes
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
         places.append((begin, tensor))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return None
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
     pieces = tuple(

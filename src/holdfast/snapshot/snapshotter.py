@@ -102,8 +102,7 @@ class Snapshotter:
                 self.keeper.staged(step)
                 return
             self._leave_guard()
-            self.keeper.give_up(step)
-            self.keeper.release([place.block for place in placed])
+            self.keeper.give_up(step)  # and says when the blocks are free: it may be reading them
             self._on_torn(step)
 
         self._stager.stage(Work(placed=placed, on_begin=begin, on_end=end), self._guard)

@@ -61,6 +61,7 @@ class _Plan:
         self.at_once: list[tuple[int, int, int]] = []
         self.copies: list[_Copy] = []
         self.guarded: dict[int, list[torch.Tensor]] = {}
+        self.is_followed = all(piece.device == "cpu" for piece in pieces)
         for piece in pieces:
             if piece.device == "cpu":  # others are copied by their device's own engine
                 self._add(piece, guard)
@@ -98,6 +99,8 @@ class Work:
         default_factory=dict[int, list[tuple[list[torch.Tensor], list[int]]]]
     )
     is_torn: bool = False
+    is_followed: bool = True
+    """Whether marks say how far the copies have come; a device's engine does not tell."""
     head: int = 0
     tail: int = 0
     pending: dict[int | None, int] = field(default_factory=dict[int | None, int])
@@ -156,6 +159,7 @@ class Stager:
         plan = self._plans.get(placed.image.path)
         if plan is None or plan.pieces is not pieces or plan.epoch != (None if guard is None else guard.epoch):
             plan = self._plans[placed.image.path] = _Plan(pieces, guard)
+        work.is_followed &= plan.is_followed
         begin = placed.block.address + placed.offset
         for offset, address, num_bytes in plan.at_once:
             ctypes.memmove(begin + offset, address, num_bytes)
@@ -274,7 +278,7 @@ class Stager:
         while marked < len(copies) and work.is_done[marked]:
             placed = copies[marked][0]
             marked += 1
-            if marked < len(copies) and copies[marked][0] is placed:
+            if work.is_followed and marked < len(copies) and copies[marked][0] is placed:
                 self._set_mark(placed.block, placed.offset + copies[marked][1].place)
         return marked
 

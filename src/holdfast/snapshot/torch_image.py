@@ -136,6 +136,10 @@ class _Pickler(pickle.Pickler):
         return str(self._storages.number(storage))
 
 
+def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad
+
+
 class _Seen:
     """A tensor as it was when it was pickled."""
 
@@ -145,22 +149,24 @@ class _Seen:
         self.tensor = tensor
         self.number = storages.number(tensor.untyped_storage())
         self.entry = storages.entries[self.number]
-        self.address = tensor.data_ptr()
-        self.meta = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad)
+        # An empty view has no address that could tell what becomes of its storage.
+        self.address = tensor.data_ptr() or (-1 if self.entry.num_bytes else 0)
+        self.meta = _meta(tensor)
 
     def is_still(self, tensor: torch.Tensor, storages: _Storages) -> bool:
         """Whether `tensor` is pickled to the same bytes; if so, its storage is taken note of."""
-        if tensor.data_ptr() != self.address:
+        # Also when it is the same object: its shape, its strides and requires_grad can be changed in place.
+        if tensor.data_ptr() != self.address or _meta(tensor) != self.meta:
             return False
         if tensor is not self.tensor:
-            entry, meta = self.entry, (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad)
             storage: Any = tensor.untyped_storage()
-            if meta != self.meta or type(tensor) is not type(self.tensor):
+            if type(tensor) is not type(self.tensor):
                 return False
-            if storage._cdata != entry.data:
-                self.entry = _Entry(storage)
-                if (self.entry.num_bytes, self.entry.device) != (entry.num_bytes, entry.device):
+            if storage._cdata != self.entry.data:
+                entry = _Entry(storage)
+                if (entry.num_bytes, entry.device) != (self.entry.num_bytes, self.entry.device):
                     return False
+                self.entry = entry
             self.tensor = tensor
         number = storages.numbers.get(self.entry.data)
         if number is None:
@@ -195,9 +201,13 @@ class _Chunk:
             if type(seen) is _Seen:
                 if not isinstance(item, torch.Tensor) or not seen.is_still(item, storages):
                     return False
-            elif seen is not item and (type(seen) is not type(item) or seen != item):
+            elif seen is not item and not _are_equal(seen, item):
                 return False
         return True
+
+
+def _are_equal(seen: Any, item: Any) -> bool:
+    return type(seen) is type(item) and seen == item and (seen != 0 or repr(seen) == repr(item))  # 0.0 is not -0.0
 
 
 _SCALARS = {str, int, float, bool, bytes, type(None)}
@@ -215,7 +225,8 @@ def _outline(value: Any, found: list[Any]) -> bool:
         if attributes and not _outline(attributes, found):
             return False
         found.extend(value)
-        return all(_outline(item, found) for item in value.values())
+        keys: Any = value
+        return all(type(key) in _SCALARS for key in keys) and all(_outline(item, found) for item in value.values())
     if kind in {list, tuple}:
         found.extend((kind, len(value)))
         if all(type(item) in _SCALARS for item in value):  # hundreds of parameters' numbers
