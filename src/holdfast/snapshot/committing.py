@@ -16,7 +16,7 @@ from holdfast.foundation import clock
 from holdfast.foundation.events import Event, Pruned, SaveFailed
 from holdfast.snapshot.ledger import Snapshot
 from holdfast.snapshot.nodes import Nodes
-from holdfast.snapshot.writing import Source, digest_bytes_of, digest_source, write_files
+from holdfast.snapshot.writing import GivenUpError, Source, digest_bytes_of, digest_source, write_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,8 +144,9 @@ class Ledger:
         self._overwrite(rank, part.blocks)
         self._in_use -= {(rank, block) for block in part.blocks}
         snapshot = self._snapshots.get(step)
-        if snapshot is not None and snapshot.progress == Progress.WRITING and rank in snapshot.parts:
-            self._replaced.append(snapshot)
+        if snapshot is not None and rank in snapshot.parts:  # the step is begun anew, by the other ranks next
+            if snapshot.progress == Progress.WRITING:
+                self._replaced.append(snapshot)
             snapshot = None
         if snapshot is None:
             snapshot = self._snapshots[step] = Snapshot(step=step, num_ranks=self.num_ranks)
