@@ -22,13 +22,15 @@ from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import parse_policies
 from holdfast.errors import ConflictError, ExitCode, HoldfastError, TransientError
-from holdfast.foundation import clock, console
+from holdfast.foundation import clock, console, files
 from holdfast.foundation.events import Event, EventLog
 from holdfast.storage.location import parse_location
 from holdfast.storage.opening import open_store
 
 _LOOK_EVERY_S = 0.25
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+_KEEPER_S = 10.0
+"""How long a keeper may take with the last snapshot of a training that died."""
 _PATIENCE_S, _PATIENCE_WITH_REFUSALS_S = 600.0, 30.0
 """How long the end of training waits for a store from which nothing comes, and for one that refuses."""
 
@@ -152,9 +154,17 @@ class _Process:
                 command = json.loads(line)
                 self._finish(newest_only=command["newest_only"], deadline_s=command["deadline_s"])
             if not data:
+                self._wait_for_keeper()
                 if not self._finishing.is_set():
                     self._finish(newest_only=True, deadline_s=clock.monotonic_s() + self._plan.grace_s)
                 return
+
+    def _wait_for_keeper(self) -> None:
+        """The training has died; what its keeper commits now is to be moved too."""
+        deadline_s = clock.monotonic_s() + min(_KEEPER_S, self._plan.grace_s / 3)
+        lock = OutputFolder(Path(self._plan.folder)).keeper_lock
+        while files.is_locked(lock) and clock.monotonic_s() < deadline_s:
+            clock.sleep(0.1)
 
     def _finish(self, *, newest_only: bool, deadline_s: float | None) -> None:
         if self._mover.with_final and newest_only:  # what was to be finished in peace is now to be left

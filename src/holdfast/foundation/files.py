@@ -203,6 +203,16 @@ class FolderLock:
         self._file.close()
 
 
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the `FolderLock` at `path`; False where the file system has no locks."""
+    try:
+        with path.open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in {errno.EACCES, errno.EAGAIN}
+    return False
+
+
 def read_lock_owner(path: Path) -> dict[str, Any]:
     """Who holds the lock at `path`, as far as it says; empty when it does not."""
     with contextlib.suppress(OSError, ValueError):
@@ -240,6 +250,7 @@ __all__ = [
     "fsync_file",
     "fsync_folder",
     "is_being_read",
+    "is_locked",
     "link_or_copy",
     "publish_folder",
     "read_lock_owner",

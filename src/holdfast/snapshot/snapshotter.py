@@ -138,6 +138,11 @@ class Snapshotter:
             Placed(image=image, block=shared[0], offset=offset) for image, offset in zip(small, offsets, strict=True)
         ]
 
+    @property
+    def waited_s(self) -> float:
+        """How long optimizers have waited for the last snapshot, in seconds."""
+        return self._stager.waited_s
+
     def wait_staged(self) -> None:
         """Wait until the last snapshot has been copied."""
         self._stager.wait()

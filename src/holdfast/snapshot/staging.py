@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from holdfast.foundation import clock
 from holdfast.snapshot.block import Block
 from holdfast.snapshot.device_copy import DeviceCopier
 from holdfast.snapshot.guard import Guard
@@ -119,6 +120,8 @@ class Stager:
         self._changed = threading.Condition()
         self._work: Work | None = None
         self._is_closed = False
+        self.waited_s = 0.0
+        """How long optimizers have waited for the last snapshot."""
         self._plans: dict[str, _Plan] = {}
         self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
@@ -139,6 +142,7 @@ class Stager:
         """
         if guard is not None:
             guard.refresh()
+        self.waited_s = 0.0
         for placed in work.placed:
             self._set_mark(placed.block, 0)
         for placed in work.placed:
@@ -180,6 +184,7 @@ class Stager:
         work = self._work
         if work is None:
             return
+        began_s = clock.monotonic_s()
         self._devices.before_step()
         if optimizer is None or work.pending.get(optimizer):
             self._help(work)
@@ -187,6 +192,7 @@ class Stager:
                 self._changed.wait_for(lambda: not self._is_pending(work, optimizer))
         # Now, because the step that follows changes the versions itself.
         self._verify(work, list(work.versions) if optimizer is None else [optimizer])
+        self.waited_s += clock.monotonic_s() - began_s
 
     def wait(self) -> None:
         """Wait until everything has been copied and the keeper knows, and help."""

@@ -90,7 +90,7 @@ class Snapshots:
         self.taken_step: int | None = None
         """The newest step of which there is a snapshot in memory."""
         self.cost_s: float | None = None
-        """What the last snapshot has cost the training, on the slowest rank."""
+        """Seconds that a snapshot costs the training, at the boundary and before the optimizer, on the slowest rank."""
         self.save_s: float | None = None
         """Seconds from handing over to being durable, of the last save."""
         self._handed_s = 0.0
@@ -175,9 +175,11 @@ class Snapshots:
         if ready != Handover.TAKEN or self._snapshotter is None:
             return ready
         self._num_taken += 1  # on all ranks, whatever becomes of it
+        waited_s = self._snapshotter.waited_s  # for the one before
         more_slots = 1 if trigger == Trigger.JIT else 0
         mine = self._take_here(step, trigger, state, model, trial, is_wanted, more_slots)
-        agreed = self._agree(mine, round(1e6 * (clock.monotonic_s() - started_s)))
+        cost_s = clock.monotonic_s() - started_s + waited_s
+        agreed = self._agree(mine, round(1e6 * cost_s))
         if agreed != Handover.TAKEN:
             if mine == Handover.TAKEN:
                 self._snapshotter.cancel(step)
