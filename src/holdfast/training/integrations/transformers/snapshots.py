@@ -90,7 +90,7 @@ class Snapshots:
         self.taken_step: int | None = None
         """The newest step of which there is a snapshot in memory."""
         self.cost_s: float | None = None
-        """Seconds that a snapshot costs the training, at the boundary and before the optimizer, on the slowest rank."""
+        """Seconds that a snapshot costs the training, at the boundary and before the optimizer, on any rank."""
         self.save_s: float | None = None
         """Seconds from handing over to being durable, of the last save."""
         self._handed_s = 0.0
