@@ -83,7 +83,7 @@ def test_signal_during_a_periodic_save_needs_no_further_step(tmp_path: Path) -> 
     with no_orphans(job):
         job.wait_for_event("saved", count=2)
         job.wait_for(
-            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/checkpoint-*/merged/*"))
+            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/*/checkpoint-*/merged/*"))
         )
         os.kill(job.rank_pids()[1], signal.SIGTERM)
         assert job.wait(30) == 75, job.text
@@ -242,7 +242,7 @@ def test_everything_killed_during_a_save_leaves_nothing_torn(tmp_path: Path) -> 
     with no_orphans(job):
         job.wait_for_event("saved", count=2)
         job.wait_for(
-            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/checkpoint-*/merged/*"))
+            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/*/checkpoint-*/merged/*"))
         )
         job.kill_everything()
     before = committed_steps(output)
