@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import logging
 import os
 import select
 import shutil
@@ -37,6 +38,7 @@ from holdfast.snapshot.writing import GivenUpError, Source
 
 _LOOK_EVERY_S = 0.2
 _ENDLESS = 1 << 62
+_TELL_EVERY_S = 60.0
 _OTHERS_S = 15.0
 """How long after a failure other nodes may take to notice it too."""
 _ABOUT_SNAPSHOTS = {"block", "drop", "use", "begin", "staged", "give_up", "want"}
@@ -126,6 +128,7 @@ class _Keeper:
         self._lock: FolderLock | None = None
         self._folder: Path | None = None
         self._links: Path | None = None
+        self._told_superseded_s = float("-inf")
 
     # ---- the life of the process --------------------------------------------------------------------------------
 
@@ -160,6 +163,15 @@ class _Keeper:
     def report(self, event: Event) -> None:
         self._events.write(event)
         (self._log.warning if event.is_warning else self._log.info)("%s", event.line)
+
+    def _report_superseded(self, event: Event) -> None:
+        """Into the stream each time; a console is told once a minute, or it would say nothing else."""
+        self._events.write(event)
+        now_s = clock.monotonic_s()
+        is_due = now_s - self._told_superseded_s > _TELL_EVERY_S
+        self._log.log(logging.WARNING if is_due else logging.DEBUG, "%s", event.line)
+        if is_due:
+            self._told_superseded_s = now_s
 
     # ---- ranks --------------------------------------------------------------------------------------------------
 
@@ -327,7 +339,7 @@ class _Keeper:
         for snapshot in start.ledger.take_superseded():
             newest = start.ledger.newest_complete
             by = newest.step if newest is not None else snapshot.step
-            self.report(SaveSuperseded(step=snapshot.step, trigger=str(snapshot.trigger), by=by))
+            self._report_superseded(SaveSuperseded(step=snapshot.step, trigger=str(snapshot.trigger), by=by))
             error = f"superseded by step {by} before its writing began"
             facts = Facts(**snapshot.facts)
             if facts.num_nodes > 1:
