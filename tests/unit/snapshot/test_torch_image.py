@@ -360,7 +360,7 @@ def laid_out(sizes: list[int], path: Path) -> Image:
     images._data = _Data("state", images._entries)
     image = images._lay_out(b"N")
     with path.open("wb") as file:
-        for offset, content in image.literals:
+        for offset, content in (*image.fixed, *image.literals):
             file.seek(offset)
             file.write(content)
     assert path.stat().st_size == image.size_bytes
