@@ -273,7 +273,8 @@ class Book(RuleBasedStateMachine):
                 self.retried.add(newest.step)
             assert self.ledger.want(newest.step, Trigger.FAILURE)
             self.wanted.add(newest.step)
-            self.ended.discard(newest.step)
+            if newest.progress is not Progress.DURABLE:
+                self.ended.discard(newest.step)
             self.settle()
 
     @precondition(lambda self: self.writing is None)
