@@ -11,6 +11,8 @@ from holdfast.snapshot.image import Image
 from holdfast.snapshot.writing import Source, seal_archive
 
 ENDLESS = 1 << 62
+LARGE_STATE_ELEMENTS = 1 << 20
+"""Of a model whose 4 MB are copied beside the training, and written as a large file."""
 
 
 def fill(image: Image, block: Block, offset: int = 0) -> None:

@@ -167,6 +167,7 @@ class Checkpointer:
         if snapshotter is not None and not snapshotter.keeper.is_alive:
             _log.warning("the keeper died; a new one is started, and saves are synchronous until it is there")
             snapshotter.close()
+            snapshotter.keeper.close()
             self._snapshotter = None
         if self._snapshotter is None and self._host is not None and not self._host.ensure():
             self._reach_keeper(wait_s=0.0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from holdfast.snapshot.keeper_process import KeeperPlan, plan_text
+from holdfast.snapshot.messages import keep_from_children
 
 
 class KeeperHost:
@@ -58,12 +59,14 @@ class KeeperHost:
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
     # A session of its own: whoever kills a rank's or a launcher's process group does not kill what keeps their work.
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "holdfast.snapshot.keeper_process", plan_text(plan)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
+    keep_from_children(process.stdin)
+    return process
 
 
 __all__ = ["KeeperHost"]

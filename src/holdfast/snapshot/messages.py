@@ -13,6 +13,7 @@ import struct
 import sys
 import threading
 import uuid
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,6 +105,22 @@ def listen(name: str) -> socket.socket:
     return server
 
 
+_not_for_children: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def keep_from_children(connection: Any) -> None:
+    """Close `connection` in forked processes: a data loader's worker must not hide that its parent has died."""
+    _not_for_children.add(connection)
+
+
+def _close_in_child() -> None:
+    for connection in list(_not_for_children):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 def connect(name: str) -> Channel:
     """Reach the keeper called `name`.
 
@@ -117,6 +134,7 @@ def connect(name: str) -> Channel:
     except OSError:
         client.close()
         raise
+    keep_from_children(client)
     return Channel(client)
 
 
@@ -134,4 +152,4 @@ def check_same_user(connected: socket.socket) -> None:
         raise PermissionError(f"the other side belongs to user {user}")
 
 
-__all__ = ["Channel", "Message", "check_same_user", "connect", "listen", "new_name"]
+__all__ = ["Channel", "Message", "check_same_user", "connect", "keep_from_children", "listen", "new_name"]

@@ -359,10 +359,13 @@ def laid_out(sizes: list[int], path: Path) -> Image:
     images._entries = [_Entry(HugeStorage(size)) for size in sizes]
     images._data = _Data("state", images._entries)
     image = images._lay_out(b"N")
+    end = 0
     with path.open("wb") as file:
-        for offset, content in image.literals:
-            file.seek(offset)
+        for offset, content in sorted((*image.fixed, *image.literals)):
+            if offset != end:  # a seek flushes what is buffered
+                file.seek(offset)
             file.write(content)
+            end = offset + len(content)
     assert path.stat().st_size == image.size_bytes
     return image
 
