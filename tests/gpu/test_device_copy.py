@@ -23,6 +23,7 @@ from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.snapshot.staging import Placed, Stager, Work
 from holdfast.snapshot.torch_image import TorchImages
 
+NUM_VALUES = 16 << 20
 LONG_CYCLES = 1_000_000_000  # half a second and more of a device's time
 
 
