@@ -115,7 +115,7 @@ def test_the_next_step_is_not_seen(training: Training) -> None:
     assert not busy.query(), "the step has waited for the device"
     assert bool((training.copied()["parameter"] == 1.0).all())
     torch.cuda.synchronize()
-    assert float(training.parameter[0]) == 0.0
+    assert float(training.parameter.detach()[0]) == 0.0
     assert training.ended == [True]
 
 
