@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint.manifest import Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.snapshot import Checkpointer
 from holdfast.snapshot.block import PAGE_BYTES, Block
 from holdfast.snapshot.checkpointer import load_state
@@ -314,6 +315,7 @@ def test_a_restart_loads_from_memory(tmp_path: Path) -> None:
     """A rank that is gone leaves its newest snapshot with the keeper, and the next one gets it."""
     model, optimizer = model_and_optimizer(1)
     train(model, optimizer, 2)
+    OutputFolder(tmp_path).prepare()
     host = KeeperHost(KeeperPlan(name=new_name()))
     try:
         keeper = Keeper.reach(host.name, wait_s=20, rank=0, num_ranks=1)
