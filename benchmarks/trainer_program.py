@@ -60,7 +60,7 @@ def model_of(state_mb: int) -> Qwen2ForCausalLM:
             intermediate_size=3 * width,
             num_hidden_layers=NUM_LAYERS,
             num_attention_heads=width // 32,
-            num_key_value_heads=max(1, width // 128),
+            num_key_value_heads=width // 64,
             max_position_embeddings=512,
             tie_word_embeddings=True,
         )
