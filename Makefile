@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-long test-s3 check lint bench clean
+.PHONY: help venv demo test test-long test-s3 test-gpu check lint bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -44,6 +44,9 @@ test: lint ## everything a change must pass: `check` and the tests with real ran
 
 test-s3: $(INSTALLED) ## the storage tests on a real S3 server, Ceph RGW; installs it, on Debian as root
 	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m 's3 and not long'; fi
+
+test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (a minute)
+	$(BIN)/pytest -m gpu tests/gpu
 
 test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 300 kills, and further cases (an hour)
 	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py

@@ -38,6 +38,7 @@ class Arena:
         self._blocks: list[Block] = []
         self._next_number = CONTROL_NUMBER + 1
         self._populating: threading.Thread | None = None
+        self._is_pinning = False
 
     @property
     def num_bytes(self) -> int:
@@ -50,12 +51,13 @@ class Arena:
             return self._slots
         return _MOST_SLOTS if _MOST_SLOTS * snapshot_bytes <= _SMALL_STATE_BYTES else 1
 
-    def prepare(self, sizes: Sequence[int], *, still_to_come: int = 0) -> None:
+    def prepare(self, sizes: Sequence[int], *, still_to_come: int = 0, device: int | None = None) -> None:
         """Make blocks for images of about these sizes, and fault them in beside whatever else goes on.
 
         Args:
             sizes: bytes.
             still_to_come: memory that the training itself is going to take.
+            device: the CUDA device that will write to them, for which their pages are locked; None for none.
 
         Raises:
             NoRoomError: there is not enough memory; nothing was taken.
@@ -65,9 +67,10 @@ class Arena:
 
         def populate() -> None:
             for block in blocks:
-                block.populate(self._has_room)
-                pin(block)
+                if block.populate(self._has_room) and device is not None:
+                    pin(block, device)
 
+        self._is_pinning = device is not None
         self._populating = threading.Thread(target=populate, name="holdfast-arena", daemon=True)
         self._populating.start()
 
@@ -122,6 +125,8 @@ class Arena:
         Raises:
             NoRoomError: there is not enough memory.
         """
+        if self._is_pinning:  # a device must find a block's pages locked, and nobody may cut it meanwhile
+            self.wait_prepared()
         allowed = self._allowed(sizes, more_slots)
         free = sorted((block for block in self._blocks if self._keeper.is_free(block)), key=_capacity)
         taken: dict[int, Block] = {}
@@ -150,7 +155,6 @@ class Arena:
             self._check_room(needed)
             for index in lacking:
                 taken[index] = self._allocate(sizes[index])
-                pin(taken[index])
         blocks = [taken[index] for index in range(len(sizes))]
         self._keeper.use(blocks)
         return blocks

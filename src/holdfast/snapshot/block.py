@@ -61,7 +61,10 @@ class Block:
             os.close(descriptor)
             raise OSError(ctypes.get_errno(), f"{capacity_bytes} bytes of shared memory cannot be mapped")
         self.address: int = address
-        self._length_bytes = -1
+        self._length_bytes = -1  # another process may have cut it
+        self.pinned_bytes = 0
+        """How many bytes from the start a device may write to directly, because their pages stay where they are."""
+        self._unpin: Callable[[], None] | None = None
 
     @classmethod
     def allocate(cls, number: int, size_bytes: int) -> "Block":
@@ -70,7 +73,7 @@ class Block:
         Raises:
             OSError: the system refuses.
         """
-        capacity = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
+        capacity = _whole_pages(max(size_bytes, 1))
         descriptor = os.memfd_create(f"holdfast-{number}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, capacity)
@@ -78,6 +81,7 @@ class Block:
             os.close(descriptor)
             raise
         block = cls(number, descriptor, capacity)
+        block._length_bytes = capacity
         _LIBC.madvise(block.address, capacity, _MADV_HUGEPAGE)  # a wish; many systems have none for shared memory
         return block
 
@@ -104,9 +108,33 @@ class Block:
         """Make the memory, opened as a file, exactly `size_bytes` long; what is beyond is given back."""
         if size_bytes > self.capacity_bytes:
             raise ValueError(f"{size_bytes} bytes do not fit into a block of {self.capacity_bytes}")
-        if size_bytes != self._length_bytes:
-            os.ftruncate(self.descriptor, size_bytes)
-            self._length_bytes = size_bytes
+        if size_bytes == self._length_bytes:
+            return
+        # Pages that were given back come anew, and a device would go on writing to the old ones.
+        if self.pinned_bytes < _whole_pages(size_bytes):
+            self.unpin()
+        os.ftruncate(self.descriptor, size_bytes)
+        self._length_bytes = size_bytes
+        self.pinned_bytes = min(self.pinned_bytes, self.length_bytes)
+
+    @property
+    def length_bytes(self) -> int:
+        """How much memory there is, in whole pages; beyond it are addresses without any."""
+        return _whole_pages(self._length_bytes)
+
+    def note_pinned(self, unpin: Callable[[], None]) -> None:
+        """Somebody has locked its pages for a device, all of `length_bytes`.
+
+        Args:
+            unpin: undoes it; called before the pages or their addresses go.
+        """
+        self.pinned_bytes, self._unpin = self.length_bytes, unpin
+
+    def unpin(self) -> None:
+        """Give the pages free; no device may be copying to them."""
+        unpin, self._unpin, self.pinned_bytes = self._unpin, None, 0
+        if unpin is not None:
+            unpin()
 
     def view(self, start: int, length: int) -> memoryview:
         """`length` bytes from `start`, uncopied; valid until `close`."""
@@ -123,6 +151,7 @@ class Block:
     def close(self) -> None:
         """Unmap it; nobody may use a view any more."""
         if self.address:
+            self.unpin()
             _LIBC.munmap(self.address, self.capacity_bytes)
             os.close(self.descriptor)
             self.address = 0
@@ -130,6 +159,10 @@ class Block:
     def __del__(self) -> None:
         if getattr(self, "address", 0):
             self.close()
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 __all__ = ["PAGE_BYTES", "Block", "are_available"]

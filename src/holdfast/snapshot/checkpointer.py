@@ -196,7 +196,8 @@ class Checkpointer:
             return
         sizes = [sum(_sizes_of(value)) + (1 << 20) for value in state.values()]
         try:
-            self._snapshotter.arena.prepare([size for size in sizes if size > 2 << 20])
+            device = next((index for value in state.values() for index in _devices_of(value)), None)
+            self._snapshotter.arena.prepare([size for size in sizes if size > 2 << 20], device=device)
         except NoRoomError as error:
             self._tell_once(f"saves are synchronous: {error}")
 
@@ -424,6 +425,19 @@ def _sizes_of(value: Any) -> list[int]:
         return [value.nbytes]
     if isinstance(value, Mapping):
         return [size for item in cast("Mapping[Any, Any]", value).values() for size in _sizes_of(item)]
+    return []
+
+
+def _devices_of(value: Any) -> list[int]:
+    """The CUDA devices that hold `value`."""
+    if isinstance(value, torch.nn.Module):
+        return [index for tensor in value.parameters() for index in _devices_of(tensor)]
+    if isinstance(value, torch.optim.Optimizer):
+        return [index for group in value.param_groups for one in group["params"] for index in _devices_of(one)]
+    if isinstance(value, torch.Tensor):
+        return [value.device.index] if value.device.type == "cuda" else []
+    if isinstance(value, Mapping):
+        return [index for item in cast("Mapping[Any, Any]", value).values() for index in _devices_of(item)]
     return []
 
 

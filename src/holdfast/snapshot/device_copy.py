@@ -1,22 +1,34 @@
-"""Copies from a CUDA device into pinned memory, on a stream of their own beside the training's.
+"""Copies from CUDA devices into pinned memory, on a stream of their own beside the training's.
 
 The copying stream begins after everything that the computing stream has been given so far, and the next step's
-changes wait for it on the device; the host waits for neither.
+changes wait for it on the device; the host waits for neither. Streams that the training's current stream does not
+wait for by itself are not waited for here either.
+
+Whatever runs on a thread of ours names its device: a thread begins on device 0, and the first call there would take
+half a gigabyte of it for a context, in every rank.
 """
 
 import ctypes
+import logging
+import os
+import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from holdfast.foundation.units import format_bytes
 from holdfast.snapshot.block import Block
 from holdfast.snapshot.guard import Guard
+from holdfast.snapshot.image import Piece
 
 if TYPE_CHECKING:
     from holdfast.snapshot.staging import Placed
 
+_log = logging.getLogger("holdfast")
 _cuda: Any = torch.cuda
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
 
 class DeviceCopier:
@@ -24,63 +36,114 @@ class DeviceCopier:
 
     def __init__(self) -> None:
         self._streams: dict[int, Any] = {}
-        self._done: list[Any] = []
-        self._kept: list[torch.Tensor] = []
+        self._done: tuple[tuple[int, Any], ...] = ()
+        """Devices and the events behind their copies; replaced as a whole, because two threads look at it."""
+        self._unpinned: set[int] = set()
 
     def begin(self, placed: "Sequence[Placed]", guard: Guard | None) -> None:
-        """Start the copies; those of tensors that anybody may change are ordered before whatever comes next."""
-        sources = [(place, piece) for place in placed for piece in place.image.pieces if piece.device == "cuda"]
-        if not sources:
+        """Start the copies; those of tensors that anybody may change are ordered before whatever comes next.
+
+        Args:
+            placed: the images; they keep the tensors' memory until `finish`.
+            guard: knows what only optimizers change.
+        """
+        by_device: dict[int, list[tuple[Placed, Piece]]] = {}
+        for place in placed:
+            for piece in place.image.pieces:
+                if piece.device == "cuda":
+                    by_device.setdefault(piece.owner.device.index, []).append((place, piece))
+        done: list[tuple[int, Any]] = []
+        for index, sources in by_device.items():
+            for block in {place.block.number: place.block for place, _ in sources}.values():
+                self._pin(block, index)
+            done.append((index, self._begin_on(index, sources, guard)))
+        self._done = tuple(done)
+
+    def _begin_on(self, index: int, sources: "list[tuple[Placed, Piece]]", guard: Guard | None) -> Any:
+        """Start the copies of one device; the event at their end."""
+        stream = self._streams.get(index)
+        if stream is None:
+            stream = self._streams[index] = _cuda.Stream(device=index)
+        computing = _cuda.current_stream(index)
+        stream.wait_stream(computing)
+        anybodys = [one for one in sources if guard is None or guard.owner_of(one[1].base) is None]
+        owned = [one for one in sources if guard is not None and guard.owner_of(one[1].base) is not None]
+        event: Any = None
+        with _cuda.stream(stream):
+            # Those first that the computing stream has to wait for now, and for no others.
+            for these in (anybodys, owned):
+                for place, piece in these:
+                    source = _bytes_of(piece.owner, piece.address, piece.num_bytes)
+                    target = _host_bytes(place.block, place.offset + piece.offset, piece.num_bytes)
+                    target.copy_(source, non_blocking=True)
+                if these:
+                    event = _cuda.Event(blocking=True)  # who waits for it sleeps, and leaves the processor to others
+                    event.record(stream)
+                    if these is anybodys:
+                        computing.wait_event(event)
+        return event
+
+    def _pin(self, block: Block, index: int) -> None:
+        if block.number in self._unpinned or pin(block, index):
             return
-        others: dict[int, bool] = {}
-        for place, piece in sources:
-            source = _bytes_of(piece.owner, piece.address, piece.num_bytes)
-            index = source.device.index
-            stream = self._streams.get(index)
-            if stream is None:
-                stream = self._streams[index] = _cuda.Stream(device=index)
-            if index not in others:
-                stream.wait_stream(_cuda.current_stream(index))
-                others[index] = False
-            target = _host_bytes(place.block, place.offset + piece.offset, piece.num_bytes)
-            with _cuda.stream(stream):
-                target.copy_(source, non_blocking=True)
-            source.record_stream(stream)
-            self._kept.append(source)
-            others[index] |= guard is None or guard.owner_of(piece.base) is None
-        for index, is_anybodys in others.items():
-            event = _cuda.Event()
-            event.record(self._streams[index])
-            self._done.append(event)
-            if is_anybodys:  # what comes next on the computing stream might change it
-                _cuda.current_stream(index).wait_event(event)
+        if not self._unpinned:
+            _log.warning(
+                "%s of host memory cannot be pinned for cuda:%s: saves work, and training waits for their copies",
+                format_bytes(block.length_bytes),
+                index,
+            )
+        self._unpinned.add(block.number)
 
     def before_step(self) -> None:
-        """What the computing stream is given from now on waits for the copies, on the device."""
-        for event in list(self._done):
-            _cuda.current_stream().wait_event(event)
+        """What the computing streams are given from now on waits for the copies, on the device."""
+        for index, event in self._done:
+            _cuda.current_stream(index).wait_event(event)
 
-    def finish(self) -> None:
-        """Wait on the host until the copies have arrived."""
-        for event in self._done:
-            event.synchronize()
-        self._done.clear()
-        self._kept.clear()
+    def finish(self) -> bool:
+        """Wait on the host until the copies have arrived; whether they have."""
+        done = self._done
+        try:
+            for index, event in done:
+                with _cuda.device(index):
+                    event.synchronize()
+        except RuntimeError as error:  # the training's next call on that device raises the same
+            _log.warning("a snapshot is lost, because its device has failed: %s", error)
+            return False
+        finally:
+            self._done = ()
+        return True
 
 
-def pin(block: Block) -> bool:
-    """Lock a block's pages for the device's copy engine; whether it could be done.
+def pin(block: Block, index: int) -> bool:
+    """Lock a block's pages for the copy engine of device `index`; whether they are.
 
     Without it copies still work, synchronously and at a fraction of the speed.
     """
-    if not _cuda.is_available() or not _cuda.is_initialized():
+    if block.pinned_bytes and block.pinned_bytes >= block.length_bytes:
+        return True
+    block.unpin()
+    cudart, pid = _cuda.cudart(), os.getpid()
+    address, num_bytes = block.address, block.length_bytes
+    codes: list[int] = []
+
+    def register() -> None:
+        with _cuda.device(index):
+            codes.append(int(cudart.cudaHostRegister(address, num_bytes, _PORTABLE)))
+
+    def unregister() -> None:
+        # A forked child has the memory and not the device; at the interpreter's end the driver gives all back.
+        if os.getpid() == pid and not sys.is_finalizing():
+            with _cuda.device(index):
+                cudart.cudaHostUnregister(address)
+
+    # CUDA remembers a failure for the thread it came to, and the next kernel that this one launches would raise it.
+    thread = threading.Thread(target=register, name="holdfast-pin")
+    thread.start()
+    thread.join()
+    if codes != [0]:
         return False
-    return int(_cuda.cudart().cudaHostRegister(block.address, block.capacity_bytes, 0)) == 0
-
-
-def unpin(block: Block) -> None:
-    """Undo `pin`; before the block is closed."""
-    _cuda.cudart().cudaHostUnregister(block.address)
+    block.note_pinned(unregister)
+    return True
 
 
 def _bytes_of(owner: Any, address: int, num_bytes: int) -> torch.Tensor:
@@ -96,4 +159,4 @@ def _host_bytes(block: Block, start: int, length: int) -> torch.Tensor:
     return torch.frombuffer(content, dtype=torch.uint8)
 
 
-__all__ = ["DeviceCopier", "pin", "unpin"]
+__all__ = ["DeviceCopier", "pin"]

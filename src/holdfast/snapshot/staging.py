@@ -62,13 +62,16 @@ class _Plan:
         self.at_once: list[tuple[int, int, int]] = []
         self.copies: list[_Copy] = []
         self.guarded: dict[int, list[torch.Tensor]] = {}
-        self.is_followed = all(piece.device == "cpu" for piece in pieces)
+        self.is_on_host = all(piece.device == "cpu" for piece in pieces)
         for piece in pieces:
-            if piece.device == "cpu":  # others are copied by their device's own engine
-                self._add(piece, guard)
+            self._add(piece, guard)
 
     def _add(self, piece: Piece, guard: Guard | None) -> None:
         owner = guard.owner_of(piece.base) if guard is not None else None
+        if piece.device != "cpu":  # copied by the device's own engine
+            if owner is not None:
+                self.guarded.setdefault(owner[0], []).append(owner[1])
+            return
         if piece.num_bytes < _AT_ONCE_BYTES or (owner is None and guard is not None):
             self.at_once.append((piece.offset, piece.address, piece.num_bytes))
             return
@@ -88,7 +91,8 @@ class Work:
     Args:
         placed: the images.
         on_begin: called on the copying thread before the first copy.
-        on_end: called on the copying thread when all is copied; with False when tensors were changed meanwhile.
+        on_end: called on the copying thread when all is copied; with False when tensors were changed meanwhile, or
+            a device has failed.
     """
 
     placed: Sequence[Placed]
@@ -99,9 +103,8 @@ class Work:
     versions: dict[int, list[tuple[list[torch.Tensor], list[int]]]] = field(
         default_factory=dict[int, list[tuple[list[torch.Tensor], list[int]]]]
     )
+    unmarked: set[int] = field(default_factory=set[int])
     is_torn: bool = False
-    is_followed: bool = True
-    """Whether marks say how far the copies have come; a device's engine does not tell."""
     head: int = 0
     tail: int = 0
     pending: dict[int | None, int] = field(default_factory=dict[int | None, int])
@@ -163,7 +166,9 @@ class Stager:
         plan = self._plans.get(placed.image.path)
         if plan is None or plan.pieces is not pieces or plan.epoch != (None if guard is None else guard.epoch):
             plan = self._plans[placed.image.path] = _Plan(pieces, guard)
-        work.is_followed &= plan.is_followed
+        if not plan.is_on_host:
+            # Where a device's copies have come is known at their end only; until then nobody may read on.
+            work.unmarked.add(placed.block.number)
         begin = placed.block.address + placed.offset
         for offset, address, num_bytes in plan.at_once:
             ctypes.memmove(begin + offset, address, num_bytes)
@@ -252,8 +257,9 @@ class Stager:
             marked = self._mark(work, marked)
         with self._changed:
             self._changed.wait_for(lambda: all(work.is_done))
-        self._devices.finish()
+        have_arrived = self._devices.finish()
         self._verify(work, list(work.versions))
+        work.is_torn |= not have_arrived
         work.on_end(not work.is_torn)
         with self._changed:
             work.is_ended = True
@@ -284,7 +290,9 @@ class Stager:
         while marked < len(copies) and work.is_done[marked]:
             placed = copies[marked][0]
             marked += 1
-            if work.is_followed and marked < len(copies) and copies[marked][0] is placed:
+            if placed.block.number in work.unmarked:
+                continue
+            if marked < len(copies) and copies[marked][0] is placed:
                 self._set_mark(placed.block, placed.offset + copies[marked][1].place)
         return marked
 

@@ -138,7 +138,8 @@ class Snapshots:
         sizes = [size + _FILE_SLACK_BYTES for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
         try:
             # On a CPU the gradients and the optimizer's moments are still to come.
-            snapshotter.arena.prepare(sizes, still_to_come=(1 + moments) * on_host)
+            device = next((one.device.index for one in parameters if one.device.type == "cuda"), None)
+            snapshotter.arena.prepare(sizes, still_to_come=(1 + moments) * on_host, device=device)
         except NoRoomError as error:
             self._tell_once(f"no memory is set aside for snapshots, saves may have to be synchronous: {error}")
 
