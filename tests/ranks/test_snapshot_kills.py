@@ -149,7 +149,7 @@ def test_killed_plain_loop_loses_one_step_at_most(tmp_path: Path) -> None:
         while moment < 0.85 and len(_said(folder)) == num_lines:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.002)
+            time.sleep(0.01)
         time.sleep(dice.uniform(0, 0.6) if moment < 0.85 else dice.uniform(0, 2))  # the moment is the test's subject
         assert process.poll() is None, log.read_text()
         process.kill()

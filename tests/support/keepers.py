@@ -52,7 +52,7 @@ def assert_nothing_left(job: Job, temp: Path, keepers: list[int]) -> None:
 
 def writing_under_way(output: Path) -> bool:
     """Whether somebody writes a checkpoint at this moment."""
-    return any((output / ".holdfast" / "work").glob("*/checkpoint-*/merged/*"))
+    return any((output / ".holdfast" / "work").glob("**/checkpoint-*/merged/*"))
 
 
 def stop_while_writing(job: Job, timeout_s: float = 60) -> int:

@@ -103,7 +103,7 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
     with _record_folder() as records:
         stop = StopRequest(settings, records, is_alone=plan.nnodes == 1)
         stop.listen()
-        keeper = _start_keeper(settings)
+        keeper = _start_keeper(settings, records)
         name = None if keeper is None else keeper.name
         settings = replace(settings, record_folder=str(records), launcher_pid=os.getpid(), keeper=name)
         _prepare_environment(settings)
@@ -127,10 +127,10 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
         return verdict.exit_code
 
 
-def _start_keeper(settings: RunSettings) -> KeeperHost | None:
+def _start_keeper(settings: RunSettings, records: Path) -> KeeperHost | None:
     if not block.are_available() or settings.snapshot_slots == 0:
         return None
-    return KeeperHost(KeeperPlan(name=new_name(), verbosity=settings.verbosity))
+    return KeeperHost(KeeperPlan(name=new_name(), verbosity=settings.verbosity, scratch=str(records)))
 
 
 class StopRequest:
