@@ -70,6 +70,7 @@ class _Rank:
         self.blocks: dict[int, Block] = {}
         self.is_connected = True
         self.has_said_bye = False
+        self.scratch: str | None = None
 
     @property
     def lent(self) -> set[int]:
@@ -244,6 +245,8 @@ class _Keeper:
                 self._forget_past()
             elif kind == "rescue":
                 self._leave_with_newest(start, message["why"])
+            elif kind == "entrust":
+                rank.scratch = message["folder"]
             elif kind == "bye":
                 rank.has_said_bye = True
             self._settle(start)
@@ -294,6 +297,8 @@ class _Keeper:
             self._tell_outcome([rank], start.outcomes.get(step, {"step": step, "error": ""}))
 
     def _disconnected(self, start: _Start, rank: _Rank) -> None:
+        if rank.scratch is not None:
+            shutil.rmtree(rank.scratch, ignore_errors=True)
         with self._changed:
             rank.is_connected = False
             if not rank.has_said_bye and start.failed_s is None:
