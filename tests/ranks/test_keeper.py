@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -165,12 +164,9 @@ def test_signal_while_the_keeper_writes_saves_the_last_step(tmp_path: Path) -> N
 def test_under_plain_torchrun_the_first_rank_starts_the_keeper(tmp_path: Path) -> None:
     """torchrun: saves beside the training, a killed rank's job goes on from memory, nothing is left."""
     output, temp = tmp_path / "run", _temp(tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"),
-        *("--master-port", str(port), "--monitor-interval", "0.1", "-m", "holdfast.training"),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("--max-restarts", "1", "--monitor-interval", "0.1", "-m", "holdfast.training"),
         *tiny(output, "--grad-accum", "1", "--step-ms", "100", "--max-steps", "40"),
     ]
     changes = {"HOLDFAST_SAVE_STEPS": "1", "TMPDIR": str(temp)}
