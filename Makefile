@@ -48,10 +48,11 @@ test-s3: $(INSTALLED) ## the storage tests on a real S3 server, Ceph RGW; instal
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (a minute)
 	$(BIN)/pytest -m gpu tests/gpu
 
-test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 300 kills, and further cases (an hour)
+test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (an hour)
 	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py
 	HOLDFAST_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
 	HOLDFAST_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
+	HOLDFAST_TEST_SNAPSHOT_KILLS=200 $(BIN)/pytest tests/ranks/test_snapshot_kills.py
 
 bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench

@@ -35,15 +35,18 @@ class Blocks(torch.utils.data.Dataset):
 class SlowTrainer(Trainer):
     step_s = 0.0
     eval_s = 0.0
+    slow_from = 0
+    marks = None
 
     def mark(self, what: str) -> None:
         """One line for every micro-batch, before it is computed: tests wait for it."""
-        with Path(self.args.output_dir, f"marks-{self.args.process_index}").open("a") as file:
+        with Path(self.marks or self.args.output_dir, f"marks-{self.args.process_index}").open("a") as file:
             file.write(f"{what} {self.state.global_step}\n")
 
     def training_step(self, *args, **kwargs):
         self.mark("train")
-        time.sleep(self.step_s)
+        if self.state.global_step >= self.slow_from:
+            time.sleep(self.step_s)
         return super().training_step(*args, **kwargs)
 
     def prediction_step(self, *args, **kwargs):
@@ -85,6 +88,8 @@ def main() -> None:
     parser.add_argument("--logging-steps", type=int, default=3)
     parser.add_argument("--logging-strategy", default="steps")
     parser.add_argument("--step-ms", type=float, default=0)
+    parser.add_argument("--slow-from", type=int, default=0, help="the first step that --step-ms stretches")
+    parser.add_argument("--marks", help="the folder for the marks, when it is not the output folder")
     parser.add_argument("--eval-ms", type=float, default=0)
     parser.add_argument("--load-s", type=float, default=0)
     parser.add_argument("--crash-step", type=int, default=0)
@@ -142,6 +147,7 @@ def main() -> None:
     )
     trainer = SlowTrainer(model, args, train_dataset=Blocks(options.samples, 3), eval_dataset=Blocks(16, 4))
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000
+    trainer.slow_from, trainer.marks = options.slow_from, options.marks
     if options.crash_step:
         flag = Path(options.out, "crashed")
         trainer.add_callback(CrashOnce(options.crash_step, options.crash_rank, flag))

@@ -260,6 +260,10 @@ class Keeper:
         """Make the newest complete snapshot durable and let all ranks leave; the answer comes to `on_leave`."""
         self._send({"type": "rescue", "why": why})
 
+    def entrust(self, folder: str) -> None:
+        """Have a temporary folder of this rank removed when the rank is gone, however it ends."""
+        self._send({"type": "entrust", "folder": folder})
+
     def leave(self) -> None:
         """This rank ends as it should."""
         self._send({"type": "bye"})

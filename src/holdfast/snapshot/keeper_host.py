@@ -36,6 +36,8 @@ class KeeperHost:
     def _hang_up(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
+            self._process.stdin.write(b"bye")
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def finish(self, timeout_s: float | None = None) -> bool:

@@ -52,11 +52,13 @@ class KeeperPlan:
         name: under which ranks reach it.
         owner_pid: the process for which it lives on, or None for the one at the other end of its stdin.
         verbosity: of the console.
+        scratch: a folder of the owner's, for this process too; removed here when the owner dies without a word.
     """
 
     name: str
     owner_pid: int | None = None
     verbosity: int = 0
+    scratch: str | None = None
 
 
 class _Rank:
@@ -68,6 +70,7 @@ class _Rank:
         self.blocks: dict[int, Block] = {}
         self.is_connected = True
         self.has_said_bye = False
+        self.scratch: str | None = None
 
     @property
     def lent(self) -> set[int]:
@@ -125,6 +128,7 @@ class _Keeper:
         self._past: _Start | None = None
         self._is_writing = False
         self._owner_is_gone = False
+        self._owner_is_dead = False
         self._lock: FolderLock | None = None
         self._folder: Path | None = None
         self._links: Path | None = None
@@ -139,8 +143,9 @@ class _Keeper:
         with self._changed:
             self._owner_is_gone = True
             self._changed.wait_for(self._may_end)
-        if self._links is not None:
-            shutil.rmtree(self._links, ignore_errors=True)
+        for folder in (self._links, self._plan.scratch if self._owner_is_dead else None):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
         return 0
 
     def _may_end(self) -> bool:
@@ -151,8 +156,9 @@ class _Keeper:
 
     def _watch_owner(self) -> None:
         if self._plan.owner_pid is None:
+            self._owner_is_dead = True
             while os.read(0, 4096):
-                pass
+                self._owner_is_dead = False  # it says goodbye
             return
         try:
             descriptor = os.pidfd_open(self._plan.owner_pid)
@@ -239,6 +245,8 @@ class _Keeper:
                 self._forget_past()
             elif kind == "rescue":
                 self._leave_with_newest(start, message["why"])
+            elif kind == "entrust":
+                rank.scratch = message["folder"]
             elif kind == "bye":
                 rank.has_said_bye = True
             self._settle(start)
@@ -289,6 +297,8 @@ class _Keeper:
             self._tell_outcome([rank], start.outcomes.get(step, {"step": step, "error": ""}))
 
     def _disconnected(self, start: _Start, rank: _Rank) -> None:
+        if rank.scratch is not None:
+            shutil.rmtree(rank.scratch, ignore_errors=True)
         with self._changed:
             rank.is_connected = False
             if not rank.has_said_bye and start.failed_s is None:
@@ -519,7 +529,7 @@ class _Keeper:
             return nothing
         try:
             sources = merge(self._sources(past, newest))
-            self._links = self._links or Path(tempfile.mkdtemp(prefix="holdfast-recalled-"))
+            self._links = self._links or Path(tempfile.mkdtemp(prefix="holdfast-recalled-", dir=self._plan.scratch))
             folder = self._links / f"checkpoint-{newest.step}"
             manifest = link_files(newest, sources, folder, pid=os.getpid(), known=self._manifest_of(newest))
             files.write_atomic(folder / MANIFEST_NAME, manifest.to_bytes(), durable=False)

@@ -34,6 +34,11 @@ class Keeping:
         self.keeper: Keeper | None = None
         """The connection, while there is one that works."""
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a keeper that lives has what this rank handed over."""
+        return self.keeper is not None and self.keeper.is_alive
+
     def open(self) -> Keeper | None:
         """Connect, and under plain torchrun start the keeper; None where there can be none."""
         if self._is_possible and self.keeper is None:

@@ -13,9 +13,8 @@ import select
 import shutil
 import signal
 import sys
-import tempfile
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -28,6 +27,7 @@ from holdfast.snapshot.keeper_host import KeeperHost
 from holdfast.snapshot.keeper_process import KeeperPlan
 from holdfast.snapshot.messages import new_name
 from holdfast.training.record import read_records
+from holdfast.training.record_folder import record_folder
 from holdfast.training.settings import RunSettings
 from holdfast.training.verdict import exit_code_of, reach_verdict
 
@@ -100,10 +100,10 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
         tearing down an interpreter with torch in it takes longer than a save.
     """
     console.set_up(settings.verbosity)
-    with _record_folder() as records:
+    with record_folder() as records:
         stop = StopRequest(settings, records, is_alone=plan.nnodes == 1)
         stop.listen()
-        keeper = _start_keeper(settings)
+        keeper = _start_keeper(settings, records)
         name = None if keeper is None else keeper.name
         settings = replace(settings, record_folder=str(records), launcher_pid=os.getpid(), keeper=name)
         _prepare_environment(settings)
@@ -127,10 +127,10 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
         return verdict.exit_code
 
 
-def _start_keeper(settings: RunSettings) -> KeeperHost | None:
+def _start_keeper(settings: RunSettings, records: Path) -> KeeperHost | None:
     if not block.are_available() or settings.snapshot_slots == 0:
         return None
-    return KeeperHost(KeeperPlan(name=new_name(), verbosity=settings.verbosity))
+    return KeeperHost(KeeperPlan(name=new_name(), verbosity=settings.verbosity, scratch=str(records)))
 
 
 class StopRequest:
@@ -241,15 +241,6 @@ class StopRequest:
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
     """Having a handler is what makes the interpreter write the number to the wake-up pipe."""
-
-
-@contextlib.contextmanager
-def _record_folder() -> Generator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prepare_environment(settings: RunSettings) -> None:

@@ -122,9 +122,12 @@ class TrainerRun:
                 return result
         finally:
             self._session.termination.leave_training()
+            is_orderly = is_orderly or self._session.interrupted is not None
             if self._snapshots is not None:
-                self._snapshots.close(is_orderly=is_orderly or self._session.interrupted is not None)
-            self._output.release(start.attempt.attempt_id if start else None)
+                self._snapshots.close(is_orderly=is_orderly)
+            # The keeper may be saving what a lost rank has left: the next start cleans up after it.
+            is_kept = not is_orderly and self._session.keeping.is_connected
+            self._output.release(start.attempt.attempt_id if start and not is_kept else None)
             with contextlib.suppress(ValueError):
                 trainer.remove_callback(callback)
 

@@ -105,6 +105,8 @@ class Snapshots:
         if slots is None and settings.snapshot_steps is not None:
             slots = 2  # one in memory only, whatever the disk does
         self._snapshotter = Snapshotter(keeper, optimizers=self._optimizers, slots=slots, on_torn=self._note_torn)
+        if self._scratch is not None:
+            keeper.entrust(str(self._scratch))
 
     def _note_torn(self, step: int) -> None:
         self._report_failure(
@@ -248,6 +250,8 @@ class Snapshots:
     def _images(self, step: int, state: RankState, model: Any, trial: Any) -> list[Image]:
         if self._scratch is None:
             self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._session.settings.record_folder))
+            assert self._snapshotter is not None
+            self._snapshotter.keeper.entrust(str(self._scratch))
         folder = self._scratch / checkpoint_name(step)
         folder.mkdir()
         try:

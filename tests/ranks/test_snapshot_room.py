@@ -1,0 +1,164 @@
+"""Snapshots where memory or disk are short: training goes on, and says what is different."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.catalog import list_checkpoints
+from holdfast.checkpoint.verify import verify
+from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, tiny
+from tests.support.keepers import expect_saves_beside_training, keepers_of, last_mark, memory_of
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+_GROUPS = Path("/sys/fs/cgroup/memory")
+_RUN = (sys.executable, "-m", "holdfast.cli.main", "run")
+EVERY_STEP = ("--save-strategy", "steps", "--save-steps", "1", "--grad-accum", "1")
+
+
+def _wrapped(shell: str, output: Path, *options: str, program: list[str], **changes: str) -> Job:
+    """A job begun by a shell that prepares something, and then is the launcher."""
+    command = ["sh", "-c", f'{shell} && exec "$@"', "sh", *_RUN, *options, *program]
+    return Job(command, output, log=output.parent / "log", env=environment(**changes))
+
+
+def _assert_valid(output: Path) -> None:
+    for path in list_checkpoints(output):
+        verdict = verify(path)
+        assert verdict.is_valid, verdict.faults
+
+
+# ---- memory -----------------------------------------------------------------------------------------------------
+
+
+def test_a_pods_small_shm_is_not_needed(tmp_path: Path) -> None:
+    """64 MB of /dev/shm and a state of 110 MB: nothing of ours is there or among the temporary files."""
+    mount = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs -o size=64m tmpfs /dev/shm"]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here: /dev/shm of 64 MB is NOT tested")
+    output, temp = tmp_path / "run", tmp_path / "temp"
+    temp.mkdir()
+    program = tiny(output, *EVERY_STEP, "--hidden", "1024", "--step-ms", "300", "--max-steps", "10")
+    command = ["unshare", "--mount", "sh", "-c", f'{mount[-1]} && exec "$@"', "sh", *_RUN]
+    command += ["--save-total-limit", "2", *program]
+    job = Job(command, output, log=tmp_path / "log", env=environment(TMPDIR=str(temp)))
+    with no_orphans(job):
+        job.wait_for_event("saved")
+        [keeper] = keepers_of(job.process.pid)
+        blocks = memory_of(keeper)
+        assert blocks
+        assert all(block.endswith("(deleted)") for block in blocks), blocks
+        # What has no name cannot be removed by anybody who tidies up.
+        for pid in (job.process.pid, keeper, *job.rank_pids()):
+            assert not list(Path(f"/proc/{pid}/root/dev/shm").iterdir())
+        sizes = [path.stat().st_size for path in temp.rglob("*") if path.is_file()]
+        assert sum(sizes) < 1 << 20
+        expect_saves_beside_training(job)
+        assert job.wait(120) == 0, job.text
+    assert "synchronous" not in job.text
+    assert read_events(output, "saved")[-1]["size_bytes"] > 100_000_000
+    assert committed_steps(output)[-1] == 10
+    _assert_valid(output)
+
+
+@contextlib.contextmanager
+def _memory_group(limit_bytes: int) -> Iterator[Path]:
+    """A control group with a limit."""
+    group = _GROUPS / f"holdfast-test-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+    except OSError as error:
+        pytest.skip(f"no memory control group can be made here: a memory limit is NOT tested: {error}")
+    try:
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_memory_limit_makes_saves_synchronous(tmp_path: Path) -> None:
+    """Room for the training and not for a snapshot of it: saves wait, the figures are said, nobody is killed."""
+    output = tmp_path / "run"
+    # Weights, gradients and moments of 640 MB fit; a snapshot of 480 MB beside them does not.
+    with _memory_group(1600 << 20) as group:
+        program = tiny(output, "--hidden", "2048", "--grad-accum", "1", "--max-steps", "4")
+        options = ("--save-steps", "2", "--save-total-limit", "1")
+        job = _wrapped(f"echo $$ > {group}/cgroup.procs", output, *options, program=program)
+        with no_orphans(job):
+            assert job.wait(200) == 0, job.text
+        killed = (group / "memory.oom_control").read_text()
+        print(killed, (group / "memory.max_usage_in_bytes").read_text())
+    assert "oom_kill 0" in killed
+    assert "saves are synchronous, training waits for them: a snapshot needs" in job.text
+    assert f"are available ({group}/memory.limit_in_bytes)" in job.text
+    assert [event["step"] for event in read_events(output, "saved")] == [2, 4]
+    assert not read_events(output, "save_failed")
+    _assert_valid(output)
+
+
+# ---- disk -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path, size: str) -> Iterator[None]:
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: a full disk is NOT tested: {mounted.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_saves_and_not_the_training(tmp_path: Path) -> None:
+    """The keeper finds the disk full: said as an event, the older checkpoint stands, and later saves work again."""
+    output, marks = tmp_path / "run", tmp_path / "marks"
+    marks.mkdir()
+    with _small_disk(output, "64m"):
+        options = ("--save-total-limit", "2", "--step-ms", "150", "--epochs", "20", "--hidden", "256")
+        program = tiny(output, *EVERY_STEP, *options, "--marks", str(marks))
+        job = _wrapped("true", output, program=program)
+        with no_orphans(job):
+            job.wait_for_event("saved", count=2)
+            filler = output / "filler"
+            _fill(filler, leave_bytes=2 << 20)
+            failed = job.wait_for_event("save_failed")
+            assert "No space left on device" in failed["reason"]
+            stood = committed_steps(output)
+            assert stood
+            assert stood[-1] < failed["step"]
+            job.wait_for("training to go on", lambda: last_mark(marks) > failed["step"] + 2)
+            assert set(stood) & set(committed_steps(output)), "the checkpoint that stood is gone"
+            filler.unlink()
+            last = job.events("save_failed")[-1]["step"]
+            job.wait_for("a save again", lambda: [e for e in job.events("saved") if e["step"] > last])
+            job.signal()
+            assert job.wait(40) == 75, job.text
+        assert read_events(output, "interrupted")[0]["saved"]
+        assert len(read_events(output, "attempt_started")) == 1
+        _assert_valid(output)
+        assert not list((output / ".holdfast" / "work").iterdir())
+
+
+def _fill(path: Path, *, leave_bytes: int) -> None:
+    """Write until so many bytes are left; saves may take and give back space meanwhile."""
+    with path.open("wb") as file:
+        while True:
+            disk = os.statvfs(path.parent)
+            excess = disk.f_bavail * disk.f_frsize - leave_bytes
+            if excess <= 0:
+                return
+            file.write(bytes(min(excess, 1 << 20)))
+            file.flush()

@@ -1,0 +1,115 @@
+"""The keepers of jobs, and what a job may leave: processes, sockets, temporary folders."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.jobs import Job, is_alive, wait_until_gone
+
+_POLL_S = 0.002
+
+
+def keepers_of(pid: int) -> list[int]:
+    """Keepers that a launcher, a torchrun agent, or a single process has started, by the name they listen under."""
+    names = (f'"holdfast-{os.getuid()}-{pid}-'.encode(), f'"holdfast-{os.getuid()}-of-{pid}"'.encode())
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            if b"keeper_process" in command and any(name in command for name in names) and is_alive(int(folder.name)):
+                found.append(int(folder.name))
+    return found
+
+
+def sockets_of(pid: int) -> list[str]:
+    """Sockets under the names of such keepers."""
+    names = (f"@holdfast-{os.getuid()}-{pid}-", f"@holdfast-{os.getuid()}-of-{pid}")
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return [line.split()[-1] for line in lines if any(name in line for name in names)]
+
+
+def memory_of(pid: int) -> list[str]:
+    """The blocks of shared memory that a process has open, as the system names them."""
+    found: list[str] = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = os.readlink(link)
+            if target.startswith("/memfd:holdfast"):
+                found.append(target)
+    return found
+
+
+def assert_nothing_left(job: Job, temp: Path, keepers: list[int]) -> None:
+    """No keeper, no socket, and no temporary folder of ours once the job and its keepers are gone."""
+    wait_until_gone(keepers)
+    assert not keepers_of(job.process.pid)
+    assert not sockets_of(job.process.pid)
+    assert [path.name for path in temp.iterdir() if path.name.startswith(("holdfast", "scratch"))] == []
+
+
+def writing_under_way(output: Path) -> bool:
+    """Whether somebody writes a checkpoint at this moment."""
+    return any((output / ".holdfast" / "work").glob("**/checkpoint-*/merged/*"))
+
+
+def stop_while_writing(job: Job, timeout_s: float = 60) -> int:
+    """SIGSTOP the keeper in the middle of a write; returns its pid."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        assert job.process.poll() is None, job.text
+        if not writing_under_way(job.output):
+            time.sleep(_POLL_S)
+            continue
+        for pid in keepers_of(job.process.pid):
+            os.kill(pid, signal.SIGSTOP)
+            _wait_until_stopped(pid)
+            if writing_under_way(job.output):
+                return pid
+            os.kill(pid, signal.SIGCONT)
+    raise AssertionError(f"no write was caught within {timeout_s} s\n{job.text}")
+
+
+def _wait_until_stopped(pid: int) -> None:
+    while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+        time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process does nothing while the block runs."""
+    os.kill(pid, signal.SIGSTOP)
+    _wait_until_stopped(pid)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def kill(*pids: int) -> None:
+    """SIGKILL, at once."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def last_mark(output: Path, num_ranks: int = 1) -> int:
+    """Steps done when the newest micro-batch of any rank began."""
+    steps = [0]
+    for rank in range(num_ranks):
+        with contextlib.suppress(OSError, IndexError):
+            lines = (output / f"marks-{rank}").read_text().split("\n")[:-1]
+            steps.append(int([line for line in lines if line.startswith("train")][-1].split()[1]))
+    return max(steps)
+
+
+def expect_saves_beside_training(job: Job) -> None:
+    """Training goes on while the keeper, held up, cannot have written anything."""
+    [keeper] = keepers_of(job.process.pid)
+    with stopped(keeper):
+        saved = len(job.events("saved"))
+        job.wait_for_mark(f"train {last_mark(job.output) + 3}")
+        assert len(job.events("saved")) == saved

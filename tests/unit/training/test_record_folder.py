@@ -1,0 +1,63 @@
+"""The launcher's temporary folder, and those of dead launchers."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from holdfast.training.record_folder import record_folder
+
+_HOLDING = """
+from holdfast.training.record_folder import record_folder
+with record_folder() as folder:
+    print(folder, flush=True)
+    input()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_dead_launchers_folder_is_removed_and_a_living_ones_is_not(place: Path) -> None:
+    """The next launcher tidies up after one that was killed, and only after that."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(place)},
+    ) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().decode().strip())
+        with record_folder() as ours:
+            assert theirs.is_dir()
+            assert ours.is_dir()
+        assert not ours.exists()
+        other.kill()
+        other.wait()
+    assert theirs.is_dir()
+    with record_folder():
+        assert not theirs.exists()
+    assert not list(place.iterdir())
+
+
+def test_folders_that_are_not_ours_stay(place: Path) -> None:
+    """What others may have put there is not opened: a link could lead anywhere."""
+    aim = place / "aim"
+    aim.mkdir()
+    (aim / "lock").write_text("precious")
+    (place / "holdfast-link").symlink_to(aim)
+    anybodys = place / "holdfast-anybodys"
+    anybodys.mkdir()
+    anybodys.chmod(0o777)
+    (anybodys / "lock").symlink_to(aim / "lock")
+    (place / "holdfast-old").mkdir()
+    with record_folder():
+        pass
+    assert (aim / "lock").read_text() == "precious"
+    assert {path.name for path in place.iterdir()} == {"aim", "holdfast-link", "holdfast-anybodys", "holdfast-old"}
