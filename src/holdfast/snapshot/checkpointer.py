@@ -5,6 +5,7 @@ has `state_dict` and `load_state_dict` are saved by what these give; other value
 """
 
 import logging
+import os
 import platform
 import re
 import uuid
@@ -25,7 +26,7 @@ from holdfast.checkpoint.retention import KeepNewest, parse_policies
 from holdfast.errors import ConflictError, HoldfastError, SaveError
 from holdfast.foundation import clock, console
 from holdfast.foundation.environment import Place
-from holdfast.foundation.events import Event, EventLog, SaveFailed
+from holdfast.foundation.events import Event, EventLog, Saved, SaveFailed
 from holdfast.snapshot import block
 from holdfast.snapshot.arena import NoRoomError
 from holdfast.snapshot.image import Image
@@ -114,7 +115,14 @@ class Checkpointer:
         self._modules: dict[str, ModuleState] = {}
         self._optimizer_states: dict[str, OptimizerState] = {}
         self._outcomes: dict[int, Outcome] = {}
+        self._handed: set[int] = set()
         self._told: set[str] = set()
+        self._pid = os.getpid()
+        self._libraries = {
+            "holdfast": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+        }
         self._snapshotter: Snapshotter | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._host: KeeperHost | None = None
@@ -166,11 +174,25 @@ class Checkpointer:
         snapshotter = self._snapshotter
         if snapshotter is not None and not snapshotter.keeper.is_alive:
             _log.warning("the keeper died; a new one is started, and saves are synchronous until it is there")
+            self._note_lost(snapshotter.keeper)
             snapshotter.close()
             snapshotter.keeper.close()
             self._snapshotter = None
         if self._snapshotter is None and self._host is not None and not self._host.ensure():
             self._reach_keeper(wait_s=0.0)
+
+    def _note_lost(self, keeper: Keeper) -> None:
+        """Saves that a dead keeper had not finished."""
+        for step in sorted(self._handed):
+            known = keeper.outcome(step)
+            if known is None:
+                known = Outcome(step=step, error="the keeper died while it was being written")
+                event = SaveFailed(
+                    step=step, trigger=Trigger.ON_DEMAND, reason=known.error, consequence="an older checkpoint stands"
+                )
+                self._report(event)
+            self._outcomes[step] = known
+        self._handed.clear()
 
     def _tell_once(self, text: str) -> None:
         if text not in self._told:
@@ -250,9 +272,10 @@ class Checkpointer:
                 if not snapshotter.keeper.is_alive:
                     return False
                 clock.sleep(0.001)
-        except (NoRoomError, UncomposableError) as error:
+        except (NoRoomError, UncomposableError, RecursionError) as error:
             self._tell_once(f"saves are synchronous: {error}")
             return False
+        self._handed = {one for one in self._handed if snapshotter.keeper.outcome(one) is None} | {step}
         return True
 
     def _image(self, key: str, value: Any) -> Image:
@@ -294,20 +317,17 @@ class Checkpointer:
             "gradient_accumulation": 1,
             "samples_seen": step,
             "strategy": "single",
-            "libraries": {
-                "holdfast": __version__,
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-            },
+            "libraries": self._libraries,
         }
 
     def _save_now(self, state: Mapping[str, Any], step: int, trigger: Trigger) -> None:
         working = WorkingCheckpoint(self._output, attempt_id=self._attempt_id, step=step)
+        began_s = clock.monotonic_s()
         try:
             root = working.rank_root(0) / working.name
             for key, value in state.items():
                 torch.save(self._state_of(key, value), root / f"{key}.pt")
-            working.commit(
+            manifest = working.commit(
                 [working.seal(0)],
                 lambda entries: Manifest(
                     **self._manifest_fields(step), trigger=trigger, created=clock.utc_now(), files=entries
@@ -321,6 +341,15 @@ class Checkpointer:
         finally:
             working.discard()
         self._outcomes[step] = Outcome(step=step, error="", path=str(working.target))
+        event = Saved(
+            step=step,
+            trigger=trigger,
+            path=str(working.target),
+            num_files=len(manifest.files),
+            size_bytes=manifest.size_bytes,
+            duration_s=round(clock.monotonic_s() - began_s, 3),
+        )
+        self._report(event)
         self._output.prune(self._output.superseded(parse_policies(self._keep) or [KeepNewest(1 << 30)]))
 
     # ---- waiting ----------------------------------------------------------------------------------------------
@@ -374,6 +403,8 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait until everything is durable, and leave the folder to others."""
+        if os.getpid() != self._pid:  # a forked child, whose parent goes on with all of it
+            return
         if self._snapshotter is not None:
             self._snapshotter.wait_staged()
             self._snapshotter.keeper.close_folder()
