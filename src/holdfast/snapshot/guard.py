@@ -29,8 +29,9 @@ class Guard:
         self._optimizers = list(optimizers)
         self._before_step = before_step
         self._numbers = {id(optimizer): number for number, optimizer in enumerate(self._optimizers)}
-        self._tensors: list[tuple[torch.Tensor, int]] = []
-        self._counts: tuple[int, ...] = ()
+        self._tensors: list[torch.Tensor] = []
+        self._addresses: list[int] = []
+        self._counts: list[int] = []
         self.epoch = 0
         """Another one, also than any other guard's, whenever the answers of `owner_of` may have changed."""
         self._owners: dict[int, tuple[int, torch.Tensor]] = {}
@@ -41,14 +42,13 @@ class Guard:
 
     def refresh(self) -> None:
         """Look again which tensors the optimizers own; call it at a boundary, before `owner_of`."""
-        counts = tuple(
-            len(value) for optimizer in self._optimizers for value in (*optimizer.state.values(), optimizer.state)
-        )
-        if counts == self._counts and all(tensor.data_ptr() == address for tensor, address in self._tensors):
+        counts = [len(value) for one in self._optimizers for value in (one.state, *one.state.values())]
+        if counts == self._counts and [tensor.data_ptr() for tensor in self._tensors] == self._addresses:
             return
         self._counts = counts
         self.epoch = next(_epochs)
         self._tensors.clear()
+        self._addresses.clear()
         self._owners.clear()
         for number, optimizer in enumerate(self._optimizers):
             for group in optimizer.param_groups:
@@ -63,7 +63,8 @@ class Guard:
     def _add(self, tensor: torch.Tensor, number: int) -> None:
         if tensor.layout is not torch.strided:
             return
-        self._tensors.append((tensor, tensor.data_ptr()))
+        self._tensors.append(tensor)
+        self._addresses.append(tensor.data_ptr())
         self._owners.setdefault(tensor.untyped_storage().data_ptr(), (number, tensor))
 
     def owner_of(self, base: int) -> tuple[int, torch.Tensor] | None:

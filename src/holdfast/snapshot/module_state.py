@@ -1,10 +1,38 @@
 """State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes."""
 
+import operator
 from collections import OrderedDict
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from typing import Any, cast
 
 import torch
+
+
+class _Places:
+    """Where tensors are and how they lie there: what can change of a tensor that stays the same object.
+
+    Lists are compared as a whole: one look at each tensor at every save is what the time at a boundary goes to.
+
+    Args:
+        values: tensors, and whatever else, which is not looked at.
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        self._are = self._now()
+
+    def _now(self) -> tuple[list[Any], ...]:
+        tensors = self._tensors
+        return (
+            [tensor.data_ptr() for tensor in tensors],
+            [tensor.shape for tensor in tensors],
+            [tensor.stride() for tensor in tensors],
+            [tensor.dtype for tensor in tensors],
+        )
+
+    def hold(self) -> bool:
+        """Whether nothing has changed."""
+        return self._now() == self._are
 
 
 class ModuleState:
@@ -21,8 +49,11 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self._last: Any = None
-        self._tables: list[tuple[Sized, int]] = []
-        self._known: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._tables: list[Sized] = []
+        self._counts: list[int] = []
+        self._entries: list[tuple[dict[str, Any], str]] = []
+        self._values: list[Any] = []
+        self._places = _Places([])
 
     def state_dict(self) -> "OrderedDict[str, Any]":
         """What `module.state_dict()` returns."""
@@ -32,11 +63,10 @@ class ModuleState:
         return self._last
 
     def _remember(self) -> None:
-        self._tables.clear()
-        self._known.clear()
+        self._tables, self._entries = [], []
         for module in self.module.modules():
             if _has_own_ways(module):
-                self._tables.append(((), -1))  # never holds
+                self._counts = [-1]  # never holds
                 return
             tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
             # What the module is given later, hooks or a state_dict of its own, makes one of these longer.
@@ -46,14 +76,17 @@ class ModuleState:
                 module._state_dict_hooks,  # pyright: ignore
                 module._state_dict_pre_hooks,  # pyright: ignore
             ]
-            self._tables += [(table, len(table)) for table in (*tables, *others)]
-            self._known += [(table, name, value, _place(value)) for table in tables for name, value in table.items()]
+            self._tables += [*tables, *others]
+            self._entries += [(table, name) for table in tables for name in table]
+        self._counts = [len(table) for table in self._tables]
+        self._values = [table[name] for table, name in self._entries]
+        self._places = _Places(self._values)
 
     def _holds(self) -> bool:
-        return all(len(table) == count for table, count in self._tables) and all(
-            table.get(name) is known and (place is None or _place(known) == place)
-            for table, name, known, place in self._known
-        )
+        if [len(table) for table in self._tables] != self._counts:
+            return False
+        values = [table.get(name) for table, name in self._entries]
+        return all(map(operator.is_, values, self._values)) and self._places.hold()
 
 
 class OptimizerState:
@@ -66,7 +99,10 @@ class OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._last: dict[Any, Any] | None = None
-        self._items: list[tuple[Any, list[tuple[Any, Any, Any]]]] = []
+        self._keys: list[Any] = []
+        self._names: list[list[Any]] = []
+        self._values: list[Any] = []
+        self._places = _Places([])
 
     def state_dict(self) -> dict[str, Any]:
         """What `optimizer.state_dict()` returns; its `state` is the last one's object while that holds."""
@@ -82,38 +118,25 @@ class OptimizerState:
 
     def _remember(self, state: dict[Any, Any]) -> None:
         self._last = None
-        self._items = []
-        for key, values in state.items():
-            if type(values) is not dict:
-                return
-            items = [(name, one, _place(one)) for name, one in cast("dict[Any, Any]", values).items()]
-            if not all(type(one) in _PLAIN for _, one, _ in items):
-                return
-            self._items.append((key, items))
-        # Copies of the containers: an optimizer adds to its own.
-        self._last = {key: dict(values) for key, values in state.items()}
+        if not all(type(values) is dict for values in state.values()):
+            return
+        self._keys, self._names = list(state), [list(values) for values in state.values()]
+        self._values = [value for values in state.values() for value in values.values()]
+        if all(type(value) in _PLAIN for value in self._values):
+            self._places = _Places(self._values)
+            # Copies of the containers: an optimizer adds to its own.
+            self._last = {key: dict(values) for key, values in state.items()}
 
     def _holds(self, state: dict[Any, Any]) -> bool:
-        if len(state) != len(self._items):
+        if list(state) != self._keys or not all(type(values) is dict for values in state.values()):
             return False
-        for (key, values), (known_key, known) in zip(state.items(), self._items, strict=True):
-            if key != known_key or len(values) != len(known):
-                return False
-            for name, one, place in known:
-                now = values.get(name)
-                if now is not one or (place is not None and _place(now) != place):
-                    return False
-        return True
+        if [list(values) for values in state.values()] != self._names:
+            return False
+        values = [value for values in state.values() for value in values.values()]
+        return all(map(operator.is_, values, self._values)) and self._places.hold()
 
 
 _PLAIN = {torch.Tensor, int, float, bool, str, type(None)}
-
-
-def _place(value: Any) -> tuple[Any, ...] | None:
-    """What can change of a tensor that stays the same object."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
 def _has_own_ways(module: torch.nn.Module) -> bool:

@@ -20,8 +20,8 @@ from holdfast.snapshot.image import Image, Piece
 
 _CHUNK_BYTES = 32 << 20
 """What one thread copies at a time: 4 ms."""
-_AT_ONCE_BYTES = 64 << 10
-"""Smaller tensors are copied at the boundary, which takes less time than to keep books about them."""
+_SMALL_BYTES = 64 << 10
+"""Smaller tensors are copied many at a time, because keeping books about each takes longer than its copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,8 @@ class _Copy(NamedTuple):
     num_bytes: int
     address: int
     owner: int | None
+    batch: tuple[tuple[int, int, int], ...] = ()
+    """Small ones that are done together: (place, address, bytes)."""
 
 
 class _Plan:
@@ -63,22 +65,28 @@ class _Plan:
         self.copies: list[_Copy] = []
         self.guarded: dict[int, list[torch.Tensor]] = {}
         self.is_on_host = all(piece.device == "cpu" for piece in pieces)
+        small: dict[int, list[tuple[int, int, int]]] = {}
         for piece in pieces:
-            self._add(piece, guard)
+            self._add(piece, guard, small)
+        # At the front, because the watermark counts what is done from there without a gap.
+        self.copies[:0] = [_Copy(0, 0, 0, owner, tuple(batch)) for owner, batch in small.items()]
 
-    def _add(self, piece: Piece, guard: Guard | None) -> None:
+    def _add(self, piece: Piece, guard: Guard | None, small: dict[int, list[tuple[int, int, int]]]) -> None:
         owner = guard.owner_of(piece.base) if guard is not None else None
         if piece.device != "cpu":  # copied by the device's own engine
             if owner is not None:
                 self.guarded.setdefault(owner[0], []).append(owner[1])
             return
-        if piece.num_bytes < _AT_ONCE_BYTES or (owner is None and guard is not None):
+        if owner is None and (guard is not None or piece.num_bytes < _SMALL_BYTES):
             self.at_once.append((piece.offset, piece.address, piece.num_bytes))
             return
         number = None
         if owner is not None:
             number = owner[0]
             self.guarded.setdefault(number, []).append(owner[1])
+            if piece.num_bytes < _SMALL_BYTES:
+                small.setdefault(number, []).append((piece.offset, piece.address, piece.num_bytes))
+                return
         for start in range(0, piece.num_bytes, _CHUNK_BYTES):
             length = min(_CHUNK_BYTES, piece.num_bytes - start)
             self.copies.append(_Copy(piece.offset + start, length, piece.address + start, number))
@@ -278,7 +286,9 @@ class Stager:
 
     def _copy(self, work: Work, index: int) -> None:
         placed, copy = work.copies[index]
-        ctypes.memmove(placed.block.address + placed.offset + copy.place, copy.address, copy.num_bytes)
+        begin = placed.block.address + placed.offset
+        for place, address, num_bytes in copy.batch or ((copy.place, copy.address, copy.num_bytes),):
+            ctypes.memmove(begin + place, address, num_bytes)
         with self._changed:
             work.is_done[index] = 1
             work.pending[copy.owner] -= 1
@@ -292,8 +302,9 @@ class Stager:
             marked += 1
             if placed.block.number in work.unmarked:
                 continue
-            if marked < len(copies) and copies[marked][0] is placed:
-                self._set_mark(placed.block, placed.offset + copies[marked][1].place)
+            is_last = marked == len(copies) or copies[marked][0] is not placed
+            end = placed.image.size_bytes if is_last else copies[marked][1].place
+            self._set_mark(placed.block, placed.offset + end)
         return marked
 
     def close(self) -> None:

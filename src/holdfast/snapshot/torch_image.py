@@ -70,6 +70,7 @@ class _Storages:
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}
         self.entries: list[_Entry] = []
+        self._are_borrowed = False
 
     def number(self, storage: Any) -> int:
         number = self.numbers.get(storage._cdata)
@@ -78,20 +79,33 @@ class _Storages:
     def add(self, entry: _Entry) -> int:
         if entry.device not in {"cpu", "cuda"}:
             raise UncomposableError(f"a storage is on {entry.device}")
+        self._make_own()
         number = self.numbers[entry.data] = len(self.entries)
         self.entries.append(entry)
         return number
 
-    def add_all(self, entries: "list[_Entry]") -> bool:
-        """Add entries that were numbered together before; False when one would get another number now."""
-        if not self.entries:
-            self.entries = list(entries)
-            self.numbers = {entry.data: number for number, entry in enumerate(entries)}
-            return True
-        return False
+    def borrow(self, before: "_Storages") -> bool:
+        """Begin with all that `before` has, which stays as it is; False when there are others already."""
+        if self.entries:
+            return False
+        self.numbers, self.entries = before.numbers, before.entries
+        self._are_borrowed = True
+        return True
+
+    def copy(self) -> "_Storages":
+        """What is here now, whatever is added later."""
+        copy = _Storages()
+        copy.numbers, copy.entries = dict(self.numbers), list(self.entries)
+        return copy
+
+    def _make_own(self) -> None:
+        if self._are_borrowed:
+            self.numbers, self.entries = dict(self.numbers), list(self.entries)
+            self._are_borrowed = False
 
     def take_back(self, count: int) -> None:
         """Forget all but the first `count`."""
+        self._make_own()
         for entry in self.entries[count:]:
             del self.numbers[entry.data]
         del self.entries[count:]
@@ -181,7 +195,7 @@ class _Chunk:
         buffer = io.BytesIO()
         _Pickler(buffer, storages).dump(value)
         self.value = value
-        self.entries = list(storages.entries)
+        self.storages = storages.copy()
         self.body = buffer.getvalue()[len(_PICKLE_BEGIN) : -len(_PICKLE_END)]
         outline: list[Any] | None = []
         if not _outline(value, outline):
@@ -288,7 +302,7 @@ class TorchImages:
         chunk = self._chunks.get(key)
         if chunk is not None:
             count = len(storages.entries)
-            if self._trusts and chunk.value is value and isinstance(value, dict) and storages.add_all(chunk.entries):
+            if self._trusts and chunk.value is value and isinstance(value, dict) and storages.borrow(chunk.storages):
                 return chunk.body
             if chunk.is_still(value, storages):
                 chunk.value = value
@@ -328,7 +342,7 @@ class TorchImages:
 
 
 def _are_same(before: Sequence[_Entry], now: Sequence[_Entry]) -> bool:
-    return len(before) == len(now) and all(map(operator.is_, before, now))
+    return before is now or (len(before) == len(now) and all(map(operator.is_, before, now)))
 
 
 class _Data:
