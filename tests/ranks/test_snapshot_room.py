@@ -82,6 +82,7 @@ def _memory_group(limit_bytes: int) -> Iterator[Path]:
         group.rmdir()
 
 
+@pytest.mark.long
 def test_a_memory_limit_makes_saves_synchronous(tmp_path: Path) -> None:
     """Room for the training and not for a snapshot of it: saves wait, the figures are said, nobody is killed."""
     output = tmp_path / "run"
