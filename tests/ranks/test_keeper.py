@@ -190,6 +190,7 @@ def test_under_plain_torchrun_the_first_rank_starts_the_keeper(tmp_path: Path) -
 # ---- options ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_no_slots_means_no_keeper(tmp_path: Path) -> None:
     """With --snapshot-slots 0 the ranks save by themselves, each step that is asked for."""
     output = tmp_path / "run"

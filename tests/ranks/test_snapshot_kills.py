@@ -20,6 +20,7 @@ from tests.support.keepers import (
     keepers_of,
     kill,
     last_mark,
+    memory_of,
     stop_while_writing,
 )
 
@@ -29,6 +30,8 @@ _NUM_TRAINER_KILLS = max(2, _NUM_KILLS // 8)
 _STEPS = 40 + 10 * _NUM_TRAINER_KILLS
 _PLAIN = Path(__file__).parent.parent / "programs" / "plain.py"
 _TWO = ("--nproc-per-node", "2")
+_NUM_CONTROL_BLOCKS = 2
+"""What ranks lend before they take a snapshot: their marks."""
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400 + 60 * _NUM_TRAINER_KILLS)]
 
@@ -204,9 +207,10 @@ def test_killed_keeper_is_replaced(reference: Path, when: str, tmp_path: Path) -
         job.wait_for("another keeper", lambda: set(keepers_of(job.process.pid)) - {first})
         job.wait_for("a save by the rank itself", lambda: "the keeper died; this save is synchronous" in job.text)
         job.wait_for("a later save", lambda: [e for e in job.events("saved") if e["step"] > step + 1])
-        if when == "writing":
-            expect_saves_beside_training(job)
         second = keepers_of(job.process.pid)
+        if when == "writing":
+            job.wait_for("a snapshot at the new keeper", lambda: len(memory_of(second[0])) > _NUM_CONTROL_BLOCKS)
+            expect_saves_beside_training(job)
         assert job.wait(120) == 0, job.text
     assert_same_run(output, reference)
     assert_all_valid(output)

@@ -82,11 +82,12 @@ def _memory_group(limit_bytes: int) -> Iterator[Path]:
         group.rmdir()
 
 
+@pytest.mark.long
 def test_a_memory_limit_makes_saves_synchronous(tmp_path: Path) -> None:
     """Room for the training and not for a snapshot of it: saves wait, the figures are said, nobody is killed."""
     output = tmp_path / "run"
-    # Weights, gradients and moments of 640 MB fit; a snapshot of 480 MB beside them does not.
-    with _memory_group(1600 << 20) as group:
+    # Weights, gradients twice and moments, 750 MB, fit beside the programs; a snapshot of 450 MB does not, too.
+    with _memory_group(1500 << 20) as group:
         program = tiny(output, "--hidden", "2048", "--grad-accum", "1", "--max-steps", "4")
         options = ("--save-steps", "2", "--save-total-limit", "1")
         job = _wrapped(f"echo $$ > {group}/cgroup.procs", output, *options, program=program)
@@ -98,7 +99,9 @@ def test_a_memory_limit_makes_saves_synchronous(tmp_path: Path) -> None:
     assert "saves are synchronous, training waits for them: a snapshot needs" in job.text
     assert f"are available ({group}/memory.limit_in_bytes)" in job.text
     assert [event["step"] for event in read_events(output, "saved")] == [2, 4]
+    assert job.text.count("saves are synchronous") == 1
     assert not read_events(output, "save_failed")
+    assert not read_events(output, "restarted")
     _assert_valid(output)
 
 

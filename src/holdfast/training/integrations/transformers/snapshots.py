@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.commit import RankPart
 from holdfast.checkpoint.manifest import Trigger
@@ -119,9 +121,10 @@ class Snapshots:
         event = SaveFailed(step=step, trigger=Trigger.PERIODIC, reason=reason, consequence=consequence)
         self._session.report(event)
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _tell_once(self, text: str, about: str | None = None) -> None:
+        """Warn of something once; `about` names it where the text has figures that change."""
+        if (about or text) not in self._told:
+            self._told.add(about or text)
             self._session.log.warning("%s", text)
 
     # ---- before the loop --------------------------------------------------------------------------------------
@@ -139,9 +142,10 @@ class Snapshots:
         on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
         sizes = [size + _FILE_SLACK_BYTES for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
         try:
-            # On a CPU the gradients and the optimizer's moments are still to come.
+            # On a CPU the gradients, DDP's copy of them and the optimizer's moments are still to come.
+            gradients = 2 if dist.is_available() and dist.is_initialized() else 1
             device = next((one.device.index for one in parameters if one.device.type == "cuda"), None)
-            snapshotter.arena.prepare(sizes, still_to_come=(1 + moments) * on_host, device=device)
+            snapshotter.arena.prepare(sizes, still_to_come=(gradients + moments) * on_host, device=device)
         except NoRoomError as error:
             self._tell_once(f"no memory is set aside for snapshots, saves may have to be synchronous: {error}")
 
@@ -239,7 +243,7 @@ class Snapshots:
                 step, images, trigger=trigger, is_wanted=is_wanted, facts=facts, more_slots=more_slots
             )
         except NoRoomError as error:
-            self._tell_once(f"saves are synchronous, training waits for them: {error}")
+            self._tell_once(f"saves are synchronous, training waits for them: {error}", about="room")
             return Handover.IMPOSSIBLE
         except Exception as error:  # the synchronous save reports it, on all ranks together
             self._session.log.debug("the snapshot of step %s failed: %s", step, error, exc_info=True)
