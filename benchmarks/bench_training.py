@@ -25,7 +25,6 @@ from tests.support.jobs import Job, environment, no_orphans, read_events
 PROGRAM = Path(__file__).parent / "trainer_program.py"
 HOLDFAST, PLAIN = "holdfast", "trainer"
 GOAL_SHARE = 0.97
-WARM_STEPS = 5
 
 
 def command(product: str, num_ranks: int) -> list[str]:
@@ -41,7 +40,7 @@ def run_job(
     """The moment at which each step ended."""
     output, times = folder / "output", folder / "times"
     program = [str(PROGRAM), "--out", str(output), "--mb", str(options.mb), "--tokens", str(options.tokens)]
-    program += ["--max-steps", str(WARM_STEPS + options.steps), "--save-steps", str(save_steps)]
+    program += ["--max-steps", str(warm_steps(options) + options.steps), "--save-steps", str(save_steps)]
     program += ["--times", str(times), *more]
     log = folder / "log.txt"
     job = Job([*command(product, num_ranks), *program], output, log=log, env=environment(PYTHONUNBUFFERED="1"))
@@ -56,9 +55,15 @@ def run_job(
     return [float(line.split()[1]) for line in times.read_text().splitlines()]
 
 
-def rate(moments: list[float]) -> float:
-    """Steps per second after the warm ones; as many saves as steps are in it."""
-    return (len(moments) - WARM_STEPS) / (moments[-1] - moments[WARM_STEPS - 1])
+def warm_steps(options: argparse.Namespace) -> int:
+    """The first save, which looks at everything for the first time, is before the measured steps."""
+    return 2 * options.save_steps
+
+
+def rate(moments: list[float], options: argparse.Namespace) -> float:
+    """Steps per second after the warm ones; whole intervals between saves."""
+    first = warm_steps(options)
+    return (len(moments) - first) / (moments[-1] - moments[first - 1])
 
 
 def compare(num_ranks: int, options: argparse.Namespace, root: Path) -> None:
@@ -68,7 +73,7 @@ def compare(num_ranks: int, options: argparse.Namespace, root: Path) -> None:
         first = turn % len(variants)
         for product, saves in variants[first:] + variants[:first]:
             folder = Path(tempfile.mkdtemp(dir=root))
-            rates[product, saves].append(rate(run_job(product, num_ranks, saves, folder, options)))
+            rates[product, saves].append(rate(run_job(product, num_ranks, saves, folder, options), options))
             shutil.rmtree(folder)
             os.sync()  # nobody pays for the pages that another one left dirty
     spare = (os.cpu_count() or 1) - num_ranks
@@ -122,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=int, default=120, help="of model and optimizer")
     parser.add_argument("--tokens", type=int, default=192, help="in a step; they make its length")
-    parser.add_argument("--steps", type=int, default=60, help="measured, after five")
+    parser.add_argument("--steps", type=int, default=60, help="measured, a multiple of --save-steps")
     parser.add_argument("--save-steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, os.cpu_count() or 1])
