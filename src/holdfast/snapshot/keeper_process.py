@@ -268,7 +268,7 @@ class _Keeper:
         elif kind == "staged":
             start.ledger.staged(rank.rank, message["step"])
         elif kind == "give_up":
-            start.ledger.give_up(message["step"])
+            self._give_up(start, rank, message["step"])
         else:
             self._want(start, rank, message)
 
@@ -278,7 +278,7 @@ class _Keeper:
         if missing:
             raise ValueError(f"block {min(missing)} was never lent")
         start.begun_s.setdefault(message["step"], clock.monotonic_s())
-        start.ledger.begin(
+        snapshot = start.ledger.begin(
             rank.rank,
             message["step"],
             staged,
@@ -286,6 +286,16 @@ class _Keeper:
             is_wanted=message["wanted"],
             facts=message["facts"],
         )
+        if not snapshot.is_intact:
+            error = "another rank could not stage its part"
+            self._tell_outcome([rank], {"step": snapshot.step, "error": error})
+
+    def _give_up(self, start: _Start, rank: _Rank, step: int) -> None:
+        snapshot = start.ledger.find(step)
+        start.ledger.give_up(step)
+        if snapshot is not None and snapshot.is_wanted and snapshot.progress != Progress.WRITING:
+            error = f"rank {rank.rank} could not stage its part"
+            self._tell_outcome(list(start.ranks.values()), {"step": step, "error": error})
 
     def _want(self, start: _Start, rank: _Rank, message: Message) -> None:
         step = message["step"]

@@ -102,6 +102,8 @@ class Ledger:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self._snapshots: dict[int, Snapshot] = {}
+        self._given_up: dict[int, set[int]] = {}
+        """Steps of which a part will not come, and the ranks that had begun with them."""
         self._replaced: list[Snapshot] = []
         """Being written while the same step was begun anew."""
         self._told_free: set[tuple[int, int]] = set()
@@ -128,6 +130,7 @@ class Ledger:
     def forget(self) -> None:
         """Nothing of what is in the book is needed any more."""
         self._snapshots.clear()
+        self._given_up.clear()
 
     def begin(
         self,
@@ -139,10 +142,16 @@ class Ledger:
         is_wanted: bool,
         facts: Mapping[str, Any] | None = None,
     ) -> Snapshot:
-        """Rank `rank` begins to fill its memory with its part of `step`."""
+        """Rank `rank` begins to fill its memory with its part of `step`.
+
+        Returns:
+            The snapshot; one that is not in the book, and not intact, when another rank has given the step up.
+        """
         part = Part(files=files)
         self._overwrite(rank, part.blocks)
         self._in_use -= {(rank, block) for block in part.blocks}
+        if self._comes_too_late(rank, step):
+            return Snapshot(step=step, num_ranks=self.num_ranks, is_intact=False)
         snapshot = self._snapshots.get(step)
         if snapshot is not None and rank in snapshot.parts:  # the step is begun anew, by the other ranks next
             if snapshot.progress == Progress.WRITING:
@@ -158,6 +167,17 @@ class Ledger:
         snapshot.is_wanted = snapshot.is_wanted or is_wanted
         snapshot.facts = facts or snapshot.facts
         return snapshot
+
+    def _comes_too_late(self, rank: int, step: int) -> bool:
+        """Whether this is the rank's part of a snapshot that another one has given up already."""
+        begun = self._given_up.get(step)
+        if begun is None:
+            return False
+        is_late = rank not in begun  # otherwise the step is begun anew
+        begun.add(rank)
+        if not is_late or len(begun) == self.num_ranks:
+            del self._given_up[step]
+        return is_late
 
     def use(self, rank: int, blocks: set[int]) -> None:
         """Rank `rank` is about to overwrite these blocks, and will say with what."""
@@ -180,9 +200,11 @@ class Ledger:
             snapshot.parts[rank].is_staged = True
 
     def give_up(self, step: int) -> None:
-        """A part of the snapshot will not come."""
+        """A part of the snapshot will not come; ranks that have not begun with theirs may still be about to."""
         snapshot = self._snapshots.get(step)
         if snapshot is not None:
+            if not snapshot.has_begun:
+                self._given_up[step] = set(snapshot.parts)
             snapshot.is_intact = False
             if snapshot.progress != Progress.WRITING:
                 del self._snapshots[step]

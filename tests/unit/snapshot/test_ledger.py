@@ -157,6 +157,20 @@ def test_what_is_given_up_is_not_written() -> None:
     ledger.staged(0, 9)
 
 
+def test_a_part_that_comes_after_its_step_was_given_up_is_free_at_once() -> None:
+    """The slower rank's memory does not wait for a part that never comes; the step may be begun anew."""
+    ledger = Ledger(2)
+    begin(ledger, 1, 1, rank=1)
+    ledger.give_up(1)
+    late = begin(ledger, 1, 1, rank=0)
+    assert not late.is_intact
+    assert ledger.find(1) is None
+    assert ledger.is_free(0, 1)
+    for rank in (0, 1):
+        staged(ledger, 1, 1, rank=rank)
+    assert ledger.newest_complete is ledger.find(1)
+
+
 def test_ranks_that_are_gone_leave_only_what_is_complete() -> None:
     """The unfinished one does not stand in the way of the one before."""
     ledger = Ledger(1)
