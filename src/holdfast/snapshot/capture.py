@@ -52,19 +52,20 @@ class Capture:
     def __init__(self) -> None:
         self._torch_images: dict[str, TorchImages] = {}
         self._places: list[tuple[dict[str, Any], str, _Function]] = []
-        self._num_modules = 0
+        self._seen: set[int] = set()
         self._told: set[str] = set()
+
+    def prepare(self) -> None:
+        """Look at all modules that are there now; it takes longer than a save, and belongs before the first step."""
+        self._find(_originals())
 
     @contextlib.contextmanager
     def below(self, root: Path) -> Generator[Captured]:
         """Capture what goes below `root`, an absolute path; other threads' calls for other places pass."""
         captured = Captured(root)
-        replacements = {id(torch.save): self._saving_with_torch(captured, torch.save)}
-        originals: list[_Function] = [torch.save]
-        safetensors: Any = sys.modules.get("safetensors.torch")
-        if safetensors is not None:
-            original = safetensors.save_file
-            originals.append(original)
+        originals = _originals()
+        replacements = {id(originals[0]): self._saving_with_torch(captured, originals[0])}
+        for original in originals[1:]:
             replacements[id(original)] = self._saving_safetensors(captured, original)
         for namespace, name, function in self._find(originals):
             namespace[name] = replacements[id(function)]
@@ -75,17 +76,16 @@ class Capture:
                 namespace[name] = function
 
     def _find(self, originals: list[_Function]) -> list[tuple[dict[str, Any], str, _Function]]:
-        """Every module's name for one of the functions; looked for again when modules were imported since."""
-        if len(sys.modules) != self._num_modules:
-            wanted = {id(function): function for function in originals}
-            modules = [module for module in list(sys.modules.values()) if isinstance(module, type(os))]
-            self._places = [
-                (vars(module), name, wanted[id(value)])
-                for module in modules
-                for name, value in list(vars(module).items())
-                if id(value) in wanted
-            ]
-            self._num_modules = len(sys.modules)
+        """Every module's name for one of the functions; a module is looked at once, when it is there as a whole."""
+        wanted = {id(function): function for function in originals}
+        for module in list(sys.modules.values()):
+            if id(module) not in self._seen and isinstance(module, type(os)) and not _is_being_imported(module):
+                self._seen.add(id(module))
+                self._places += [
+                    (vars(module), name, wanted[id(value)])
+                    for name, value in list(vars(module).items())
+                    if id(value) in wanted
+                ]
         return self._places
 
     def _saving_with_torch(self, captured: Captured, original: _Function) -> _Function:
@@ -136,6 +136,16 @@ class Capture:
                     format_bytes(status.st_size),
                 )
         return list(images.values())
+
+
+def _originals() -> list[_Function]:
+    """`torch.save`, and safetensors' function where that library is loaded."""
+    safetensors: Any = sys.modules.get("safetensors.torch")
+    return [torch.save] if safetensors is None else [torch.save, safetensors.save_file]
+
+
+def _is_being_imported(module: Any) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 __all__ = ["Capture", "Captured"]

@@ -154,6 +154,7 @@ class Snapshots:
         optimizer = self._trainer.optimizer
         self._optimizers = [getattr(optimizer, "optimizer", optimizer)]
         if self._snapshotter is not None:
+            self._capture.prepare()
             self._snapshotter.watch(self._optimizers)
             if self._session.place.restart > 0 and self._session.place.is_first:
                 self._snapshotter.keeper.restored()
