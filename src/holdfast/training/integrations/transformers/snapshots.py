@@ -8,7 +8,9 @@ import contextlib
 import enum
 import logging
 import shutil
+import statistics
 import tempfile
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +93,7 @@ class Snapshots:
         """The step that was handed over, and is not known to be durable."""
         self.taken_step: int | None = None
         """The newest step of which there is a snapshot in memory."""
-        self.cost_s: float | None = None
-        """Seconds that a snapshot costs the training, at the boundary and before the optimizer, on any rank."""
+        self._costs_s: deque[float] = deque(maxlen=3)
         self.save_s: float | None = None
         """Seconds from handing over to being durable, of the last save."""
         self._handed_s = 0.0
@@ -284,8 +285,16 @@ class Snapshots:
         values = [int(mine), cost_us] + [0] * (NUM_VALUES - 2)
         state, cost_us, *_ = self._peers.start_maximum(values).wait()
         if cost_us:
-            self.cost_s = cost_us / 1e6
+            self._costs_s.append(cost_us / 1e6)
         return Handover(state)
+
+    @property
+    def cost_s(self) -> float | None:
+        """Seconds that a snapshot costs the training, at the boundary and before the optimizer, on the slowest rank.
+
+        The median of the last three; None before the second, because the first one is cold and says little.
+        """
+        return statistics.median(self._costs_s) if len(self._costs_s) > 1 else None
 
     # ---- what became of it ------------------------------------------------------------------------------------
 
