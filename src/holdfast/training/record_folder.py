@@ -16,13 +16,16 @@ from holdfast.foundation.files import FolderLock
 
 _PREFIX = "holdfast-"
 _LOCK = "lock"
+_IN_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 256 << 20
 
 
 @contextlib.contextmanager
 def record_folder() -> Generator[Path]:
     """A new folder for this launcher; those of dead ones are removed first."""
-    _remove_left(Path(tempfile.gettempdir()))
-    folder, lock = _make()
+    place = _place()
+    _remove_left(place)
+    folder, lock = _make(place)
     try:
         yield folder
     finally:
@@ -31,9 +34,22 @@ def record_folder() -> Generator[Path]:
             lock.release()
 
 
-def _make() -> tuple[Path, FolderLock | None]:
+def _place() -> Path:
+    """In memory, where the user has not said otherwise and there is room.
+
+    Ranks also put the small files of each save there, and creating one on a disk waits while a keeper syncs to it.
+    """
+    with contextlib.suppress(OSError):
+        status = os.statvfs(_IN_MEMORY)
+        has_room = status.f_bavail * status.f_frsize >= _ROOM_BYTES
+        if "TMPDIR" not in os.environ and has_room and os.access(_IN_MEMORY, os.W_OK):
+            return _IN_MEMORY
+    return Path(tempfile.gettempdir())
+
+
+def _make(place: Path) -> tuple[Path, FolderLock | None]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
         try:
             return folder, FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
         except BlockingIOError:
