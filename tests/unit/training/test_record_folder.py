@@ -20,6 +20,7 @@ with record_folder() as folder:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -61,3 +62,18 @@ def test_folders_that_are_not_ours_stay(place: Path) -> None:
         pass
     assert (aim / "lock").read_text() == "precious"
     assert {path.name for path in place.iterdir()} == {"aim", "holdfast-link", "holdfast-anybodys", "holdfast-old"}
+
+
+def test_in_memory_where_there_is_room(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    """Unless the user has named a place, or memory has no room for it."""
+    memory = place / "memory"
+    memory.mkdir()
+    monkeypatch.setattr("holdfast.training.record_folder._IN_MEMORY", memory)
+    with record_folder() as folder:
+        assert folder.parent == place
+    monkeypatch.delenv("TMPDIR")
+    with record_folder() as folder:
+        assert folder.parent == memory
+    monkeypatch.setattr("holdfast.training.record_folder._ROOM_BYTES", 1 << 60)
+    with record_folder() as folder:
+        assert folder.parent == place
