@@ -5,7 +5,6 @@ gone, no rank is connected, and nothing is left to write. It ignores the signals
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import logging
@@ -31,16 +30,13 @@ from holdfast.foundation.events import Event, EventLog, Saved, SaveFailed, SaveS
 from holdfast.foundation.files import FolderLock
 from holdfast.snapshot.block import Block
 from holdfast.snapshot.committing import Facts, commit_snapshot, link_files, merge
-from holdfast.snapshot.keeper import CONTROL_NUMBER, NUM_MARKS
-from holdfast.snapshot.ledger import Ledger, Progress, Snapshot, StagedFile
+from holdfast.snapshot.ledger import Progress, Snapshot, StagedFile
 from holdfast.snapshot.messages import Channel, Message, check_same_user, listen
+from holdfast.snapshot.starts import OTHERS_S, Rank, Start
 from holdfast.snapshot.writing import GivenUpError, Source
 
 _LOOK_EVERY_S = 0.2
-_ENDLESS = 1 << 62
 _TELL_EVERY_S = 60.0
-_OTHERS_S = 15.0
-"""How long after a failure other nodes may take to notice it too."""
 _ABOUT_SNAPSHOTS = {"block", "drop", "use", "begin", "staged", "give_up", "want"}
 
 
@@ -61,62 +57,6 @@ class KeeperPlan:
     scratch: str | None = None
 
 
-class _Rank:
-    """One connected rank, or one that has gone and left its memory."""
-
-    def __init__(self, rank: int, channel: Channel) -> None:
-        self.rank = rank
-        self.channel = channel
-        self.blocks: dict[int, Block] = {}
-        self.is_connected = True
-        self.has_said_bye = False
-        self.scratch: str | None = None
-
-    @property
-    def lent(self) -> set[int]:
-        return set(self.blocks) - {CONTROL_NUMBER}
-
-    def mark(self, number: int) -> int:
-        control = self.blocks.get(CONTROL_NUMBER)
-        if control is None:
-            return 0
-        return ctypes.c_uint64.from_address(control.address + 8 * (number % NUM_MARKS)).value
-
-    def close(self) -> None:
-        for block in self.blocks.values():
-            block.close()
-        self.blocks.clear()
-
-
-class _Start:
-    """One start of the ranks: their memory and the book of their snapshots."""
-
-    def __init__(self, restart: int, num_ranks: int) -> None:
-        self.restart = restart
-        self.ledger = Ledger(num_ranks)
-        self.ranks: dict[int, _Rank] = {}
-        self.has_failed = False
-        self.begun_s: dict[int, float] = {}
-        self.outcomes: dict[int, dict[str, Any]] = {}
-        self.failed_s: float | None = None
-        self.is_rescuing = False
-        self.is_rescued = False
-        self.rescued_step: int | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return not any(rank.is_connected for rank in self.ranks.values())
-
-    @property
-    def facts(self) -> Facts | None:
-        """What the newest snapshot says of where it belongs."""
-        return next((Facts(**one.facts) for one in self.ledger.snapshots if one.facts), None)
-
-    def is_hopeless(self) -> bool:
-        """Whether waiting for other nodes makes no sense any more."""
-        return self.failed_s is not None and clock.monotonic_s() > self.failed_s + _OTHERS_S
-
-
 class _Keeper:
     def __init__(self, plan: KeeperPlan) -> None:
         self._plan = plan
@@ -124,8 +64,8 @@ class _Keeper:
         self._events = EventLog(None)
         self._server = listen(plan.name)
         self._changed = threading.Condition()
-        self._start: _Start | None = None
-        self._past: _Start | None = None
+        self._start: Start | None = None
+        self._past: Start | None = None
         self._is_writing = False
         self._owner_is_gone = False
         self._owner_is_dead = False
@@ -209,14 +149,14 @@ class _Keeper:
         self._disconnected(start, rank)
         channel.close()
 
-    def _admit(self, channel: Channel, hello: Message) -> tuple[_Start, _Rank]:
+    def _admit(self, channel: Channel, hello: Message) -> tuple[Start, Rank]:
         with self._changed:
             start = self._start
             if start is None or hello["restart"] > start.restart or start.is_over:
                 self._forget_past()
-                self._past, self._start = start, _Start(hello["restart"], hello["num_ranks"])
+                self._past, self._start = start, Start(hello["restart"], hello["num_ranks"])
                 start = self._start
-            rank = start.ranks[hello["rank"]] = _Rank(hello["rank"], channel)
+            rank = start.ranks[hello["rank"]] = Rank(hello["rank"], channel)
             return start, rank
 
     def _forget_past(self) -> None:
@@ -227,7 +167,7 @@ class _Keeper:
                 rank.close()
             self._past = None
 
-    def _hear(self, start: _Start, rank: _Rank, message: Message, descriptors: list[int]) -> None:
+    def _hear(self, start: Start, rank: Rank, message: Message, descriptors: list[int]) -> None:
         kind = message["type"]
         with self._changed:
             if kind in _ABOUT_SNAPSHOTS:
@@ -238,6 +178,7 @@ class _Keeper:
                 self._changed.wait_for(lambda: self._is_idle(start))
                 self._close_folder()
                 start.ledger.forget()
+                self._settle(start)  # first what is free: the next training would hear of it in the middle of its own
                 rank.channel.send({"type": "answer"})
             elif kind == "recall":
                 rank.channel.send(self._recall())
@@ -251,7 +192,7 @@ class _Keeper:
                 rank.has_said_bye = True
             self._settle(start)
 
-    def _hear_of_snapshot(self, start: _Start, rank: _Rank, message: Message, descriptors: list[int]) -> None:
+    def _hear_of_snapshot(self, start: Start, rank: Rank, message: Message, descriptors: list[int]) -> None:
         kind = message["type"]
         if kind == "block":
             [descriptor] = descriptors
@@ -272,7 +213,7 @@ class _Keeper:
         else:
             self._want(start, rank, message)
 
-    def _begin(self, start: _Start, rank: _Rank, message: Message) -> None:
+    def _begin(self, start: Start, rank: Rank, message: Message) -> None:
         staged = tuple(StagedFile.of(file) for file in message["files"])
         missing = {file.block for file in staged} - set(rank.blocks)
         if missing:
@@ -290,14 +231,14 @@ class _Keeper:
             error = "another rank could not stage its part"
             self._tell_outcome([rank], {"step": snapshot.step, "error": error})
 
-    def _give_up(self, start: _Start, rank: _Rank, step: int) -> None:
+    def _give_up(self, start: Start, rank: Rank, step: int) -> None:
         snapshot = start.ledger.find(step)
         start.ledger.give_up(step)
         if snapshot is not None and snapshot.is_wanted and snapshot.progress != Progress.WRITING:
             error = f"rank {rank.rank} could not stage its part"
             self._tell_outcome(list(start.ranks.values()), {"step": step, "error": error})
 
-    def _want(self, start: _Start, rank: _Rank, message: Message) -> None:
+    def _want(self, start: Start, rank: Rank, message: Message) -> None:
         step = message["step"]
         start.begun_s[step] = clock.monotonic_s()
         snapshot = start.ledger.find(step)
@@ -306,7 +247,7 @@ class _Keeper:
         elif snapshot is not None and snapshot.progress == Progress.DURABLE:
             self._tell_outcome([rank], start.outcomes.get(step, {"step": step, "error": ""}))
 
-    def _disconnected(self, start: _Start, rank: _Rank) -> None:
+    def _disconnected(self, start: Start, rank: Rank) -> None:
         if rank.scratch is not None:
             shutil.rmtree(rank.scratch, ignore_errors=True)
         with self._changed:
@@ -320,7 +261,7 @@ class _Keeper:
                 self._rescue(start)
             self._settle(start)
 
-    def _rescue(self, start: _Start) -> Snapshot | None:
+    def _rescue(self, start: Start) -> Snapshot | None:
         """Make the newest complete snapshot durable; with several nodes, the newest that all of them have."""
         facts = start.facts
         if facts is not None and facts.num_nodes > 1:
@@ -333,12 +274,12 @@ class _Keeper:
             start.ledger.want(newest.step, Trigger.FAILURE)
         return newest
 
-    def _rescue_with_others(self, start: _Start, facts: Facts) -> None:
+    def _rescue_with_others(self, start: Start, facts: Facts) -> None:
         step: int | None = None
         try:
             with self._changed:
                 # Ranks that are still there may be about to end a copy; their peers are gone, and so are they soon.
-                self._changed.wait_for(lambda: start.is_over, _OTHERS_S / 3 if start.has_failed else 0)
+                self._changed.wait_for(lambda: start.is_over, OTHERS_S / 3 if start.has_failed else 0)
                 steps = [one.step for one in start.ledger.snapshots if one.is_complete]
                 start.failed_s = start.failed_s or clock.monotonic_s()
             facts.nodes.offer(steps)
@@ -354,7 +295,7 @@ class _Keeper:
                 start.is_rescuing, start.is_rescued = False, True
                 self._settle(start)
 
-    def _settle(self, start: _Start) -> None:
+    def _settle(self, start: Start) -> None:
         """After every change: say what is superseded and what may be overwritten, wake whoever waits."""
         for snapshot in start.ledger.take_superseded():
             newest = start.ledger.newest_complete
@@ -372,20 +313,20 @@ class _Keeper:
                 self._tell(rank, {"type": "free", "blocks": free})
         self._changed.notify_all()
 
-    def _tell(self, rank: _Rank, message: Message) -> None:
+    def _tell(self, rank: Rank, message: Message) -> None:
         if rank.is_connected:
             try:
                 rank.channel.send(message)
             except OSError:
                 return  # its own thread notices
 
-    def _tell_outcome(self, ranks: list[_Rank], outcome: dict[str, Any]) -> None:
+    def _tell_outcome(self, ranks: list[Rank], outcome: dict[str, Any]) -> None:
         for rank in ranks:
             self._tell(rank, {"type": "outcome", "outcome": outcome})
 
     # ---- the folder ---------------------------------------------------------------------------------------------
 
-    def _is_idle(self, start: _Start) -> bool:
+    def _is_idle(self, start: Start) -> bool:
         return not self._is_writing and start.ledger.next_to_write() is None
 
     def _open_folder(self, message: Message) -> str:
@@ -420,7 +361,7 @@ class _Keeper:
                 start, snapshot = found
                 snapshot.progress = Progress.WRITING
                 self._is_writing = True
-                sources = self._sources(start, snapshot)
+                sources = start.sources(snapshot)
             outcome = self._commit(start, snapshot, sources)
             with self._changed:
                 self._is_writing = False
@@ -431,47 +372,19 @@ class _Keeper:
                     self._rescue_another(start, outcome)
                 self._settle(start)
 
-    def _rescue_another(self, start: _Start, outcome: dict[str, Any]) -> None:
+    def _rescue_another(self, start: Start, outcome: dict[str, Any]) -> None:
         newest = start.ledger.newest_complete
         if newest is not None and newest.step > outcome["step"] and newest.progress == Progress.WAITING:
             self._rescue(start)
 
-    def _next(self) -> tuple[_Start, Snapshot] | None:
+    def _next(self) -> tuple[Start, Snapshot] | None:
         for start in (self._past, self._start):
             snapshot = start.ledger.next_to_write() if start is not None else None
             if start is not None and snapshot is not None and snapshot.facts:
                 return start, snapshot
         return None
 
-    def _sources(self, start: _Start, snapshot: Snapshot) -> dict[int, list[Source]]:
-        return {
-            rank: [self._source(start, snapshot, rank, file, part.files) for file in part.files]
-            for rank, part in snapshot.parts.items()
-        }
-
-    def _source(
-        self, start: _Start, snapshot: Snapshot, number: int, file: StagedFile, others: tuple[StagedFile, ...]
-    ) -> Source:
-        rank, part = start.ranks[number], snapshot.parts[number]
-
-        def available() -> int:
-            if part.is_staged and snapshot.is_intact:
-                return _ENDLESS
-            if not snapshot.is_intact or not rank.is_connected or snapshot.parts.get(number) is not part:
-                raise GivenUpError(f"rank {number} has not staged its part of step {snapshot.step}")
-            return rank.mark(file.block)
-
-        return Source(
-            path=file.path,
-            block=rank.blocks[file.block],
-            offset=file.offset,
-            size_bytes=file.size_bytes,
-            directory=file.directory,
-            has_block_alone=file.offset == 0 and sum(other.block == file.block for other in others) == 1,
-            available=available,
-        )
-
-    def _commit(self, start: _Start, snapshot: Snapshot, sources: dict[int, list[Source]]) -> dict[str, Any]:
+    def _commit(self, start: Start, snapshot: Snapshot, sources: dict[int, list[Source]]) -> dict[str, Any]:
         """Make a checkpoint of it; the message with the outcome."""
         began_s = clock.monotonic_s()
         try:
@@ -500,7 +413,7 @@ class _Keeper:
         }
 
     def _report_saved(
-        self, start: _Start, snapshot: Snapshot, manifest: Manifest, path: str, duration_s: float
+        self, start: Start, snapshot: Snapshot, manifest: Manifest, path: str, duration_s: float
     ) -> None:
         event = Saved(
             step=snapshot.step,
@@ -514,7 +427,7 @@ class _Keeper:
 
     # ---- the end of a start, and the next one ---------------------------------------------------------------------
 
-    def _leave_with_newest(self, start: _Start, why: str) -> None:
+    def _leave_with_newest(self, start: Start, why: str) -> None:
         """Make the newest complete snapshot durable, then tell every rank to leave with it."""
         newest = self._rescue(start)
         if start.is_rescuing:
@@ -538,7 +451,7 @@ class _Keeper:
         if newest is None or not newest.facts:
             return nothing
         try:
-            sources = merge(self._sources(past, newest))
+            sources = merge(past.sources(newest))
             self._links = self._links or Path(tempfile.mkdtemp(prefix="holdfast-recalled-", dir=self._plan.scratch))
             folder = self._links / f"checkpoint-{newest.step}"
             manifest = link_files(newest, sources, folder, pid=os.getpid(), known=self._manifest_of(newest))

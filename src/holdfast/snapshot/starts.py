@@ -1,0 +1,117 @@
+"""The ranks that a keeper serves, and what each of their starts has left in memory."""
+
+import ctypes
+from typing import Any
+
+from holdfast.foundation import clock
+from holdfast.snapshot.block import Block
+from holdfast.snapshot.committing import Facts
+from holdfast.snapshot.keeper import CONTROL_NUMBER, NUM_MARKS
+from holdfast.snapshot.ledger import Ledger, Snapshot, StagedFile
+from holdfast.snapshot.messages import Channel
+from holdfast.snapshot.writing import GivenUpError, Source
+
+_ENDLESS = 1 << 62
+OTHERS_S = 15.0
+"""How long after a failure other nodes may take to notice it too."""
+
+
+class Rank:
+    """One connected rank, or one that has gone and left its memory.
+
+    Args:
+        rank: of the job.
+        channel: to it.
+    """
+
+    def __init__(self, rank: int, channel: Channel) -> None:
+        self.rank = rank
+        self.channel = channel
+        self.blocks: dict[int, Block] = {}
+        self.is_connected = True
+        self.has_said_bye = False
+        self.scratch: str | None = None
+        """A folder of its own, to be removed when it is gone."""
+
+    @property
+    def lent(self) -> set[int]:
+        """The numbers of its blocks."""
+        return set(self.blocks) - {CONTROL_NUMBER}
+
+    def mark(self, number: int) -> int:
+        """How many bytes of a block are there."""
+        control = self.blocks.get(CONTROL_NUMBER)
+        if control is None:
+            return 0
+        return ctypes.c_uint64.from_address(control.address + 8 * (number % NUM_MARKS)).value
+
+    def close(self) -> None:
+        """Give its memory back."""
+        for block in self.blocks.values():
+            block.close()
+        self.blocks.clear()
+
+
+class Start:
+    """One start of the ranks: their memory and the book of their snapshots.
+
+    Args:
+        restart: how often the ranks had been started anew.
+        num_ranks: of this node.
+    """
+
+    def __init__(self, restart: int, num_ranks: int) -> None:
+        self.restart = restart
+        self.ledger = Ledger(num_ranks)
+        self.ranks: dict[int, Rank] = {}
+        self.has_failed = False
+        self.begun_s: dict[int, float] = {}
+        self.outcomes: dict[int, dict[str, Any]] = {}
+        self.failed_s: float | None = None
+        self.is_rescuing = False
+        self.is_rescued = False
+        self.rescued_step: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its ranks are gone."""
+        return not any(rank.is_connected for rank in self.ranks.values())
+
+    @property
+    def facts(self) -> Facts | None:
+        """What the newest snapshot says of where it belongs."""
+        return next((Facts(**one.facts) for one in self.ledger.snapshots if one.facts), None)
+
+    def is_hopeless(self) -> bool:
+        """Whether waiting for other nodes makes no sense any more."""
+        return self.failed_s is not None and clock.monotonic_s() > self.failed_s + OTHERS_S
+
+    def sources(self, snapshot: Snapshot) -> dict[int, list[Source]]:
+        """The files of a snapshot, by rank."""
+        return {
+            rank: [self._source(snapshot, rank, file, part.files) for file in part.files]
+            for rank, part in snapshot.parts.items()
+        }
+
+    def _source(self, snapshot: Snapshot, number: int, file: StagedFile, others: tuple[StagedFile, ...]) -> Source:
+        rank, part = self.ranks[number], snapshot.parts[number]
+
+        def available() -> int:
+            if part.is_staged and snapshot.is_intact:
+                return _ENDLESS
+            if not snapshot.is_intact or not rank.is_connected or snapshot.parts.get(number) is not part:
+                raise GivenUpError(f"rank {number} has not staged its part of step {snapshot.step}")
+            return rank.mark(file.block)
+
+        return Source(
+            path=file.path,
+            block=rank.blocks[file.block],
+            offset=file.offset,
+            size_bytes=file.size_bytes,
+            directory=file.directory,
+            has_block_alone=file.offset == 0 and sum(other.block == file.block for other in others) == 1,
+            available=available,
+        )
+
+
+__all__ = ["OTHERS_S", "Rank", "Start"]
