@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints, step_of
 from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
@@ -89,16 +90,14 @@ class OutputFolder:
         deadline = clock.monotonic_s() + wait_s
         told = False
         while True:
-            held = self.keeper_lock
+            held = path
             try:
-                if files.read_lock_owner(held).get("pid") != keeper_pid:
-                    keepers = FolderLock.acquire(held, owner)
-                    if keepers is not None:
-                        keepers.release()
-                held = path
                 self._lock = FolderLock.acquire(path, owner)
+                held = self.keeper_lock
+                self._wait_not_for(keeper_pid, owner)
             except BlockingIOError as error:
-                holder = files.read_lock_owner(held) or files.read_lock_owner(path)
+                self.release()
+                holder = files.read_lock_owner(held)
                 who = f"pid {holder.get('pid', '?')} on {holder.get('host', '?')} since {holder.get('since', '?')}"
                 if clock.monotonic_s() >= deadline:
                     raise ConflictError(
@@ -111,6 +110,17 @@ class OutputFolder:
                 clock.sleep(0.2)
             else:
                 return self._lock is not None
+
+    def _wait_not_for(self, keeper_pid: int, owner: dict[str, Any]) -> None:
+        """See that no keeper writes for a run that has died.
+
+        Raises:
+            BlockingIOError: one does, and it is not `keeper_pid`.
+        """
+        if files.read_lock_owner(self.keeper_lock).get("pid") != keeper_pid:
+            lock = FolderLock.acquire(self.keeper_lock, owner)
+            if lock is not None:
+                lock.release()
 
     def release(self, attempt_id: str | None = None) -> None:
         """Let the next run in; the attempt's own working folder is deleted while the lock is still held."""

@@ -37,6 +37,8 @@ from holdfast.snapshot.writing import GivenUpError, Source
 
 _LOOK_EVERY_S = 0.2
 _TELL_EVERY_S = 60.0
+_COPYING_S = 2.0
+"""How long a copy into memory may still take when time is short."""
 _ABOUT_SNAPSHOTS = {"block", "drop", "use", "begin", "staged", "give_up", "want"}
 
 
@@ -185,7 +187,8 @@ class _Keeper:
             elif kind == "restored":
                 self._forget_past()
             elif kind == "rescue":
-                self._leave_with_newest(start, message["why"])
+                # On a thread of its own: what it waits for may be this rank's next message.
+                threading.Thread(target=self._leave_with_newest, args=[start, message["why"]], daemon=True).start()
             elif kind == "entrust":
                 rank.scratch = message["folder"]
             elif kind == "bye":
@@ -236,7 +239,15 @@ class _Keeper:
         start.ledger.give_up(step)
         if snapshot is not None and snapshot.is_wanted and snapshot.progress != Progress.WRITING:
             error = f"rank {rank.rank} could not stage its part"
+            self._excuse(snapshot, error)
             self._tell_outcome(list(start.ranks.values()), {"step": step, "error": error})
+
+    def _excuse(self, snapshot: Snapshot, error: str) -> None:
+        """Other nodes must not wait for this one's part."""
+        facts = Facts(**snapshot.facts) if snapshot.facts else None
+        if facts is not None and facts.num_nodes > 1:
+            with contextlib.suppress(OSError):
+                facts.nodes.publish(facts.save, RankPart(rank=facts.node, error=error))
 
     def _want(self, start: Start, rank: Rank, message: Message) -> None:
         step = message["step"]
@@ -302,10 +313,7 @@ class _Keeper:
             by = newest.step if newest is not None else snapshot.step
             self._report_superseded(SaveSuperseded(step=snapshot.step, trigger=str(snapshot.trigger), by=by))
             error = f"superseded by step {by} before its writing began"
-            facts = Facts(**snapshot.facts)
-            if facts.num_nodes > 1:
-                with contextlib.suppress(OSError):
-                    facts.nodes.publish(facts.save, RankPart(rank=facts.node, error=error))
+            self._excuse(snapshot, error)
             self._tell_outcome(list(start.ranks.values()), {"step": snapshot.step, "error": error})
         for rank in start.ranks.values():
             free = start.ledger.newly_free(rank.rank, rank.lent)
@@ -429,16 +437,25 @@ class _Keeper:
 
     def _leave_with_newest(self, start: Start, why: str) -> None:
         """Make the newest complete snapshot durable, then tell every rank to leave with it."""
-        newest = self._rescue(start)
-        if start.is_rescuing:
-            self._changed.wait_for(lambda: start.is_rescued)
-            newest = start.ledger.find(start.rescued_step) if start.rescued_step is not None else None
-        if newest is not None:
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: newest.progress in {Progress.DURABLE, Progress.FAILED})
-        step = newest.step if newest is not None and newest.progress == Progress.DURABLE else None
-        for rank in start.ranks.values():
-            self._tell(rank, {"type": "leave", "step": step, "why": why})
+        with self._changed:
+            ledger = start.ledger
+            # One that is just being copied is the better one, and there in a moment.
+            self._changed.wait_for(lambda: all(one.is_complete for one in ledger.snapshots), _COPYING_S)
+            newest = self._rescue(start)
+            if start.is_rescuing:
+                self._changed.wait_for(lambda: start.is_rescued)
+                newest = ledger.find(start.rescued_step) if start.rescued_step is not None else None
+            if newest is not None:
+                self._settle(start)
+                self._changed.wait_for(
+                    lambda: (
+                        newest.progress in {Progress.DURABLE, Progress.FAILED}
+                        or ledger.find(newest.step) is not newest
+                    )
+                )
+            step = newest.step if newest is not None and newest.progress == Progress.DURABLE else None
+            for rank in start.ranks.values():
+                self._tell(rank, {"type": "leave", "step": step, "why": why})
 
     def _recall(self) -> Message:
         """What the last start of the ranks has left, as a folder of links."""

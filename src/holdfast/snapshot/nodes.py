@@ -91,6 +91,9 @@ class Nodes:
             record = _read(self._folder / str(save) / "outcome.json")
             if record is not None:
                 return str(record["error"])
+            part = _read(self._folder / str(save) / "part-0.json")
+            if part is not None and part["error"]:
+                return str(part["error"])
             if is_over():
                 return "node 0 has not committed it"
             clock.sleep(_LOOK_EVERY_S)
