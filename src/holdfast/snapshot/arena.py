@@ -8,7 +8,7 @@ from holdfast.snapshot import host_memory
 from holdfast.snapshot.block import PAGE_BYTES, Block
 from holdfast.snapshot.device_copy import pin
 from holdfast.snapshot.host_memory import Room
-from holdfast.snapshot.keeper import CONTROL_NUMBER, Keeper
+from holdfast.snapshot.keeper import Keeper
 
 _SMALL_STATE_BYTES = 256 << 20
 """Up to here three slots are cheaper than the thought of whether to have them."""
@@ -36,7 +36,6 @@ class Arena:
         self._slots = slots
         self._look = look
         self._blocks: list[Block] = []
-        self._next_number = CONTROL_NUMBER + 1
         self._populating: threading.Thread | None = None
         self._is_pinning = False
 
@@ -94,10 +93,9 @@ class Arena:
 
     def _allocate(self, size_bytes: int) -> Block:
         try:
-            block = Block.allocate(self._next_number, size_bytes)
+            block = Block.allocate(self._keeper.new_number(), size_bytes)
         except OSError as error:
             raise NoRoomError(f"the system has no {format_bytes(size_bytes)} of shared memory: {error}") from error
-        self._next_number += 1
         self._blocks.append(block)
         self._keeper.lend(block)
         self._keeper.release([block])

@@ -1,6 +1,7 @@
 """The keeper as a rank sees it: a connection that lends it memory, says what lies there, hears what became of it."""
 
 import ctypes
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +86,7 @@ class Keeper:
         self._free: set[int] = set()
         self._outcomes: dict[int, Outcome] = {}
         self._answers: list[Message] = []
+        self._numbers = itertools.count(CONTROL_NUMBER + 1)
         self._control = Block.allocate(CONTROL_NUMBER, PAGE_BYTES)
         self._marks = (ctypes.c_uint64 * NUM_MARKS).from_address(self._control.address)
         self._send({"type": "hello", "rank": rank, "num_ranks": num_ranks, "restart": restart})
@@ -147,6 +149,10 @@ class Keeper:
                 self._on_leave(message)
 
     # ---- memory -----------------------------------------------------------------------------------------------
+
+    def new_number(self) -> int:
+        """For a block; no other one that this connection has lent, or will lend, has it."""
+        return next(self._numbers)
 
     def lend(self, block: Block) -> None:
         """Let the keeper map a block."""

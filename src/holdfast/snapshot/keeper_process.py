@@ -175,7 +175,7 @@ class _Keeper:
             if kind in _ABOUT_SNAPSHOTS:
                 self._hear_of_snapshot(start, rank, message, descriptors)
             elif kind == "folder":
-                rank.channel.send({"type": "answer", "error": self._open_folder(message)})
+                rank.channel.send({"type": "answer", "error": self._open_folder(start, message)})
             elif kind == "close_folder":
                 self._changed.wait_for(lambda: self._is_idle(start))
                 self._close_folder()
@@ -337,11 +337,12 @@ class _Keeper:
     def _is_idle(self, start: Start) -> bool:
         return not self._is_writing and start.ledger.next_to_write() is None
 
-    def _open_folder(self, message: Message) -> str:
+    def _open_folder(self, start: Start, message: Message) -> str:
         folder = Path(message["folder"])
         if self._folder == folder:
             return ""
         self._close_folder()
+        start.ledger.forget()  # what is left of a training that ended by an error belongs elsewhere
         output = OutputFolder(folder)
         owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
         try:

@@ -6,7 +6,6 @@ The Trainer's loop stays the Trainer's. For the time of the call a few methods o
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import os
 import signal
@@ -87,6 +86,7 @@ class TrainerRun:
         self._cadence = Cadence(session.settings.snapshot_steps)
         self._is_save_postponed = False
         self._handed_step: int | None = None
+        self._callbacks_look = True
 
     # ---- the call -------------------------------------------------------------------------------------------
 
@@ -197,6 +197,7 @@ class TrainerRun:
         session.step = self._step
         if self._snapshots is not None:
             self._snapshots.begin_loop()
+        self._callbacks_look = self._do_callbacks_look()
         session.look_at_time = self._look_at_time
         session.termination.enter_training()
         self._loop_started_s = clock.monotonic_s()
@@ -515,9 +516,8 @@ class TrainerRun:
 
         return on_save
 
-    @functools.cached_property
-    def _callbacks_look(self) -> bool:
-        """Whether a callback wants to see the checkpoint as soon as it is saved; then training waits for it."""
+    def _do_callbacks_look(self) -> bool:
+        """Whether a callback of any rank wants to see the checkpoint as soon as it is saved; then training waits."""
         from transformers.trainer_callback import TrainerCallback
 
         lookers = [
@@ -527,7 +527,7 @@ class TrainerRun:
         ]
         if lookers:
             self._session.log.info("%s looks at every checkpoint: training waits until it is written", lookers[0])
-        return bool(lookers)
+        return any(self._peers.gather(bool(lookers)))
 
     def _tell_callbacks(self) -> None:
         """What callbacks add to a checkpoint belongs to the last one too; the Trainer does not get to tell them."""

@@ -157,7 +157,9 @@ class Snapshots:
         if self._snapshotter is not None:
             self._capture.prepare()
             self._snapshotter.watch(self._optimizers)
-            if self._session.place.restart > 0 and self._session.place.is_first:
+        if self._session.place.restart > 0:
+            self._peers.gather(None)  # ranks that load more slowly still read what the last start has left
+            if self._snapshotter is not None and self._session.place.local_rank == 0:
                 self._snapshotter.keeper.restored()
 
     # ---- taking one -------------------------------------------------------------------------------------------
