@@ -117,7 +117,8 @@ class OutputFolder:
         Raises:
             BlockingIOError: one does, and it is not `keeper_pid`.
         """
-        if files.read_lock_owner(self.keeper_lock).get("pid") != keeper_pid:
+        holder = files.read_lock_owner(self.keeper_lock)
+        if (holder.get("pid"), holder.get("host")) != (keeper_pid, owner["host"]):
             lock = FolderLock.acquire(self.keeper_lock, owner)
             if lock is not None:
                 lock.release()

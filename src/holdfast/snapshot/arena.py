@@ -66,8 +66,10 @@ class Arena:
 
         def populate() -> None:
             for block in blocks:
-                if block.populate(self._has_room) and device is not None:
-                    pin(block, device)
+                if block.populate(self._has_room):
+                    self._keeper.populated(block)
+                    if device is not None:
+                        pin(block, device)
 
         self._is_pinning = device is not None
         self._populating = threading.Thread(target=populate, name="holdfast-arena", daemon=True)
@@ -101,10 +103,10 @@ class Arena:
         self._keeper.release([block])
         return block
 
-    def could_take(self, sizes: Sequence[int]) -> bool:
-        """Whether images of these sizes would find a place, as far as free memory goes."""
+    def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
+        """Whether images of these sizes would find a place, as far as free memory goes; see `take`."""
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
-        return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, 0)
+        return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, more_slots)
 
     def _allowed(self, sizes: Sequence[int], more_slots: int) -> int:
         slots = self.slots_for(sum(sizes)) + more_slots

@@ -67,12 +67,16 @@ class Capture:
         replacements = {id(originals[0]): self._saving_with_torch(captured, originals[0])}
         for original in originals[1:]:
             replacements[id(original)] = self._saving_safetensors(captured, original)
+        replaced: list[tuple[dict[str, Any], str, _Function]] = []
         for namespace, name, function in self._find(originals):
-            namespace[name] = replacements[id(function)]
+            replacement = replacements.get(id(function))
+            if replacement is not None and namespace.get(name) is function:  # nobody has wrapped it since
+                namespace[name] = replacement
+                replaced.append((namespace, name, function))
         try:
             yield captured
         finally:
-            for namespace, name, function in self._places:
+            for namespace, name, function in replaced:
                 namespace[name] = function
 
     def _find(self, originals: list[_Function]) -> list[tuple[dict[str, Any], str, _Function]]:

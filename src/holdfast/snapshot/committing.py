@@ -95,6 +95,9 @@ def _write(
 ) -> RankPart:
     working.merged.mkdir(parents=True, exist_ok=True)
     entries = write_files(merge(sources), working.merged)
+    for of_rank in sources.values():
+        for source in of_rank:
+            source.wait_until_staged()  # bytes may be there before it is known that they are one boundary's
     if not snapshot.is_intact:
         raise GivenUpError(f"the memory of step {snapshot.step} was used for another one")
     return RankPart(rank=node, files=tuple(entries))

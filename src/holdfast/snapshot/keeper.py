@@ -50,10 +50,12 @@ class Recalled:
     Args:
         folder: its files, as links into the keeper's memory.
         manifest: the manifest's text.
+        is_durable: whether it is a checkpoint too.
     """
 
     folder: str
     manifest: str
+    is_durable: bool
 
 
 class Keeper:
@@ -158,6 +160,10 @@ class Keeper:
         """Let the keeper map a block."""
         self._send({"type": "block", "number": block.number, "capacity": block.capacity_bytes}, [block.descriptor])
 
+    def populated(self, block: Block) -> None:
+        """All pages of the block are there: the keeper may map them."""
+        self._send({"type": "populated", "number": block.number})
+
     def take_back(self, block: Block) -> None:
         """The block is closed next."""
         self._send({"type": "drop", "number": block.number})
@@ -256,7 +262,7 @@ class Keeper:
         answer = self._ask({"type": "recall"})
         if answer is None or not answer["folder"]:
             return None
-        return Recalled(folder=answer["folder"], manifest=answer["manifest"])
+        return Recalled(folder=answer["folder"], manifest=answer["manifest"], is_durable=answer["is_durable"])
 
     def restored(self) -> None:
         """The recalled snapshot is no longer needed."""

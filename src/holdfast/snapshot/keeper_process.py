@@ -33,13 +33,13 @@ from holdfast.snapshot.committing import Facts, commit_snapshot, link_files, mer
 from holdfast.snapshot.ledger import Progress, Snapshot, StagedFile
 from holdfast.snapshot.messages import Channel, Message, check_same_user, listen
 from holdfast.snapshot.starts import OTHERS_S, Rank, Start
-from holdfast.snapshot.writing import GivenUpError, Source
+from holdfast.snapshot.writing import GivenUpError
 
-_LOOK_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.5
 _TELL_EVERY_S = 60.0
 _COPYING_S = 2.0
 """How long a copy into memory may still take when time is short."""
-_ABOUT_SNAPSHOTS = {"block", "drop", "use", "begin", "staged", "give_up", "want"}
+_ABOUT_SNAPSHOTS = {"block", "populated", "drop", "use", "begin", "staged", "give_up", "want"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,9 @@ class _Keeper:
             return
         try:
             descriptor = os.pidfd_open(self._plan.owner_pid)
-        except OSError:
+        except OSError:  # not every sandbox has it
+            while Path(f"/proc/{self._plan.owner_pid}").exists():
+                clock.sleep(_LOOK_EVERY_S)
             return
         select.select([descriptor], [], [])
 
@@ -153,21 +155,31 @@ class _Keeper:
 
     def _admit(self, channel: Channel, hello: Message) -> tuple[Start, Rank]:
         with self._changed:
-            start = self._start
-            if start is None or hello["restart"] > start.restart or start.is_over:
+            while (start := self._start) is None or hello["restart"] > start.restart or start.is_over:
                 self._forget_past()
-                self._past, self._start = start, Start(hello["restart"], hello["num_ranks"])
-                start = self._start
+                if self._start is start:  # otherwise another rank was faster
+                    self._past, self._start = start, Start(hello["restart"], hello["num_ranks"])
+                    start = self._start
+                    break
+            assert start is not None
+            before = start.ranks.get(hello["rank"])
+            if before is not None:  # it has lost its connection, and lends its memory anew
+                start.ledger.disown(before.rank)
             rank = start.ranks[hello["rank"]] = Rank(hello["rank"], channel)
             return start, rank
 
     def _forget_past(self) -> None:
-        """Give the memory of an earlier start back; while it is being written, wait for that."""
-        self._changed.wait_for(lambda: self._past is None or not self._is_writing)
-        if self._past is not None:
-            for rank in self._past.ranks.values():
-                rank.close()
-            self._past = None
+        """Give the memory of an earlier start back, when all that is wanted of it is written."""
+        while (past := self._past) is not None:
+            self._changed.wait_for(lambda past=past: self._past is not past or self._is_done(past))
+            if self._past is past:
+                for rank in past.ranks.values():
+                    rank.close()
+                self._past = None
+
+    def _is_done(self, start: Start) -> bool:
+        """Whether a start is over, and nothing of it is left to be written."""
+        return start.is_over and not start.is_rescuing and self._is_idle(start)
 
     def _hear(self, start: Start, rank: Rank, message: Message, descriptors: list[int]) -> None:
         kind = message["type"]
@@ -199,9 +211,10 @@ class _Keeper:
         kind = message["type"]
         if kind == "block":
             [descriptor] = descriptors
-            block = rank.blocks[message["number"]] = Block(message["number"], descriptor, message["capacity"])
+            rank.blocks[message["number"]] = Block(message["number"], descriptor, message["capacity"])
             start.ledger.lend(rank.rank, message["number"])
-            threading.Thread(target=block.populate, daemon=True).start()
+        elif kind == "populated":  # not before: the limits on memory are looked at by who takes it
+            threading.Thread(target=rank.blocks[message["number"]].populate, daemon=True).start()
         elif kind == "drop":
             # Unmapped when nothing refers to it: it may be in the middle of a write that is being given up.
             rank.blocks.pop(message["number"], None)
@@ -230,6 +243,9 @@ class _Keeper:
             is_wanted=message["wanted"],
             facts=message["facts"],
         )
+        if snapshot.facts and snapshot.facts.get("num_nodes", 1) > 1 and not start.is_watching:
+            start.is_watching = True
+            threading.Thread(target=self._watch_others, args=[start, Facts(**snapshot.facts)], daemon=True).start()
         if not snapshot.is_intact:
             error = "another rank could not stage its part"
             self._tell_outcome([rank], {"step": snapshot.step, "error": error})
@@ -284,6 +300,15 @@ class _Keeper:
         if newest is not None and newest.progress != Progress.DURABLE and newest.facts:
             start.ledger.want(newest.step, Trigger.FAILURE)
         return newest
+
+    def _watch_others(self, start: Start, facts: Facts) -> None:
+        """Notice that another node's ranks are gone, when this one's do not notice it themselves."""
+        while not start.is_over and not start.is_rescued:
+            if facts.nodes.is_called():
+                with self._changed:
+                    self._rescue(start)
+                return
+            clock.sleep(_LOOK_EVERY_S)
 
     def _rescue_with_others(self, start: Start, facts: Facts) -> None:
         step: int | None = None
@@ -370,11 +395,18 @@ class _Keeper:
                 start, snapshot = found
                 snapshot.progress = Progress.WRITING
                 self._is_writing = True
-                sources = start.sources(snapshot)
-            outcome = self._commit(start, snapshot, sources)
+            try:
+                outcome = self._commit(start, snapshot)
+            except Exception as error:  # noqa: BLE001  without this thread nothing would ever be written again
+                self._log.exception("writing step %s failed", snapshot.step)
+                outcome = {"step": snapshot.step, "error": f"{type(error).__name__}: {error}"}
             with self._changed:
                 self._is_writing = False
-                if start.ledger.written(snapshot, is_durable=not outcome["error"]):
+                is_current = start.ledger.written(snapshot, is_durable=not outcome["error"])
+                self._settle(
+                    start
+                )  # what is free is heard before the outcome: whoever waits for that goes on at once
+                if is_current:
                     start.outcomes = {snapshot.step: outcome}
                     self._tell_outcome(list(start.ranks.values()), outcome)
                 if start.has_failed:
@@ -393,13 +425,16 @@ class _Keeper:
                 return start, snapshot
         return None
 
-    def _commit(self, start: Start, snapshot: Snapshot, sources: dict[int, list[Source]]) -> dict[str, Any]:
+    def _commit(self, start: Start, snapshot: Snapshot) -> dict[str, Any]:
         """Make a checkpoint of it; the message with the outcome."""
         began_s = clock.monotonic_s()
         try:
             if self._folder is None:
                 raise GivenUpError("the keeper holds no folder")  # noqa: TRY301
-            manifest = commit_snapshot(snapshot, sources, self.report, start.is_hopeless)
+            with self._changed:
+                sources = start.sources(snapshot)
+            size_bytes = sum(source.size_bytes for of_rank in sources.values() for source in of_rank)
+            manifest = commit_snapshot(snapshot, sources, self.report, lambda: start.is_hopeless(size_bytes))
         except GivenUpError as error:
             return {"step": snapshot.step, "error": str(error)}
         except (HoldfastError, OSError, ValueError, TypeError) as error:
@@ -443,7 +478,7 @@ class _Keeper:
             # One that is just being copied is the better one, and there in a moment.
             self._changed.wait_for(lambda: all(one.is_complete for one in ledger.snapshots), _COPYING_S)
             newest = self._rescue(start)
-            if start.is_rescuing:
+            if start.is_rescuing or start.is_rescued:
                 self._changed.wait_for(lambda: start.is_rescued)
                 newest = ledger.find(start.rescued_step) if start.rescued_step is not None else None
             if newest is not None:
@@ -462,9 +497,12 @@ class _Keeper:
         """What the last start of the ranks has left, as a folder of links."""
         nothing: Message = {"type": "answer", "folder": "", "manifest": ""}
         past = self._past
-        if past is None or past.facts is None or past.facts.num_nodes > 1:
+        if past is None:
+            return nothing
+        # Also where nothing is recalled: whoever asks is going to clean the folder that is being written to.
+        self._changed.wait_for(lambda: self._is_done(past))
+        if past.facts is None or past.facts.num_nodes > 1:
             return nothing  # on several nodes, each has only its own ranks' files in memory
-        self._changed.wait_for(lambda: past.is_over and self._is_idle(past))
         newest = past.ledger.newest_complete
         if newest is None or not newest.facts:
             return nothing
@@ -477,7 +515,9 @@ class _Keeper:
         except (OSError, HoldfastError, ValueError) as error:
             self._log.warning("the snapshot of step %s in memory cannot be used: %s", newest.step, error)
             return nothing
-        return {"type": "answer", "folder": str(folder), "manifest": manifest.to_bytes().decode()}
+        is_durable = newest.progress == Progress.DURABLE
+        text = manifest.to_bytes().decode()
+        return {"type": "answer", "folder": str(folder), "manifest": text, "is_durable": is_durable}
 
     def _manifest_of(self, snapshot: Snapshot) -> Manifest | None:
         """The manifest of the checkpoint that it has become."""

@@ -209,6 +209,14 @@ class Ledger:
             if snapshot.progress != Progress.WRITING:
                 del self._snapshots[step]
 
+    def disown(self, rank: int) -> None:
+        """The memory of `rank` is not known here any more, nor what lies in it."""
+        for snapshot in self.snapshots:
+            if rank in snapshot.parts:
+                self.give_up(snapshot.step)
+        self._told_free = {told for told in self._told_free if told[0] != rank}
+        self._in_use = {used for used in self._in_use if used[0] != rank}
+
     def give_up_unfinished(self) -> None:
         """No rank stages any more: what is not complete never will be."""
         for snapshot in self.snapshots:

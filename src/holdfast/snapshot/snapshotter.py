@@ -105,7 +105,11 @@ class Snapshotter:
             self.keeper.give_up(step)  # and says when the blocks are free: it may be reading them
             self._on_torn(step)
 
-        self._stager.stage(Work(placed=placed, on_begin=begin, on_end=end), self._guard)
+        try:
+            self._stager.stage(Work(placed=placed, on_begin=begin, on_end=end), self._guard)
+        except BaseException:
+            self.keeper.release([place.block for place in placed])
+            raise
         return True
 
     def cancel(self, step: int) -> None:
@@ -130,8 +134,12 @@ class Snapshotter:
         blocks = self.arena.take(sizes, more_slots=more_slots)
         if blocks is None:
             return None
-        for block, size in zip(blocks, sizes, strict=True):
-            block.fit(size)
+        try:
+            for block, size in zip(blocks, sizes, strict=True):
+                block.fit(size)
+        except BaseException:
+            self.keeper.release(blocks)
+            raise
         shared: list[Block] = blocks[len(large) :]
         placed = [Placed(image=image, block=block, offset=0) for image, block in zip(large, blocks, strict=False)]
         return placed + [

@@ -4,7 +4,9 @@ A copy is one call that leaves the interpreter to other threads. The watermark o
 come without a gap, so that the keeper can follow.
 """
 
+import contextlib
 import ctypes
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from holdfast.snapshot.device_copy import DeviceCopier
 from holdfast.snapshot.guard import Guard
 from holdfast.snapshot.image import Image, Piece
 
+_log = logging.getLogger("holdfast")
 _CHUNK_BYTES = 32 << 20
 """What one thread copies at a time: 4 ms."""
 _SMALL_BYTES = 64 << 10
@@ -139,11 +142,6 @@ class Stager:
         self._thread = threading.Thread(target=self._run, name="holdfast-stager", daemon=True)
         self._thread.start()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is being copied."""
-        return self._work is None
-
     def stage(self, work: Work, guard: Guard | None) -> None:
         """Copy at once what may change at any time, and begin to copy the rest; only when idle.
 
@@ -248,7 +246,14 @@ class Stager:
                 work = self._work
             if work is None:
                 return
-            self._do(work)
+            try:
+                self._do(work)
+            except Exception:  # noqa: BLE001  whoever waits for this copy would wait for ever
+                _log.exception("a snapshot is lost: it could not be copied")
+                with contextlib.suppress(Exception):
+                    work.on_end(False)
+            finally:
+                self._end(work)
 
     def _do(self, work: Work) -> None:
         for placed in work.placed:
@@ -269,6 +274,8 @@ class Stager:
         self._verify(work, list(work.versions))
         work.is_torn |= not have_arrived
         work.on_end(not work.is_torn)
+
+    def _end(self, work: Work) -> None:
         with self._changed:
             work.is_ended = True
             self._work = None

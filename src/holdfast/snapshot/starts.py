@@ -9,9 +9,9 @@ from holdfast.snapshot.committing import Facts
 from holdfast.snapshot.keeper import CONTROL_NUMBER, NUM_MARKS
 from holdfast.snapshot.ledger import Ledger, Snapshot, StagedFile
 from holdfast.snapshot.messages import Channel
-from holdfast.snapshot.writing import GivenUpError, Source
+from holdfast.snapshot.writing import STAGED, GivenUpError, Source
 
-_ENDLESS = 1 << 62
+_SLOW_BYTES_PER_S = 100e6
 OTHERS_S = 15.0
 """How long after a failure other nodes may take to notice it too."""
 
@@ -68,6 +68,7 @@ class Start:
         self.begun_s: dict[int, float] = {}
         self.outcomes: dict[int, dict[str, Any]] = {}
         self.failed_s: float | None = None
+        self.is_watching = False
         self.is_rescuing = False
         self.is_rescued = False
         self.rescued_step: int | None = None
@@ -82,9 +83,10 @@ class Start:
         """What the newest snapshot says of where it belongs."""
         return next((Facts(**one.facts) for one in self.ledger.snapshots if one.facts), None)
 
-    def is_hopeless(self) -> bool:
-        """Whether waiting for other nodes makes no sense any more."""
-        return self.failed_s is not None and clock.monotonic_s() > self.failed_s + OTHERS_S
+    def is_hopeless(self, num_bytes: int = 0) -> bool:
+        """Whether waiting for other nodes, which have about `num_bytes` to write, makes no sense any more."""
+        patience_s = OTHERS_S + num_bytes / _SLOW_BYTES_PER_S
+        return self.failed_s is not None and clock.monotonic_s() > self.failed_s + patience_s
 
     def sources(self, snapshot: Snapshot) -> dict[int, list[Source]]:
         """The files of a snapshot, by rank."""
@@ -98,7 +100,7 @@ class Start:
 
         def available() -> int:
             if part.is_staged and snapshot.is_intact:
-                return _ENDLESS
+                return STAGED
             if not snapshot.is_intact or not rank.is_connected or snapshot.parts.get(number) is not part:
                 raise GivenUpError(f"rank {number} has not staged its part of step {snapshot.step}")
             return rank.mark(file.block)

@@ -24,6 +24,8 @@ from holdfast.snapshot.block import PAGE_BYTES, Block
 
 SMALL_BYTES = 1 << 20
 """Files below it are written in one call, several at a time; only larger ones are worth alignment."""
+STAGED = 1 << 62
+"""What `Source.available` says when all is there."""
 _WRITE_BYTES = 4 << 20
 _POLL_S = 0.0005
 _NUM_SMALL_WRITERS = 8
@@ -65,6 +67,15 @@ class Source:
             GivenUpError: they will not come.
         """
         while self.available() < self.offset + end:
+            clock.sleep(_POLL_S)
+
+    def wait_until_staged(self) -> None:
+        """Wait until its rank has said that all of its part is there, and as it was at the boundary.
+
+        Raises:
+            GivenUpError: it is not.
+        """
+        while self.available() < STAGED:
             clock.sleep(_POLL_S)
 
     def view(self, start: int, length: int) -> memoryview:
@@ -346,4 +357,13 @@ def _wide(source: Source, entry: int, size: int, start: int, name_bytes: int, ex
     return size, start
 
 
-__all__ = ["SMALL_BYTES", "GivenUpError", "Source", "digest_bytes_of", "digest_source", "seal_archive", "write_files"]
+__all__ = [
+    "SMALL_BYTES",
+    "STAGED",
+    "GivenUpError",
+    "Source",
+    "digest_bytes_of",
+    "digest_source",
+    "seal_archive",
+    "write_files",
+]

@@ -112,7 +112,8 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
 
         outcome = run_agent(plan, settings, stop, keeper)
         if keeper is not None:
-            keeper.finish(stop.left_s)
+            stop.watch(())
+            keeper.finish(lambda: stop.left_s)
         verdict = reach_verdict(
             outcome.exit_codes,
             read_records(records, outcome.restarts),
@@ -177,6 +178,8 @@ class StopRequest:
     @property
     def left_s(self) -> float | None:
         """Seconds until whatever still lives is killed; None while nobody asked to stop."""
+        if self.killed:
+            return 0.0
         return None if self._deadline_s is None else max(0.0, self._deadline_s - clock.monotonic_s())
 
     def request(self, number: int) -> None:

@@ -24,10 +24,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """A verified checkpoint to go on from."""
+    """A verified checkpoint to go on from; or a snapshot in memory, which may not be durable."""
 
     path: Path
     manifest: Manifest
+    is_durable: bool = True
 
 
 def choose(

@@ -163,7 +163,8 @@ def _recall(session: Session) -> ResumePoint | None:
     recalled = keeper.recall() if keeper is not None and session.place.restart > 0 else None
     if recalled is None:
         return None
-    return ResumePoint(path=Path(recalled.folder), manifest=Manifest.from_bytes(recalled.manifest.encode()))
+    manifest = Manifest.from_bytes(recalled.manifest.encode())
+    return ResumePoint(path=Path(recalled.folder), manifest=manifest, is_durable=recalled.is_durable)
 
 
 # ---- a folder on every node -------------------------------------------------------------------------------------

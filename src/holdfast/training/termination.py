@@ -81,6 +81,7 @@ class Termination:
     def leave_training(self) -> None:
         """The loop no longer answers; handlers of the script get their place back."""
         self._in_training = False
+        self._look_again_s = float("inf")
         for number, handler in self._chained.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, handler)
@@ -138,7 +139,8 @@ class Termination:
     def _patience_s(self) -> float | None:
         if self._deadline_s is None:
             return None
-        return max(0.0, min(self.available_s, self._look_again_s - clock.monotonic_s()))
+        look_again_s = self._look_again_s if self._in_training else float("inf")
+        return max(0.0, min(self.available_s, look_again_s - clock.monotonic_s()))
 
     def _answer(self, number: int) -> None:
         if self._in_training:

@@ -21,6 +21,14 @@ class Book:
         self.free: set[int] = set()
         self.lent: list[int] = []
         self.taken_back: list[int] = []
+        self.newest = 0
+
+    def new_number(self) -> int:
+        self.newest += 1
+        return self.newest
+
+    def populated(self, block: Block) -> None:
+        assert block.number in self.lent
 
     def lend(self, block: Block) -> None:
         self.lent.append(block.number)

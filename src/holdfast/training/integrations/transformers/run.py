@@ -138,7 +138,9 @@ class TrainerRun:
         geometry = self._continuation.geometry
         if start.point is not None:
             self._lease.enter_context(lease(start.point))
-            session.step = session.saved_step = start.point.manifest.step
+            session.step = start.point.manifest.step
+            session.saved_step = session.step if start.point.is_durable else None
+            self._is_save_postponed = not start.point.is_durable  # what is in memory only is saved again at once
         self._progress = ProgressFile(self._output.progress if place.is_first else None)
         facts = RunFacts(
             run_id=start.attempt.run_id,
@@ -391,7 +393,7 @@ class TrainerRun:
         assert self._snapshots is not None
         state = self._rank_state()
         handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
-        if handover == Handover.BUSY and trigger == Trigger.JIT:
+        if handover == Handover.BUSY and (trigger == Trigger.JIT or self._pending.complete):  # there is no next step
             self._snapshots.wait_until_free()
             handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
             if handover == Handover.BUSY:

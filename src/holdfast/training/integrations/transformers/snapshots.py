@@ -182,12 +182,12 @@ class Snapshots:
         """
         started_s = clock.monotonic_s()
         step = int(self._trainer.state.global_step)
-        ready = self._agree(self._readiness())
+        more_slots = 1 if trigger == Trigger.JIT else 0
+        ready = self._agree(self._readiness(more_slots))
         if ready != Handover.TAKEN or self._snapshotter is None:
             return ready
         self._num_taken += 1  # on all ranks, whatever becomes of it
         waited_s = self._snapshotter.waited_s  # for the one before
-        more_slots = 1 if trigger == Trigger.JIT else 0
         mine = self._take_here(step, trigger, state, model, trial, is_wanted, more_slots)
         cost_s = clock.monotonic_s() - started_s + waited_s
         agreed = self._agree(mine, round(1e6 * cost_s))
@@ -202,7 +202,7 @@ class Snapshots:
             self._handed_s = started_s
         return agreed
 
-    def _readiness(self) -> Handover:
+    def _readiness(self, more_slots: int) -> Handover:
         if not self._can:
             return Handover.IMPOSSIBLE
         keeper = self._session.keeping.keeper
@@ -210,7 +210,8 @@ class Snapshots:
             self._find_keeper()
             return Handover.IMPOSSIBLE
         self._snapshotter.wait_staged()
-        return Handover.TAKEN if self._snapshotter.arena.could_take(self._sizes) else Handover.BUSY
+        could = self._snapshotter.arena.could_take(self._sizes, more_slots=more_slots)
+        return Handover.TAKEN if could else Handover.BUSY
 
     def _find_keeper(self) -> None:
         """After it died: this save is synchronous, and the new keeper, if it is there, has the next one."""
@@ -250,7 +251,8 @@ class Snapshots:
             self._tell_once(f"saves are synchronous, training waits for them: {error}", about="room")
             return Handover.IMPOSSIBLE
         except Exception as error:  # the synchronous save reports it, on all ranks together
-            self._session.log.debug("the snapshot of step %s failed: %s", step, error, exc_info=True)
+            self._tell_once(f"saves are synchronous: the Trainer's save cannot be captured: {error}")
+            self._session.log.debug("the snapshot of step %s failed", step, exc_info=True)
             return Handover.IMPOSSIBLE
         self._sizes = [image.size_bytes for image in images]
         return Handover.TAKEN if taken else Handover.BUSY
@@ -353,7 +355,11 @@ class Snapshots:
 
     def want(self, step: int, trigger: Trigger) -> bool:
         """Make the snapshot that was taken of `step` a checkpoint; whether there is one."""
-        if self.taken_step != step or self._snapshotter is None or not self._snapshotter.keeper.is_alive:
+        if self.taken_step != step:
+            return False
+        is_alive = self._snapshotter is not None and self._snapshotter.keeper.is_alive
+        agreed = self._agree(Handover.TAKEN if is_alive else Handover.IMPOSSIBLE)
+        if agreed != Handover.TAKEN or self._snapshotter is None:
             return False
         self._snapshotter.keeper.want(step, trigger)
         self.pending = step
