@@ -350,7 +350,10 @@ class Checkpointer:
             duration_s=round(clock.monotonic_s() - began_s, 3),
         )
         self._report(event)
-        self._output.prune(self._output.superseded(parse_policies(self._keep) or [KeepNewest(1 << 30)]))
+        try:
+            self._output.prune(self._output.superseded(parse_policies(self._keep) or [KeepNewest(1 << 30)]))
+        except OSError as error:
+            self._log.warning("an older checkpoint could not be deleted, and stays until the next save: %s", error)
 
     # ---- waiting ----------------------------------------------------------------------------------------------
 

@@ -85,6 +85,8 @@ def commit_snapshot(
             manifest = working.commit([part], lambda files: describe(snapshot, files))
         finally:
             working.discard()
+            with contextlib.suppress(OSError):
+                (facts.output.work / facts.attempt_id / str(facts.save)).rmdir()
     if facts.node == 0:
         _prune(facts.output, facts, report)
     return manifest

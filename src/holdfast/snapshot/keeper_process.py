@@ -374,6 +374,10 @@ class _Keeper:
             self._lock = FolderLock.acquire(output.keeper_lock, owner) if message["is_committer"] else None
         except OSError as error:
             return f"the keeper cannot hold {folder}: {error}"
+        if message["is_committer"]:
+            for left in output.work.glob("*/*"):  # what a keeper that died was writing
+                if left.name.isdecimal():
+                    files.delete_tree(left)
         self._folder = folder
         self._events = EventLog(output.events)
         return ""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from holdfast.foundation.environment import Place
 from holdfast.snapshot import block
@@ -79,7 +80,19 @@ class Keeping:
 def _name_for(place: Place) -> str:
     """Without a launcher of ours: what all ranks of the node know, and no other job."""
     owner = os.getppid() if place.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    return f"holdfast-{os.getuid()}-of-{owner}"
+    return f"holdfast-{os.getuid()}-of-{owner}-{_unique(owner)}"
+
+
+def _unique(pid: int) -> str:
+    """What tells a process from others of its number: in another pod on the same network, or in earlier times."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        started = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+        )
+    except (OSError, IndexError):
+        return "0"
+    return f"{namespace}-{started}"
 
 
 __all__ = ["Keeping"]

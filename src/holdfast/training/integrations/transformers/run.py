@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name, step_of
 from holdfast.checkpoint.manifest import Trigger
@@ -24,6 +24,7 @@ from holdfast.training.integrations.transformers.agreement import Agreement
 from holdfast.training.integrations.transformers.arguments import finish_settings
 from holdfast.training.integrations.transformers.cadence import Cadence
 from holdfast.training.integrations.transformers.continuation import Continuation
+from holdfast.training.integrations.transformers.looking import first_looker
 from holdfast.training.integrations.transformers.saving import RunFacts, Saver
 from holdfast.training.integrations.transformers.snapshots import Handover, Snapshots
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
@@ -520,16 +521,10 @@ class TrainerRun:
 
     def _do_callbacks_look(self) -> bool:
         """Whether a callback of any rank wants to see the checkpoint as soon as it is saved; then training waits."""
-        from transformers.trainer_callback import TrainerCallback
-
-        lookers = [
-            type(callback).__name__
-            for callback in self._trainer.callback_handler.callbacks
-            if cast("Any", type(callback)).on_save is not cast("Any", TrainerCallback).on_save
-        ]
-        if lookers:
-            self._session.log.info("%s looks at every checkpoint: training waits until it is written", lookers[0])
-        return any(self._peers.gather(bool(lookers)))
+        looker = first_looker(self._trainer.callback_handler.callbacks)
+        if looker is not None:
+            self._session.log.info("%s looks at every checkpoint: training waits until it is written", looker)
+        return any(self._peers.gather(looker is not None))
 
     def _tell_callbacks(self) -> None:
         """What callbacks add to a checkpoint belongs to the last one too; the Trainer does not get to tell them."""
