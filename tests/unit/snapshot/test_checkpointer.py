@@ -27,6 +27,11 @@ from tests.support.snapshots import LARGE_STATE_ELEMENTS, same
 TIMEOUT_S = 50
 
 
+def shared_files() -> set[str]:
+    """Files in /dev/shm; launchers of other jobs on this machine may make folders there at any time."""
+    return {entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir()}
+
+
 class Training:
     """A model, an optimizer and something to note."""
 
@@ -351,7 +356,7 @@ def test_nothing_is_left_after_close(tmp_path: Path, training: Training) -> None
     """No process, no descriptor, no mapping, no name."""
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_files()
     with Checkpointer(tmp_path / "out") as checkpointer:
         assert checkpointer._host is not None
         name, pid = checkpointer._host.name, checkpointer._host.pid
@@ -359,7 +364,7 @@ def test_nothing_is_left_after_close(tmp_path: Path, training: Training) -> None
     assert steps(tmp_path / "out") == [1], "closing waits for what was begun"
     assert not Path(f"/proc/{pid}").exists()
     assert name not in Path("/proc/net/unix").read_text()
-    assert set(os.listdir("/dev/shm")) == shared
+    assert shared_files() == shared
     del checkpointer
     gc.collect()
     assert "memfd:holdfast" not in Path("/proc/self/maps").read_text()
@@ -391,7 +396,7 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Killed]]:
     folder = tmp_path_factory.mktemp("killed")
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_files()
     with subprocess.Popen([sys.executable, "-m", "tests.programs.saving", folder], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         said = [json.loads(process.stdout.readline()) for _ in range(3)]
@@ -403,7 +408,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kille
             if pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-    assert set(os.listdir("/dev/shm")) == shared
+    assert shared_files() == shared
 
 
 def test_killed_after_staging(killed: dict[str, Killed]) -> None:
