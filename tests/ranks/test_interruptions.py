@@ -135,6 +135,7 @@ def test_a_step_that_would_miss_the_deadline_is_given_up(tmp_path: Path) -> None
     assert assert_saved_and_valid(output) == 1
 
 
+@pytest.mark.long
 def test_signal_during_resume_loses_nothing(tmp_path: Path) -> None:
     """A start that is interrupted before it trains leaves the checkpoint as it was."""
     output = tmp_path / "run"
@@ -268,6 +269,7 @@ def test_dead_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
     assert_saved_and_valid(output)
 
 
+@pytest.mark.long
 def test_silent_peer_does_not_hang_the_others(tmp_path: Path) -> None:
     """A stopped rank: the others give up after the timeout with a clear word, and the job ends."""
     output = tmp_path / "run"
@@ -317,6 +319,7 @@ def test_early_stopping_keeps_its_patience(tmp_path: Path) -> None:
     assert read_events(output, "finished")[1]["step"] == 16
 
 
+@pytest.mark.long
 def test_a_finished_run_can_be_given_more_steps(tmp_path: Path) -> None:
     """The end of training is not remembered against a script that now asks for more."""
     output = tmp_path / "run"
@@ -360,6 +363,7 @@ def test_one_process_without_any_launcher(tmp_path: Path) -> None:
     assert read_events(output, "resumed")[0]["step"] == step
 
 
+@pytest.mark.long
 def test_under_plain_torchrun_an_interruption_is_never_a_success(tmp_path: Path) -> None:
     """torchrun says 1 for what the ranks call 75; the checkpoint is there and the next start finishes."""
     output = tmp_path / "run"

@@ -119,6 +119,7 @@ def test_callbacks_that_look_at_checkpoints_find_them(tmp_path: Path) -> None:
         assert {"notes-0.txt", "notes-1.txt"} <= names_in(path)
 
 
+@pytest.mark.long
 def test_retention_and_best_model_are_those_of_synchronous_saves(tmp_path: Path) -> None:
     """`save_total_limit` and `load_best_model_at_end` do with the keeper what they do without it."""
     options = ("--max-steps", "12", "--grad-accum", "1", "--save-strategy", "steps", "--save-steps", "2")
@@ -206,6 +207,7 @@ def test_no_slots_means_no_keeper(tmp_path: Path) -> None:
     assert committed_steps(output) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_automatic_snapshots_are_taken_without_saves(tmp_path: Path) -> None:
     """With --snapshot-steps auto a killed rank's job goes on from a step that nobody has asked to save."""
     output = tmp_path / "run"
