@@ -58,6 +58,40 @@ class Digester:
         return f"{_PREFIX}{self._hasher.hexdigest()}"
 
 
+class FileDigester:
+    """The digest of a file, and of its parts, from pieces in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._digester = Digester()
+        self._in_part = 0
+        self._size = 0
+
+    def update(self, piece: memoryview) -> None:
+        """Add the next piece."""
+        self._size += len(piece)
+        while piece:
+            head = piece[: PART_BYTES - self._in_part]
+            self._digester.update(head)
+            self._in_part += len(head)
+            piece = piece[len(head) :]
+            if self._in_part == PART_BYTES:
+                self._end_part()
+
+    def _end_part(self) -> None:
+        self._parts.append(self._digester.digest)
+        self._digester = Digester()
+        self._in_part = 0
+
+    def result(self) -> FileDigest:
+        """Of all pieces; nothing can be added any more."""
+        if self._in_part or not self._parts:
+            self._end_part()
+        if len(self._parts) == 1:
+            return FileDigest(size_bytes=self._size, digest=self._parts[0])
+        return FileDigest(size_bytes=self._size, digest=digest_of_parts(self._parts), parts=tuple(self._parts))
+
+
 def digest_of_parts(parts: Sequence[str]) -> str:
     """The digest of a file from those of its parts, all of them `xxh3-128:<32 hex digits>`."""
     return digest_bytes(b"".join(bytes.fromhex(part.removeprefix(_PREFIX)) for part in parts))
@@ -83,24 +117,12 @@ def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> Fi
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is not a regular file")
         buffer = memoryview(bytearray(_CHUNK_BYTES))
-        parts: list[str] = []
-        digester = Digester()
-        in_part = size_bytes = 0
-        while count := file.readinto(buffer[: min(_CHUNK_BYTES, PART_BYTES - in_part)]):
+        digester = FileDigester()
+        while count := file.readinto(buffer):
             digester.update(buffer[:count])
-            size_bytes += count
-            in_part += count
-            if in_part == PART_BYTES:
-                parts.append(digester.digest)
-                digester = Digester()
-                in_part = 0
             if progress is not None:
                 progress(count)
-    if in_part or not parts:
-        parts.append(digester.digest)
-    if len(parts) == 1:
-        return FileDigest(size_bytes=size_bytes, digest=parts[0])
-    return FileDigest(size_bytes=size_bytes, digest=digest_of_parts(parts), parts=tuple(parts))
+    return digester.result()
 
 
 __all__ = [
@@ -108,6 +130,7 @@ __all__ = [
     "PART_BYTES",
     "Digester",
     "FileDigest",
+    "FileDigester",
     "digest_bytes",
     "digest_file",
     "digest_of_parts",

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-_Version = tuple[torch.Tensor, int]
 _epochs = itertools.count(1)
 
 

@@ -91,9 +91,8 @@ class _Keeper:
         return 0
 
     def _may_end(self) -> bool:
-        starts = [start for start in (self._start, self._past) if start is not None]
         return not self._is_writing and all(
-            start.is_over and not start.is_rescuing and start.ledger.next_to_write() is None for start in starts
+            self._is_done(start) for start in (self._start, self._past) if start is not None
         )
 
     def _watch_owner(self) -> None:
@@ -407,9 +406,7 @@ class _Keeper:
             with self._changed:
                 self._is_writing = False
                 is_current = start.ledger.written(snapshot, is_durable=not outcome["error"])
-                self._settle(
-                    start
-                )  # what is free is heard before the outcome: whoever waits for that goes on at once
+                self._settle(start)  # what is free, before the outcome: whoever waits for that goes on at once
                 if is_current:
                     start.outcomes = {snapshot.step: outcome}
                     self._tell_outcome(list(start.ranks.values()), outcome)

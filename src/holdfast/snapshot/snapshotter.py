@@ -48,11 +48,6 @@ class Snapshotter:
             self._guard.close()
             self._guard = Guard(self._stager.before_step, optimizers)
 
-    @property
-    def copies_beside_training(self) -> bool:
-        """Whether tensors of optimizers are copied beside the next step."""
-        return self._guard is not None
-
     def take(
         self,
         step: int,

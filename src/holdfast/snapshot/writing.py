@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.commit import entry_of
-from holdfast.checkpoint.digest import PART_BYTES, Digester, FileDigest, digest_bytes, digest_of_parts
+from holdfast.checkpoint.digest import FileDigest, FileDigester, digest_bytes
 from holdfast.checkpoint.manifest import FileEntry
 from holdfast.errors import SaveError
 from holdfast.foundation import clock
@@ -209,7 +209,7 @@ class Preparing:
         self._error: BaseException | None = None
         self._is_stopped = False
         self._changed = threading.Condition()
-        self._digesting = _PartsDigest()
+        self._digesting = FileDigester()
 
     def run(self) -> None:
         """Do it; the thread's body."""
@@ -250,38 +250,6 @@ class Preparing:
         return self._digesting.result()
 
 
-class _PartsDigest:
-    """A file's digest, part by part, from views in order."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._digester = Digester()
-        self._in_part = 0
-        self._size = 0
-
-    def update(self, view: memoryview) -> None:
-        while view:
-            piece = view[: PART_BYTES - self._in_part]
-            self._digester.update(piece)
-            self._in_part += len(piece)
-            self._size += len(piece)
-            view = view[len(piece) :]
-            if self._in_part == PART_BYTES:
-                self._end_part()
-
-    def _end_part(self) -> None:
-        self._parts.append(self._digester.digest)
-        self._digester = Digester()
-        self._in_part = 0
-
-    def result(self) -> FileDigest:
-        if self._in_part or not self._parts:
-            self._end_part()
-        if len(self._parts) == 1:
-            return FileDigest(size_bytes=self._size, digest=self._parts[0])
-        return FileDigest(size_bytes=self._size, digest=digest_of_parts(self._parts), parts=tuple(self._parts))
-
-
 def digest_source(source: Source) -> FileEntry:
     """What a manifest says of an image that is whole, without writing it."""
     preparing = Preparing(source)
@@ -292,7 +260,7 @@ def digest_source(source: Source) -> FileEntry:
 
 def digest_bytes_of(source: Source) -> str:
     """The digest of an image as it is, checksums included."""
-    digesting = _PartsDigest()
+    digesting = FileDigester()
     digesting.update(source.view(0, source.size_bytes))
     return digesting.result().digest
 

@@ -6,7 +6,6 @@ none does and the save is the synchronous one of `saving`.
 
 import contextlib
 import enum
-import logging
 import shutil
 import statistics
 import tempfile
@@ -35,7 +34,6 @@ from holdfast.training.integrations.transformers.state import RankState
 from holdfast.training.peers import NUM_VALUES, Peers
 from holdfast.training.session import Session
 
-_log = logging.getLogger("holdfast")
 _SUPPORTED = {"single", "ddp"}
 _FILE_SLACK_BYTES = 1 << 20
 _MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
@@ -311,12 +309,12 @@ class Snapshots:
         if outcome is None and keeper.is_alive:
             return None
         if outcome is None:
-            self._excuse_keeper(self.pending)
+            self._excuse_keeper()
             outcome = Outcome(step=self.pending, error="the keeper died while it was being written")
             self._report_failure(self.pending, outcome.error, "an older checkpoint stands")
         return self._note(outcome)
 
-    def _excuse_keeper(self, step: int) -> None:
+    def _excuse_keeper(self) -> None:
         """Other nodes' keepers wait for the part of one that has died."""
         place = self._session.place
         if place.num_nodes > 1 and place.local_rank == 0:
