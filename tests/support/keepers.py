@@ -14,7 +14,7 @@ _POLL_S = 0.002
 
 def keepers_of(pid: int) -> list[int]:
     """Keepers that a launcher, a torchrun agent, or a single process has started, by the name they listen under."""
-    names = (f'"holdfast-{os.getuid()}-{pid}-'.encode(), f'"holdfast-{os.getuid()}-of-{pid}"'.encode())
+    names = (f'"holdfast-{os.getuid()}-{pid}-'.encode(), f'"holdfast-{os.getuid()}-of-{pid}-'.encode())
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -26,7 +26,7 @@ def keepers_of(pid: int) -> list[int]:
 
 def sockets_of(pid: int) -> list[str]:
     """Sockets under the names of such keepers."""
-    names = (f"@holdfast-{os.getuid()}-{pid}-", f"@holdfast-{os.getuid()}-of-{pid}")
+    names = (f"@holdfast-{os.getuid()}-{pid}-", f"@holdfast-{os.getuid()}-of-{pid}-")
     lines = Path("/proc/net/unix").read_text().splitlines()
     return [line.split()[-1] for line in lines if any(name in line for name in names)]
 

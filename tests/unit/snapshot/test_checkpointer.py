@@ -178,7 +178,7 @@ def test_saves_faster_than_the_disk(checkpointer: Checkpointer, training: Traini
         except SaveError as error:
             lost.append(saving.step)
             assert "superseded by step" in str(error)  # noqa: PT017
-    assert 2 in lost
+    # Which of the two depends on whether the keeper began to write before the next one reached it.
     superseded = events(tmp_path / "out", "save_superseded")
     assert sorted(event["step"] for event in superseded) == lost
     assert steps(tmp_path / "out") == sorted({1, 2, 3} - set(lost))
@@ -319,7 +319,6 @@ def test_parameters_that_change_elsewhere(
     training = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
     checkpointer.save(training, 1).wait(TIMEOUT_S)
     assert checkpointer._snapshotter is not None
-    assert checkpointer._snapshotter.copies_beside_training
     stager = checkpointer._snapshotter._stager
     copy = stager._copy
 
@@ -335,7 +334,6 @@ def test_parameters_that_change_elsewhere(
     stager._copy = copy  # type: ignore[method-assign]
     assert [event["step"] for event in events(tmp_path / "out", "save_failed")] == [2]
     assert "saves wait for the copy" in capfd.readouterr().err
-    assert not checkpointer._snapshotter.copies_beside_training
     expected = model.weight.detach().clone()
     saving = checkpointer.save(training, 3)
     with torch.no_grad():

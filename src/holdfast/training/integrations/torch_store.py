@@ -3,7 +3,7 @@
 torch 2.13 keeps one TCPStore over all restarts of the ranks and writes the same keys into it each time: a
 restarted rank can read the address of a process that is dead ("Gloo connectFullMesh failed … Connection
 refused", about every second restart measured), and with several nodes there is no other store to use. All our
-agents count restarts alike, so that the count can be part of the key.
+agents count restarts alike, so that the count can be part of the key; torchrun's do so only where there is one.
 """
 
 import functools
@@ -15,8 +15,10 @@ from holdfast.training.session import Session
 
 
 def install(session: Session) -> None:
-    """Put the restart count before every key, where our own launcher counts."""
-    if session.settings.launcher_pid is None or session.place.restart == 0:
+    """Put the restart count before every key, where all ranks have the same count."""
+    place = session.place
+    has_one_agent = place.local_world_size == place.world_size
+    if place.restart == 0 or (session.settings.launcher_pid is None and not has_one_agent):
         return
 
     def hook(module: ModuleType) -> None:
@@ -27,7 +29,7 @@ def install(session: Session) -> None:
 
         @functools.wraps(create)
         def create_for_this_start(*args: Any, **kwargs: Any) -> Any:
-            prefix = f"holdfast/start-{session.place.restart}"
+            prefix = f"holdfast/start-{place.restart}"
             return PrefixStore(prefix, create(*args, **kwargs))
 
         rendezvous._create_c10d_store = create_for_this_start
