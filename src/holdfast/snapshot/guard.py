@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+_data_ptr: Any = torch.Tensor.data_ptr
 _epochs = itertools.count(1)
 
 
@@ -30,7 +31,8 @@ class Guard:
         self._numbers = {id(optimizer): number for number, optimizer in enumerate(self._optimizers)}
         self._tensors: list[torch.Tensor] = []
         self._addresses: list[int] = []
-        self._counts: list[int] = []
+        self._objects: list[Any] = []
+        self._ids: list[int] = []
         self.epoch = 0
         """Another one, also than any other guard's, whenever the answers of `owner_of` may have changed."""
         self._owners: dict[int, tuple[int, torch.Tensor]] = {}
@@ -39,25 +41,30 @@ class Guard:
     def _hook(self, optimizer: Any, *_: Any) -> None:
         self._before_step(self._numbers.get(id(optimizer)))
 
-    def refresh(self) -> None:
-        """Look again which tensors the optimizers own; call it at a boundary, before `owner_of`."""
-        counts = [len(value) for one in self._optimizers for value in (one.state, *one.state.values())]
-        if counts == self._counts and [tensor.data_ptr() for tensor in self._tensors] == self._addresses:
+    def refresh(self, *, has_new_pieces: bool = True) -> None:
+        """Look again which tensors the optimizers own; call it at a boundary, before `owner_of`.
+
+        Args:
+            has_new_pieces: whether `owner_of` is going to be asked; otherwise it is enough that the tensors known as
+                the optimizers' are where they were.
+        """
+        addresses: list[int] = list(map(_data_ptr, self._tensors))
+        are_there = addresses == self._addresses
+        if are_there and not has_new_pieces:
             return
-        self._counts = counts
+        objects = [one for optimizer in self._optimizers for one in _objects_of(optimizer)]
+        ids: list[int] = list(map(id, objects))
+        if are_there and ids == self._ids:
+            return
+        self._objects, self._ids = objects, ids  # both, so that no other object can get the number of one of them
         self.epoch = next(_epochs)
         self._tensors.clear()
         self._addresses.clear()
         self._owners.clear()
         for number, optimizer in enumerate(self._optimizers):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    self._add(parameter, number)
-            states: Any = optimizer.state
-            for state in states.values():
-                for value in state.values():
-                    if isinstance(value, torch.Tensor):
-                        self._add(value, number)
+            for one in _objects_of(optimizer):
+                if isinstance(one, torch.Tensor):
+                    self._add(one, number)
 
     def _add(self, tensor: torch.Tensor, number: int) -> None:
         if tensor.layout is not torch.strided:
@@ -73,6 +80,12 @@ class Guard:
     def close(self) -> None:
         """Watch no longer."""
         self._handle.remove()
+
+
+def _objects_of(optimizer: Any) -> list[Any]:
+    """Parameters, and the values of the state."""
+    parameters: list[Any] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return parameters + [value for state in optimizer.state.values() for value in state.values()]
 
 
 __all__ = ["Guard"]

@@ -1,38 +1,13 @@
 """State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes."""
 
-import operator
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sized
 from typing import Any, cast
 
 import torch
 
-
-class _Places:
-    """Where tensors are and how they lie there: what can change of a tensor that stays the same object.
-
-    Lists are compared as a whole: one look at each tensor at every save is what the time at a boundary goes to.
-
-    Args:
-        values: tensors, and whatever else, which is not looked at.
-    """
-
-    def __init__(self, values: Iterable[Any]) -> None:
-        self._tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        self._are = self._now()
-
-    def _now(self) -> tuple[list[Any], ...]:
-        tensors = self._tensors
-        return (
-            [tensor.data_ptr() for tensor in tensors],
-            [tensor.shape for tensor in tensors],
-            [tensor.stride() for tensor in tensors],
-            [tensor.dtype for tensor in tensors],
-        )
-
-    def hold(self) -> bool:
-        """Whether nothing has changed."""
-        return self._now() == self._are
+from holdfast.snapshot.tensor_places import TensorPlaces
 
 
 class ModuleState:
@@ -53,7 +28,8 @@ class ModuleState:
         self._counts: list[int] = []
         self._entries: list[tuple[dict[str, Any], str]] = []
         self._values: list[Any] = []
-        self._places = _Places([])
+        self._ids: list[int] = []
+        self._places = TensorPlaces([])
 
     def state_dict(self) -> "OrderedDict[str, Any]":
         """What `module.state_dict()` returns."""
@@ -80,13 +56,13 @@ class ModuleState:
             self._entries += [(table, name) for table in tables for name in table]
         self._counts = [len(table) for table in self._tables]
         self._values = [table[name] for table, name in self._entries]
-        self._places = _Places(self._values)
+        self._ids = list(map(id, self._values))
+        self._places = TensorPlaces(self._values)
 
     def _holds(self) -> bool:
         if [len(table) for table in self._tables] != self._counts:
             return False
-        values = [table.get(name) for table, name in self._entries]
-        return all(map(operator.is_, values, self._values)) and self._places.hold()
+        return [id(table.get(name)) for table, name in self._entries] == self._ids and self._places.hold()
 
 
 class OptimizerState:
@@ -99,44 +75,84 @@ class OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._last: dict[Any, Any] | None = None
-        self._keys: list[Any] = []
-        self._names: list[list[Any]] = []
-        self._values: list[Any] = []
-        self._places = _Places([])
+        self._indices: list[Any] = []
+        self._objects: list[Any] = []
+        self._ids: list[int] = []
+        self._outline: list[Any] = []
+        self._places = TensorPlaces([])
 
     def state_dict(self) -> dict[str, Any]:
         """What `optimizer.state_dict()` returns; its `state` is the last one's object while that holds."""
-        packed: dict[str, Any] = self.optimizer.state_dict()
-        state: Any = packed.get("state")
-        if type(state) is not dict:
-            return packed
-        if self._last is None or not self._holds(cast("dict[Any, Any]", state)):
-            self._remember(cast("dict[Any, Any]", state))
-        if self._last is not None:
-            packed["state"] = self._last
-        return packed
+        if not _packs_as_torch(self.optimizer):
+            return self.optimizer.state_dict()
+        if self._last is None or not self._holds():
+            self._remember()
+        if self._last is None:
+            return self.optimizer.state_dict()
+        groups: list[dict[str, Any]] = []
+        for group, indices in zip(self.optimizer.param_groups, self._indices, strict=True):
+            groups.append({key: value for key, value in group.items() if key != "params"})
+            groups[-1]["params"] = indices
+        return {"state": self._last, "param_groups": groups}
 
-    def _remember(self, state: dict[Any, Any]) -> None:
+    def _remember(self) -> None:
         self._last = None
-        if not all(type(values) is dict for values in state.values()):
+        if not _has_plain_state(self.optimizer):
             return
-        self._keys, self._names = list(state), [list(values) for values in state.values()]
-        self._values = [value for values in state.values() for value in values.values()]
-        if all(type(value) in _PLAIN for value in self._values):
-            self._places = _Places(self._values)
-            # Copies of the containers: an optimizer adds to its own.
-            self._last = {key: dict(values) for key, values in state.items()}
+        packed = self.optimizer.state_dict()
+        state = cast("dict[Any, dict[Any, Any]]", packed["state"])
+        values = [value for one in state.values() for value in one.values()]
+        if not all(type(value) in _PLAIN for value in values):
+            return
+        # They are kept, so that no other object can get the number of one of them.
+        self._objects = list(_objects_of(self.optimizer))
+        self._ids = list(map(id, self._objects))
+        self._outline = _outline_of(self.optimizer)
+        self._places = TensorPlaces(values)
+        self._indices = [group["params"] for group in packed["param_groups"]]
+        # Copies of the containers: an optimizer adds to its own.
+        self._last = {key: dict(one) for key, one in state.items()}
 
-    def _holds(self, state: dict[Any, Any]) -> bool:
-        if list(state) != self._keys or not all(type(values) is dict for values in state.values()):
-            return False
-        if [list(values) for values in state.values()] != self._names:
-            return False
-        values = [value for values in state.values() for value in values.values()]
-        return all(map(operator.is_, values, self._values)) and self._places.hold()
+    def _holds(self) -> bool:
+        return (
+            _has_plain_state(self.optimizer)
+            and list(map(id, _objects_of(self.optimizer))) == self._ids
+            and _outline_of(self.optimizer) == self._outline
+            and self._places.hold()
+        )
 
 
+def _has_plain_state(optimizer: Any) -> bool:
+    return set(map(type, optimizer.state.values())) <= {dict}
+
+
+def _objects_of(optimizer: Any) -> Iterable[Any]:
+    """Everything that a packed state is made of."""
+    joined = itertools.chain.from_iterable
+    values: Iterable[Any] = joined(map(_values, optimizer.state.values()))
+    return itertools.chain(joined(group["params"] for group in optimizer.param_groups), optimizer.state, values)
+
+
+def _outline_of(optimizer: Any) -> list[Any]:
+    """Which of its objects stands where."""
+    names: list[Any] = list(map(_tuple, optimizer.state.values()))
+    return names + [len(group["params"]) for group in optimizer.param_groups]
+
+
+_base_state_dict: Any = torch.optim.Optimizer.state_dict  # pyright: ignore
+_values: Any = dict.values  # pyright: ignore
+_tuple: Any = tuple
 _PLAIN = {torch.Tensor, int, float, bool, str, type(None)}
+
+
+def _packs_as_torch(optimizer: Any) -> bool:
+    """Whether an optimizer's state is what torch makes of `state` and `param_groups`, and nothing besides."""
+    return (
+        optimizer.__class__.state_dict is _base_state_dict
+        and "state_dict" not in optimizer.__dict__
+        and not optimizer._optimizer_state_dict_pre_hooks
+        and not optimizer._optimizer_state_dict_post_hooks
+    )
 
 
 def _has_own_ways(module: torch.nn.Module) -> bool:

@@ -6,8 +6,11 @@ come without a gap, so that the keeper can follow.
 
 import contextlib
 import ctypes
+import itertools
 import logging
+import operator
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,6 +24,7 @@ from holdfast.snapshot.guard import Guard
 from holdfast.snapshot.image import Image, Piece
 
 _log = logging.getLogger("holdfast")
+_version = operator.attrgetter("_version")
 _CHUNK_BYTES = 32 << 20
 """What one thread copies at a time: 4 ms."""
 _SMALL_BYTES = 64 << 10
@@ -73,6 +77,7 @@ class _Plan:
             self._add(piece, guard, small)
         # At the front, because the watermark counts what is done from there without a gap.
         self.copies[:0] = [_Copy(0, 0, 0, owner, tuple(batch)) for owner, batch in small.items()]
+        self.counts = Counter(copy.owner for copy in self.copies)
 
     def _add(self, piece: Piece, guard: Guard | None, small: dict[int, list[tuple[int, int, int]]]) -> None:
         owner = guard.owner_of(piece.base) if guard is not None else None
@@ -118,7 +123,7 @@ class Work:
     is_torn: bool = False
     head: int = 0
     tail: int = 0
-    pending: dict[int | None, int] = field(default_factory=dict[int | None, int])
+    pending: Counter[int | None] = field(default_factory=Counter[int | None])
     is_ended: bool = False
 
 
@@ -150,7 +155,7 @@ class Stager:
             guard: knows what only optimizers change; without one everything is copied before this returns.
         """
         if guard is not None:
-            guard.refresh()
+            guard.refresh(has_new_pieces=not all(map(self._is_planned, work.placed)))
         self.waited_s = 0.0
         for placed in work.placed:
             self._set_mark(placed.block, 0)
@@ -165,6 +170,10 @@ class Stager:
         if guard is None:
             self.wait()
 
+    def _is_planned(self, placed: Placed) -> bool:
+        plan = self._plans.get(placed.image.path)
+        return not placed.image.pieces if plan is None else plan.pieces is placed.image.pieces
+
     def _plan(self, work: Work, placed: Placed, guard: Guard | None) -> None:
         pieces = placed.image.pieces
         if not pieces:
@@ -178,11 +187,10 @@ class Stager:
         begin = placed.block.address + placed.offset
         for offset, address, num_bytes in plan.at_once:
             ctypes.memmove(begin + offset, address, num_bytes)
-        for copy in plan.copies:
-            work.copies.append((placed, copy))
-            work.pending[copy.owner] = work.pending.get(copy.owner, 0) + 1
+        work.copies.extend(zip(itertools.repeat(placed), plan.copies))
+        work.pending += plan.counts
         for owner, tensors in plan.guarded.items():
-            work.versions.setdefault(owner, []).append((tensors, [tensor._version for tensor in tensors]))
+            work.versions.setdefault(owner, []).append((tensors, list(map(_version, tensors))))
 
     # ---- waiting ----------------------------------------------------------------------------------------------
 
@@ -219,7 +227,7 @@ class Stager:
         for optimizer in optimizers:
             with self._changed:
                 versions = work.versions.pop(optimizer, [])
-                work.is_torn |= any([one._version for one in tensors] != then for tensors, then in versions)
+                work.is_torn |= any(list(map(_version, tensors)) != then for tensors, then in versions)
 
     def _is_pending(self, work: Work, optimizer: int | None) -> bool:
         if work.is_ended:

@@ -284,6 +284,7 @@ class TorchImages:
         if not _are_same(self._entries, storages.entries):
             self._entries = storages.entries
             self._data = _Data(self._prefix, self._entries)
+        self._entries = storages.entries
         return self._lay_out(body)
 
     def _pickle(self, value: Any, storages: _Storages) -> bytes:
