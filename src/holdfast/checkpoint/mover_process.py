@@ -24,6 +24,7 @@ from holdfast.checkpoint.retention import parse_policies
 from holdfast.errors import ConflictError, ExitCode, HoldfastError, TransientError
 from holdfast.foundation import clock, console, files
 from holdfast.foundation.events import Event, EventLog
+from holdfast.foundation.priority import Priority
 from holdfast.storage.location import parse_location
 from holdfast.storage.opening import open_store
 
@@ -74,6 +75,7 @@ class _Process:
             events.write(event)
             (log.warning if event.is_warning else log.info)("%s", event.line)
 
+        self._priority = Priority()
         store = open_store(parse_location(plan.location))
         self._plan = plan
         self._log = log
@@ -180,6 +182,7 @@ class _Process:
         if not self._finishing.is_set():
             self._finishing_since_s = clock.monotonic_s()
         self._finishing.set()
+        self._priority.hurry()
         self._wake.set()
 
 

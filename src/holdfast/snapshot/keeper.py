@@ -12,6 +12,7 @@ from holdfast.checkpoint.manifest import Trigger
 from holdfast.foundation import clock
 from holdfast.snapshot.block import PAGE_BYTES, Block
 from holdfast.snapshot.messages import Channel, Message, connect
+from holdfast.snapshot.recent import Recent
 
 _log = logging.getLogger("holdfast")
 NUM_MARKS = PAGE_BYTES // 8
@@ -86,9 +87,12 @@ class Keeper:
         self._on_leave = on_leave
         self._changed = threading.Condition()
         self._free: set[int] = set()
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: Recent[int, Outcome] = Recent()
         self._answers: list[Message] = []
         self._numbers = itertools.count(CONTROL_NUMBER + 1)
+        self._asked = itertools.count(1)
+        self._last_asked: Recent[int, int] = Recent()
+        """Which of this rank's requests was the last one about a step: what became of others of it is no answer."""
         self._control = Block.allocate(CONTROL_NUMBER, PAGE_BYTES)
         self._marks = (ctypes.c_uint64 * NUM_MARKS).from_address(self._control.address)
         self._send({"type": "hello", "rank": rank, "num_ranks": num_ranks, "restart": restart})
@@ -138,10 +142,7 @@ class Keeper:
                 if kind == "free":
                     self._free.update(message["blocks"])
                 elif kind == "outcome":
-                    outcome = Outcome(**message["outcome"])
-                    self._outcomes[outcome.step] = outcome
-                    if outcome.is_durable and outcome.write_s > 0:
-                        self.write_bytes_per_s = outcome.size_bytes / outcome.write_s
+                    self._note(Outcome(**message["outcome"]), message["asked"])
                 elif kind == "welcome":
                     self.pid = message["pid"]
                 elif kind == "answer":
@@ -149,6 +150,18 @@ class Keeper:
                 self._changed.notify_all()
             if kind == "leave" and self._on_leave is not None:
                 self._on_leave(message)
+
+    def _note(self, outcome: Outcome, asked: int) -> None:
+        if self._last_asked.get(outcome.step, 0) == asked:
+            self._outcomes[outcome.step] = outcome
+        if outcome.is_durable and outcome.write_s > 0:
+            self.write_bytes_per_s = outcome.size_bytes / outcome.write_s
+
+    def _ask_about(self, step: int) -> int:
+        with self._changed:
+            self._outcomes.pop(step, None)
+            self._last_asked[step] = asked = next(self._asked)
+        return asked
 
     # ---- memory -----------------------------------------------------------------------------------------------
 
@@ -200,10 +213,8 @@ class Keeper:
         facts: Mapping[str, Any] | None,
     ) -> None:
         """Say what is being staged; see `ledger.StagedFile` and `committing.Facts`."""
-        with self._changed:
-            self._outcomes.pop(step, None)
         message = {"step": step, "files": list(files), "trigger": trigger, "wanted": is_wanted, "facts": facts}
-        self._send({"type": "begin", **message})
+        self._send({"type": "begin", "asked": self._ask_about(step), **message})
 
     def staged(self, step: int) -> None:
         """All of it is there."""
@@ -215,9 +226,7 @@ class Keeper:
 
     def want(self, step: int, trigger: Trigger) -> None:
         """Make a staged snapshot durable."""
-        with self._changed:
-            self._outcomes.pop(step, None)
-        self._send({"type": "want", "step": step, "trigger": trigger})
+        self._send({"type": "want", "asked": self._ask_about(step), "step": step, "trigger": trigger})
 
     def outcome(self, step: int) -> Outcome | None:
         """What became of the snapshot of `step`; None while nobody knows."""
@@ -232,10 +241,14 @@ class Keeper:
         """
         with self._changed:
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s())
-            self._changed.wait_for(lambda: step in self._outcomes or not self.is_alive, timeout_s)
+            self._changed.wait_for(
+                lambda: step in self._outcomes or step not in self._last_asked or not self.is_alive, timeout_s
+            )
             outcome = self._outcomes.get(step)
         if outcome is not None:
             return outcome
+        if step not in self._last_asked:
+            return Outcome(step=step, error="it was not asked for, or so long ago that it is forgotten")
         return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the time was not enough")
 
     # ---- the job ----------------------------------------------------------------------------------------------
@@ -268,9 +281,14 @@ class Keeper:
         """The recalled snapshot is no longer needed."""
         self._send({"type": "restored"})
 
-    def rescue(self, why: str) -> None:
-        """Make the newest complete snapshot durable and let all ranks leave; the answer comes to `on_leave`."""
-        self._send({"type": "rescue", "why": why})
+    def rescue(self, step: int, why: str) -> None:
+        """Make the newest complete snapshot durable and let all ranks leave; the answer comes to `on_leave`.
+
+        Args:
+            step: the one that is given up.
+            why: the reason.
+        """
+        self._send({"type": "rescue", "step": step, "why": why})
 
     def entrust(self, folder: str) -> None:
         """Have a temporary folder of this rank removed when the rank is gone, however it ends."""

@@ -28,6 +28,7 @@ from holdfast.foundation import clock, console, files
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import Event, EventLog, Saved, SaveFailed, SaveSuperseded
 from holdfast.foundation.files import FolderLock
+from holdfast.foundation.priority import Priority
 from holdfast.snapshot.block import Block
 from holdfast.snapshot.committing import Facts, commit_snapshot, link_files, merge
 from holdfast.snapshot.ledger import Progress, Snapshot, StagedFile
@@ -39,6 +40,9 @@ _LOOK_EVERY_S = 0.5
 _TELL_EVERY_S = 60.0
 _COPYING_S = 2.0
 """How long a copy into memory may still take when time is short."""
+_URGENT = {Trigger.JIT, Trigger.FAILURE}
+_PATIENCE_S = 5.0
+_USUAL_BYTES_PER_S = 300e6
 _ABOUT_SNAPSHOTS = {"block", "populated", "drop", "use", "begin", "staged", "give_up", "want"}
 
 
@@ -75,6 +79,8 @@ class _Keeper:
         self._folder: Path | None = None
         self._links: Path | None = None
         self._told_superseded_s = float("-inf")
+        self._priority = Priority()
+        self._is_closing = False
 
     # ---- the life of the process --------------------------------------------------------------------------------
 
@@ -137,10 +143,12 @@ class _Keeper:
     def _serve(self, connected: socket.socket) -> None:
         channel = Channel(connected)
         received = channel.receive()
-        if received is None or received[0].get("type") != "hello":
+        try:
+            hello = received[0] if received is not None else {}
+            start, rank = self._admit(channel, hello["rank"], hello["num_ranks"], hello["restart"])
+        except KeyError:  # whoever it is does not speak to keepers
             channel.close()
             return
-        start, rank = self._admit(channel, received[0])
         try:
             channel.send({"type": "welcome", "pid": os.getpid()})
             while (received := channel.receive()) is not None:
@@ -152,19 +160,19 @@ class _Keeper:
         self._disconnected(start, rank)
         channel.close()
 
-    def _admit(self, channel: Channel, hello: Message) -> tuple[Start, Rank]:
+    def _admit(self, channel: Channel, number: int, num_ranks: int, restart: int) -> tuple[Start, Rank]:
         with self._changed:
-            while (start := self._start) is None or hello["restart"] > start.restart or start.is_over:
+            while (start := self._start) is None or restart > start.restart or start.is_over:
                 self._forget_past()
                 if self._start is start:  # otherwise another rank was faster
-                    self._past, self._start = start, Start(hello["restart"], hello["num_ranks"])
+                    self._past, self._start = start, Start(restart, num_ranks)
                     start = self._start
                     break
             assert start is not None
-            before = start.ranks.get(hello["rank"])
+            before = start.ranks.get(number)
             if before is not None:  # it has lost its connection, and lends its memory anew
                 start.ledger.disown(before.rank)
-            rank = start.ranks[hello["rank"]] = Rank(hello["rank"], channel)
+            rank = start.ranks[number] = Rank(number, channel)
             return start, rank
 
     def _forget_past(self) -> None:
@@ -188,7 +196,10 @@ class _Keeper:
             elif kind == "folder":
                 rank.channel.send({"type": "answer", "error": self._open_folder(start, message)})
             elif kind == "close_folder":
+                self._is_closing = True
+                self._priority.hurry()
                 self._changed.wait_for(lambda: self._is_idle(start))
+                self._is_closing = False
                 self._close_folder()
                 start.ledger.forget()
                 self._settle(start)  # first what is free: the next training would hear of it in the middle of its own
@@ -199,7 +210,9 @@ class _Keeper:
                 self._forget_past()
             elif kind == "rescue":
                 # On a thread of its own: what it waits for may be this rank's next message.
-                threading.Thread(target=self._leave_with_newest, args=[start, message["why"]], daemon=True).start()
+                threading.Thread(
+                    target=self._leave_with_newest, args=[start, message["step"], message["why"]], daemon=True
+                ).start()
             elif kind == "entrust":
                 rank.scratch = message["folder"]
             elif kind == "bye":
@@ -233,7 +246,9 @@ class _Keeper:
         missing = {file.block for file in staged} - set(rank.blocks)
         if missing:
             raise ValueError(f"block {min(missing)} was never lent")
-        start.begun_s.setdefault(message["step"], clock.monotonic_s())
+        rank.asked[message["step"]] = message["asked"]
+        if message["step"] not in start.begun_s:  # by another rank
+            start.begun_s[message["step"]] = clock.monotonic_s()
         snapshot = start.ledger.begin(
             rank.rank,
             message["step"],
@@ -266,6 +281,7 @@ class _Keeper:
 
     def _want(self, start: Start, rank: Rank, message: Message) -> None:
         step = message["step"]
+        rank.asked[step] = message["asked"]
         start.begun_s[step] = clock.monotonic_s()
         snapshot = start.ledger.find(step)
         if not start.ledger.want(step, Trigger(message["trigger"])):
@@ -343,7 +359,17 @@ class _Keeper:
             free = start.ledger.newly_free(rank.rank, rank.lent)
             if free and rank.is_connected:
                 self._tell(rank, {"type": "free", "blocks": free})
+        if self._is_urgent(start):
+            self._priority.hurry()
         self._changed.notify_all()
+
+    def _is_urgent(self, start: Start) -> bool:
+        """Whether somebody waits for what is being written, or about to be."""
+        return (
+            self._is_closing
+            or start.has_failed
+            or any(one.is_wanted and one.trigger in _URGENT and one.is_open for one in start.ledger.snapshots)
+        )
 
     def _tell(self, rank: Rank, message: Message) -> None:
         if rank.is_connected:
@@ -354,7 +380,7 @@ class _Keeper:
 
     def _tell_outcome(self, ranks: list[Rank], outcome: dict[str, Any]) -> None:
         for rank in ranks:
-            self._tell(rank, {"type": "outcome", "outcome": outcome})
+            self._tell(rank, {"type": "outcome", "outcome": outcome, "asked": rank.asked.get(outcome["step"], 0)})
 
     # ---- the folder ---------------------------------------------------------------------------------------------
 
@@ -398,6 +424,8 @@ class _Keeper:
                 start, snapshot = found
                 snapshot.progress = Progress.WRITING
                 self._is_writing = True
+                if not self._is_urgent(start):
+                    self._priority.give_way()
             try:
                 outcome = self._commit(start, snapshot)
             except Exception as error:  # noqa: BLE001  without this thread nothing would ever be written again
@@ -435,7 +463,14 @@ class _Keeper:
             with self._changed:
                 sources = start.sources(snapshot)
             size_bytes = sum(source.size_bytes for of_rank in sources.values() for source in of_rank)
-            manifest = commit_snapshot(snapshot, sources, self.report, lambda: start.is_hopeless(size_bytes))
+            # Processors that are never free must not keep a snapshot from becoming durable.
+            hurrying = threading.Timer(_PATIENCE_S + size_bytes / _USUAL_BYTES_PER_S, self._priority.hurry)
+            hurrying.daemon = True
+            hurrying.start()
+            try:
+                manifest = commit_snapshot(snapshot, sources, self.report, lambda: start.is_hopeless(size_bytes))
+            finally:
+                hurrying.cancel()
         except GivenUpError as error:
             return {"step": snapshot.step, "error": str(error)}
         except (HoldfastError, OSError, ValueError, TypeError) as error:
@@ -472,7 +507,7 @@ class _Keeper:
 
     # ---- the end of a start, and the next one ---------------------------------------------------------------------
 
-    def _leave_with_newest(self, start: Start, why: str) -> None:
+    def _leave_with_newest(self, start: Start, given_up: int, why: str) -> None:
         """Make the newest complete snapshot durable, then tell every rank to leave with it."""
         with self._changed:
             ledger = start.ledger
@@ -492,7 +527,7 @@ class _Keeper:
                 )
             step = newest.step if newest is not None and newest.progress == Progress.DURABLE else None
             for rank in start.ranks.values():
-                self._tell(rank, {"type": "leave", "step": step, "why": why})
+                self._tell(rank, {"type": "leave", "step": step, "given_up": given_up, "why": why})
 
     def _recall(self) -> Message:
         """What the last start of the ranks has left, as a folder of links."""

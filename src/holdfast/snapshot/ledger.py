@@ -87,6 +87,11 @@ class Snapshot:
         return len(self.parts) == self.num_ranks
 
     @property
+    def is_open(self) -> bool:
+        """Whether it is neither durable nor failed."""
+        return self.progress in {Progress.WAITING, Progress.WRITING}
+
+    @property
     def is_complete(self) -> bool:
         """Whether every rank has staged its part, and none has overwritten it."""
         return self.has_begun and self.is_intact and all(part.is_staged for part in self.parts.values())

@@ -9,6 +9,7 @@ from holdfast.snapshot.committing import Facts
 from holdfast.snapshot.keeper import CONTROL_NUMBER, NUM_MARKS
 from holdfast.snapshot.ledger import Ledger, Snapshot, StagedFile
 from holdfast.snapshot.messages import Channel
+from holdfast.snapshot.recent import Recent
 from holdfast.snapshot.writing import STAGED, GivenUpError, Source
 
 _SLOW_BYTES_PER_S = 100e6
@@ -30,6 +31,8 @@ class Rank:
         self.blocks: dict[int, Block] = {}
         self.is_connected = True
         self.has_said_bye = False
+        self.asked: Recent[int, int] = Recent()
+        """By step: the number of its last request about it, which outcomes are told with."""
         self.scratch: str | None = None
         """A folder of its own, to be removed when it is gone."""
 
@@ -65,7 +68,7 @@ class Start:
         self.ledger = Ledger(num_ranks)
         self.ranks: dict[int, Rank] = {}
         self.has_failed = False
-        self.begun_s: dict[int, float] = {}
+        self.begun_s: Recent[int, float] = Recent()
         self.outcomes: dict[int, dict[str, Any]] = {}
         self.failed_s: float | None = None
         self.is_watching = False

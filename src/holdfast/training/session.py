@@ -155,7 +155,7 @@ class Session:
             if self.interrupted is not None:
                 return  # it got there in time
             step: int | None = message["step"]
-            self.report(events.StepAbandoned(step=self.step + 1, snapshot_step=step, reason=message["why"]))
+            self.report(events.StepAbandoned(step=message["given_up"], snapshot_step=step, reason=message["why"]))
             if step is not None:
                 self.step = self.saved_step = step
             interrupted = self.interrupt(saved=step is not None, reason="no snapshot was complete")

@@ -25,8 +25,9 @@ from holdfast.training.integrations.transformers.arguments import finish_setting
 from holdfast.training.integrations.transformers.cadence import Cadence
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.looking import first_looker
+from holdfast.training.integrations.transformers.saves import Saves
 from holdfast.training.integrations.transformers.saving import RunFacts, Saver
-from holdfast.training.integrations.transformers.snapshots import Handover, Snapshots
+from holdfast.training.integrations.transformers.snapshots import Snapshots
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
@@ -73,7 +74,6 @@ class TrainerRun:
         self._agreement = Agreement(session, self._peers)
         self._pending = Pending()
         self._trigger = Trigger.PERIODIC
-        self._saved_step: int | None = None
         self._told_step: int | None = None
         self._moment: Moment | None = None
         self._evaluating: Moment | None = None
@@ -85,8 +85,7 @@ class TrainerRun:
         self._lease = contextlib.ExitStack()
         self._snapshots: Snapshots | None = None
         self._cadence = Cadence(session.settings.snapshot_steps)
-        self._is_save_postponed = False
-        self._handed_step: int | None = None
+        self._saves: Saves | None = None
         self._callbacks_look = True
 
     # ---- the call -------------------------------------------------------------------------------------------
@@ -141,7 +140,6 @@ class TrainerRun:
             self._lease.enter_context(lease(start.point))
             session.step = start.point.manifest.step
             session.saved_step = session.step if start.point.is_durable else None
-            self._is_save_postponed = not start.point.is_durable  # what is in memory only is saved again at once
         self._progress = ProgressFile(self._output.progress if place.is_first else None)
         facts = RunFacts(
             run_id=start.attempt.run_id,
@@ -158,6 +156,11 @@ class TrainerRun:
             session, self._peers, trainer, self._saver, self._output, start.folders, start.attempt.attempt_id
         )
         self._snapshots.prepare()
+        self._saves = Saves(
+            session, trainer, self._agreement, self._snapshots, self._saver, self._output.root, self._rank_state
+        )
+        # What is in memory only is saved again at once.
+        self._saves.is_postponed = start.point is not None and not start.point.is_durable
         ranks = self._peers.gather(RankStarted(rank=place.rank, pid=os.getpid(), host=host_name()))
         session.report(
             AttemptStarted(
@@ -318,7 +321,7 @@ class TrainerRun:
         self._session.record.stepped()
         agreement.step_ends()
         self._session.watch_uploads()
-        self._watch_saves()
+        self._its_saves.watch()
         self._pending = Pending(
             epoch_end=float(trainer.state.epoch).is_integer(),
             grad_norm=None if grad_norm is None else float(grad_norm),
@@ -327,23 +330,13 @@ class TrainerRun:
         if agreement.decision.save:
             control.should_save = True
             self._trigger = Trigger.ON_DEMAND
-        if self._is_save_postponed:
+        if self._its_saves.is_postponed:
             control.should_save = True
         if agreement.decision.stop:
             if control.should_evaluate:
                 self._pending = dataclasses.replace(self._pending, evaluate=True, save=bool(control.should_save))
             control.should_evaluate = False
             control.should_save = True
-
-    def _watch_saves(self) -> None:
-        """Whether the keeper has finished the last save, and how."""
-        assert self._snapshots is not None
-        outcome = self._snapshots.poll()
-        if outcome is not None:
-            self._saver.handed_step = None
-            if not outcome.is_durable and self._saved_step == outcome.step:
-                self._saved_step = self._session.saved_step
-            self._agreement.save_s = self._snapshots.save_s or self._agreement.save_s
 
     def _wrap_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def evaluate(*args: Any, **kwargs: Any) -> Any:
@@ -368,7 +361,7 @@ class TrainerRun:
         trigger = Trigger.JIT if stops else self._trigger
         self._trigger = Trigger.PERIODIC
         waited = False
-        if self._saved_step != self._step:
+        if self._its_saves.step != self._step:
             waited = self._save(trigger, model, trial)
         agreement.save_done()
         if not stops and waited:
@@ -378,58 +371,11 @@ class TrainerRun:
             raise self._leave()
 
     def _save(self, trigger: Trigger, model: Any, trial: Any) -> bool:
-        """Hand a snapshot over to the keeper, or save and wait; whether it waited."""
+        """Save this boundary; whether training was held up."""
         if trigger == Trigger.JIT:
             self._announce_stop()
-        handover = self._hand_over(trigger, model, trial)
-        self._is_save_postponed = handover == Handover.BUSY
-        if handover == Handover.BUSY:
-            self._session.log.info("the save at step %s waits: the one before is still being written", self._step)
-        if handover != Handover.IMPOSSIBLE:
-            return False
-        self._save_and_wait(trigger, model, trial)
-        return True
-
-    def _hand_over(self, trigger: Trigger, model: Any, trial: Any) -> Handover:
-        assert self._snapshots is not None
-        state = self._rank_state()
-        handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
-        if handover == Handover.BUSY and (trigger == Trigger.JIT or self._pending.complete):  # there is no next step
-            self._snapshots.wait_until_free()
-            handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
-            if handover == Handover.BUSY:
-                handover = Handover.IMPOSSIBLE
-        if handover == Handover.TAKEN:
-            self._saved_step = self._handed_step = self._saver.handed_step = self._step
-        return handover
-
-    def _finish_handed_over(self) -> None:
-        """Wait until the snapshot of this step is durable; should it fail, save without the keeper."""
-        assert self._snapshots is not None
-        step, self._handed_step = self._handed_step, None
-        if step is None:  # the same on every rank, unlike what each of them has heard from the keeper
-            return
-        is_durable = self._snapshots.finish(step)
-        self._saver.handed_step = None
-        if is_durable:
-            self._saver.take_over(self._output.root / checkpoint_name(step))
-        elif step == self._step:
-            self._saved_step = None
-            self._save_and_wait(Trigger.JIT, self._trainer.model_wrapped, None)
-
-    def _save_and_wait(self, trigger: Trigger, model: Any, trial: Any) -> None:
-        consequence = "an older checkpoint stands" if self._session.saved_step is not None else "none exists"
-        committed = self._saver.save(
-            trigger,
-            self._rank_state(),
-            model=model,
-            trial=trial,
-            consequence=consequence if trigger == Trigger.JIT else f"training goes on, {consequence}",
-        )
-        if committed:
-            self._saved_step = self._step
-            self._is_save_postponed = False
-            self._agreement.save_s = self._saver.last_duration_s
+        is_last = trigger == Trigger.JIT or self._pending.complete
+        return self._its_saves.save(trigger, model, trial, is_last=is_last)
 
     def _rank_state(self) -> RankState:
         state = self._trainer.state
@@ -449,16 +395,13 @@ class TrainerRun:
         if 0 < moment.step != self._session.saved_step:
             moment.go_back(self._trainer)
             self._pending = moment.pending
-            assert self._snapshots is not None
-            if self._snapshots.want(moment.step, Trigger.JIT):
-                self._saved_step = self._handed_step = moment.step
-            elif self._handed_step != moment.step:
+            if not self._its_saves.want(moment.step):
                 self._save(Trigger.JIT, self._trainer.model_wrapped, None)
         return self._leave()
 
     def _leave(self) -> Interrupted:
         self._announce_stop()
-        self._finish_handed_over()
+        self._its_saves.finish()
         self._tell_callbacks()
         saved = self._session.saved_step is not None and self._session.saved_step == self._step
         reason = "" if saved else "no step was finished" if self._step == 0 else "the save failed"
@@ -491,7 +434,7 @@ class TrainerRun:
             if needed_s > available_s
             else f"{max(0.0, available_s):.1f} s are left, just enough to commit a snapshot"
         )
-        snapshots.rescue(f"step {step}: {why}")
+        snapshots.rescue(step, why)
         return None
 
     def _announce_stop(self) -> None:
@@ -505,15 +448,15 @@ class TrainerRun:
     def _wrap_on_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def on_save(args: Any, state: Any, control: Any) -> Any:
             if self._callbacks_look:
-                self._finish_handed_over()
-            if self._saved_step != self._step:  # the save failed: there is nothing for callbacks to look at
+                self._its_saves.finish()
+            if self._its_saves.step != self._step:  # the save failed: there is nothing for callbacks to look at
                 control.should_save = False
                 return control
             self._told_step = self._step
             try:
                 return original(args, state, control)
             finally:
-                if self._handed_step is None:
+                if self._its_saves.handed_step is None:
                     self._saver.adopt_added_files()
                     self._saver.prune()
 
@@ -528,7 +471,7 @@ class TrainerRun:
 
     def _tell_callbacks(self) -> None:
         """What callbacks add to a checkpoint belongs to the last one too; the Trainer does not get to tell them."""
-        if self._saved_step != self._step or self._told_step == self._step:
+        if self._its_saves.step != self._step or self._told_step == self._step:
             return
         trainer = self._trainer
         try:
@@ -544,12 +487,12 @@ class TrainerRun:
         def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:
             trainer = self._trainer
             self._agreement.settle(self._step)
-            self._finish_handed_over()
+            self._its_saves.finish()
             if self._agreement.decision.stop or (0 < self._step != self._session.saved_step):
                 # What follows is the script's: a signal in it must not cost a training that nobody else has saved.
                 self._pending = Pending(complete=True)
                 self._save_checkpoint(trainer.model_wrapped, trial)
-                self._finish_handed_over()
+                self._its_saves.finish()
                 trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
             if self._bring is not None:
                 self._agree_on_best()
@@ -586,6 +529,11 @@ class TrainerRun:
         return load_best_model
 
     # ---- figures --------------------------------------------------------------------------------------------
+
+    @property
+    def _its_saves(self) -> Saves:
+        assert self._saves is not None  # since `_prepare`
+        return self._saves
 
     @property
     def _step(self) -> int:

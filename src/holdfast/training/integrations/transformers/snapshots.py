@@ -383,11 +383,11 @@ class Snapshots:
             return 0.0
         return sum(self._sizes) / (keeper.write_bytes_per_s or _SLOW_BYTES_PER_S) + _COMMIT_S
 
-    def rescue(self, why: str) -> None:
+    def rescue(self, step: int, why: str) -> None:
         """Ask the keeper to make the newest snapshot durable and to let all ranks leave."""
         keeper = self._session.keeping.keeper
         if keeper is not None:
-            keeper.rescue(why)
+            keeper.rescue(step, why)
 
     def close(self, *, is_orderly: bool) -> None:
         """The `train()` call ends.

@@ -1,0 +1,137 @@
+"""The saves of one `train()` call: handed to the keeper where that can be, waited for where it cannot."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.catalog import checkpoint_name
+from holdfast.checkpoint.manifest import Trigger
+from holdfast.training.integrations.transformers.agreement import Agreement
+from holdfast.training.integrations.transformers.saving import Saver
+from holdfast.training.integrations.transformers.snapshots import Handover, Snapshots
+from holdfast.training.integrations.transformers.state import RankState
+from holdfast.training.session import Session
+
+
+class Saves:
+    """Knows which step is saved, or about to be; what it answers is the same on every rank.
+
+    Args:
+        session: this rank.
+        trainer: whose state is saved.
+        agreement: is told what a save costs.
+        snapshots: the way over the keeper.
+        saver: the way without it.
+        root: where checkpoints go.
+        rank_state: gives what the Trainer itself does not save, as it is now.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        trainer: Any,
+        agreement: Agreement,
+        snapshots: Snapshots,
+        saver: Saver,
+        root: Path,
+        rank_state: Callable[[], RankState],
+    ) -> None:
+        self._session = session
+        self._trainer = trainer
+        self._agreement = agreement
+        self._snapshots = snapshots
+        self._saver = saver
+        self._root = root
+        self._rank_state = rank_state
+        self.step: int | None = None
+        """The newest step that was saved or handed over in this call, unless that has failed since."""
+        self.handed_step: int | None = None
+        """The step that was handed over and has not been waited for."""
+        self.is_postponed = False
+        """Whether a save is due that could not begin."""
+
+    @property
+    def _now(self) -> int:
+        return int(self._trainer.state.global_step)
+
+    def watch(self) -> None:
+        """Look whether the keeper has finished the last save, and how."""
+        outcome = self._snapshots.poll()
+        if outcome is None:
+            return
+        self._saver.handed_step = None
+        if not outcome.is_durable and self.step == outcome.step:
+            self.step = self._session.saved_step
+        self._agreement.save_s = self._snapshots.save_s or self._agreement.save_s
+
+    def save(self, trigger: Trigger, model: Any, trial: Any, *, is_last: bool) -> bool:
+        """Hand a snapshot of this boundary over to the keeper, or save it and wait.
+
+        Args:
+            trigger: why.
+            model: as for the Trainer's `_save_checkpoint`.
+            trial: likewise.
+            is_last: whether there is no next step to which it could be postponed.
+
+        Returns:
+            Whether training was held up by a save that was waited for.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        handover = self._hand_over(trigger, model, trial, is_last=is_last)
+        self.is_postponed = handover == Handover.BUSY
+        if self.is_postponed:
+            self._session.log.info("the save at step %s waits: the one before is still being written", self._now)
+        if handover != Handover.IMPOSSIBLE:
+            return False
+        self._save_and_wait(trigger, model, trial)
+        return True
+
+    def _hand_over(self, trigger: Trigger, model: Any, trial: Any, *, is_last: bool) -> Handover:
+        state = self._rank_state()
+        handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
+        if handover == Handover.BUSY and is_last:
+            self._snapshots.wait_until_free()
+            handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
+            if handover == Handover.BUSY:
+                handover = Handover.IMPOSSIBLE
+        if handover == Handover.TAKEN:
+            self.step = self.handed_step = self._saver.handed_step = self._now
+        return handover
+
+    def _save_and_wait(self, trigger: Trigger, model: Any, trial: Any) -> None:
+        consequence = "an older checkpoint stands" if self._session.saved_step is not None else "none exists"
+        committed = self._saver.save(
+            trigger,
+            self._rank_state(),
+            model=model,
+            trial=trial,
+            consequence=consequence if trigger == Trigger.JIT else f"training goes on, {consequence}",
+        )
+        if committed:
+            self.step = self._now
+            self.is_postponed = False
+            self._agreement.save_s = self._saver.last_duration_s
+
+    def want(self, step: int) -> bool:
+        """Make the snapshot that was taken of `step` a checkpoint; whether there is one, or it is about to be one."""
+        if self._snapshots.want(step, Trigger.JIT):
+            self.step = self.handed_step = step
+        return self.handed_step == step
+
+    def finish(self) -> None:
+        """Wait until what was handed over is durable; should this step's save fail, save without the keeper."""
+        step, self.handed_step = self.handed_step, None
+        if step is None:  # the same on every rank, unlike what each of them has heard from the keeper
+            return
+        is_durable = self._snapshots.finish(step)
+        self._saver.handed_step = None
+        if is_durable:
+            self._saver.take_over(self._root / checkpoint_name(step))
+        elif step == self._now:
+            self.step = None
+            self._save_and_wait(Trigger.JIT, self._trainer.model_wrapped, None)
+
+
+__all__ = ["Saves"]
