@@ -76,6 +76,7 @@ class _Process:
             (log.warning if event.is_warning else log.info)("%s", event.line)
 
         self._priority = Priority()
+        self._priority.give_way()
         store = open_store(parse_location(plan.location))
         self._plan = plan
         self._log = log

@@ -15,13 +15,12 @@ _GROUP_NICENESS = 19
 
 
 class Priority:
-    """The priority of this process, which should have a session of its own; from now on it is a lower one."""
+    """The priority of this process, which has a session of its own; where groups do not count, a lower one at once."""
 
     def __init__(self) -> None:
         self._gives_way = False
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
-        self.give_way()
 
     def give_way(self) -> None:
         """Take what others leave."""

@@ -43,6 +43,7 @@ _COPYING_S = 2.0
 _URGENT = {Trigger.JIT, Trigger.FAILURE}
 _PATIENCE_S = 5.0
 _USUAL_BYTES_PER_S = 300e6
+_SMALL_BYTES = 64 << 20
 _ABOUT_SNAPSHOTS = {"block", "populated", "drop", "use", "begin", "staged", "give_up", "want"}
 
 
@@ -424,7 +425,10 @@ class _Keeper:
                 start, snapshot = found
                 snapshot.progress = Progress.WRITING
                 self._is_writing = True
-                if not self._is_urgent(start):
+                # What is small takes no time that anybody would miss, and would wait long for a processor.
+                if self._is_urgent(start) or snapshot.num_bytes < _SMALL_BYTES:
+                    self._priority.hurry()
+                else:
                     self._priority.give_way()
             try:
                 outcome = self._commit(start, snapshot)

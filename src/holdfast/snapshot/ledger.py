@@ -87,6 +87,11 @@ class Snapshot:
         return len(self.parts) == self.num_ranks
 
     @property
+    def num_bytes(self) -> int:
+        """Of all files that were begun."""
+        return sum(file.size_bytes for part in self.parts.values() for file in part.files)
+
+    @property
     def is_open(self) -> bool:
         """Whether it is neither durable nor failed."""
         return self.progress in {Progress.WAITING, Progress.WRITING}

@@ -13,6 +13,7 @@ import os, sys, time
 from holdfast.foundation.priority import Priority
 os.sched_setaffinity(0, {%d})
 priority = Priority() if %r else None
+if priority: priority.give_way()
 if %r: priority.hurry()
 print(flush=True)
 while True: pass
