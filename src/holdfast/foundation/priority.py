@@ -15,7 +15,7 @@ _GROUP_NICENESS = 19
 
 
 class Priority:
-    """The priority of this process, which has a session of its own; where groups do not count, a lower one at once."""
+    """The priority of this process, which has a session of its own; where groups do not count, a lower one now."""
 
     def __init__(self) -> None:
         self._gives_way = False
