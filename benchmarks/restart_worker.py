@@ -51,7 +51,7 @@ def save(options: argparse.Namespace) -> None:
     manifest = {"run_id": "bench", "attempt": 1, "step": STEP, "epoch": 0.0, "world_size": 1, "global_batch": 1}
     manifest |= {"gradient_accumulation": 1, "samples_seen": 1, "strategy": "single", "libraries": {}}
     facts = {"folder": str(options.folder), "attempt_id": "bench-1", "manifest": manifest}
-    if not snapshotter.take(STEP, images, trigger=Trigger.PERIODIC, is_wanted=True, facts=facts):
+    if not snapshotter.take(STEP, images, trigger=Trigger.PERIODIC, is_wanted=True, facts=facts, number=1):
         raise SystemExit("the keeper has no room")
     snapshotter.wait_staged()
     outcome = keeper.wait(STEP)

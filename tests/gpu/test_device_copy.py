@@ -330,7 +330,7 @@ def test_a_restart_loads_from_memory(tmp_path: Path) -> None:
         manifest |= {"gradient_accumulation": 1, "samples_seen": 2, "strategy": "single", "libraries": {}}
         facts = {"folder": str(tmp_path), "attempt_id": "a", "manifest": manifest}
         expected = content_of(model, optimizer)
-        assert snapshotter.take(2, images, trigger=Trigger.PERIODIC, is_wanted=True, facts=facts)
+        assert snapshotter.take(2, images, trigger=Trigger.PERIODIC, is_wanted=True, facts=facts, number=1)
         train(model, optimizer, 1)
         snapshotter.wait_staged()
         keeper.close()  # without a goodbye

@@ -20,7 +20,7 @@ import torch
 from holdfast._version import __version__
 from holdfast.checkpoint.catalog import checkpoint_name, newest_valid
 from holdfast.checkpoint.commit import WorkingCheckpoint
-from holdfast.checkpoint.manifest import Manifest, Trigger
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.retention import KeepNewest, parse_policies
 from holdfast.errors import ConflictError, HoldfastError, SaveError
@@ -36,7 +36,7 @@ from holdfast.snapshot.keeper_process import KeeperPlan
 from holdfast.snapshot.messages import new_name
 from holdfast.snapshot.module_state import ModuleState, OptimizerState
 from holdfast.snapshot.snapshotter import Snapshotter
-from holdfast.snapshot.torch_image import TorchImages, UncomposableError
+from holdfast.snapshot.torch_image import TorchImages
 
 _log = logging.getLogger("holdfast")
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -116,6 +116,7 @@ class Checkpointer:
         self._optimizer_states: dict[str, OptimizerState] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._handed: set[int] = set()
+        self._num_taken = 0
         self._told: set[str] = set()
         self._pid = os.getpid()
         self._libraries = {
@@ -268,12 +269,15 @@ class Checkpointer:
             return False
         try:
             images = [self._image(key, value) for key, value in state.items()]
-            while not snapshotter.take(step, images, trigger=trigger, is_wanted=True, facts=self._facts(step)):
+            self._num_taken += 1
+            fields: dict[str, Any] = {"is_wanted": True, "facts": self._facts(step), "number": self._num_taken}
+            while not snapshotter.take(step, images, trigger=trigger, **fields):
                 if not snapshotter.keeper.is_alive:
                     return False
                 clock.sleep(0.001)
-        except (NoRoomError, UncomposableError, RecursionError) as error:
+        except Exception as error:  # noqa: BLE001  what cannot be captured, torch.save may know how to write
             self._tell_once(f"saves are synchronous: {error}")
+            _log.debug("the snapshot of step %s failed", step, exc_info=True)
             return False
         self._handed = {one for one in self._handed if snapshotter.keeper.outcome(one) is None} | {step}
         return True
@@ -282,21 +286,22 @@ class Checkpointer:
         images = self._images.get(key)
         if images is None:
             images = self._images[key] = TorchImages(f"{key}.pt")
-        state = self._state_of(key, value)
-        return images.compose(state, trusts=isinstance(value, torch.nn.Module | torch.optim.Optimizer))
+        state, is_sure = self._state_of(key, value)
+        return images.compose(state, trusts=is_sure)
 
-    def _state_of(self, key: str, value: Any) -> Any:
+    def _state_of(self, key: str, value: Any) -> tuple[Any, bool]:
+        """What is saved of a value; whether it surely has the tensors of the last time, if it is the same object."""
         if isinstance(value, torch.nn.Module):
             module = self._modules.get(key)
             if module is None or module.module is not value:
                 module = self._modules[key] = ModuleState(value)
-            return module.state_dict()
+            return module.state_dict(), module.is_sure
         if isinstance(value, torch.optim.Optimizer):
             optimizer = self._optimizer_states.get(key)
             if optimizer is None or optimizer.optimizer is not value:
                 optimizer = self._optimizer_states[key] = OptimizerState(value)
-            return optimizer.state_dict()
-        return value.state_dict() if hasattr(value, "state_dict") else value
+            return optimizer.state_dict(), optimizer.is_sure
+        return (value.state_dict() if hasattr(value, "state_dict") else value), False
 
     def _facts(self, step: int) -> dict[str, Any]:
         return {
@@ -326,7 +331,7 @@ class Checkpointer:
         try:
             root = working.rank_root(0) / working.name
             for key, value in state.items():
-                torch.save(self._state_of(key, value), root / f"{key}.pt")
+                torch.save(self._state_of(key, value)[0], root / f"{key}.pt")
             manifest = working.commit(
                 [working.seal(0)],
                 lambda entries: Manifest(
@@ -365,12 +370,21 @@ class Checkpointer:
     def outcome(self, step: int) -> Outcome | None:
         """What became of the save of `step`; None while nobody knows."""
         known = self._outcomes.get(step)
-        return known if known is not None or self._snapshotter is None else self._snapshotter.keeper.outcome(step)
+        if known is None and self._snapshotter is not None:
+            known = self._snapshotter.keeper.outcome(step)
+        return known or self._outcome_in_folder(step)
+
+    def _outcome_in_folder(self, step: int) -> Outcome | None:
+        """What became of a save that is so long ago that nobody remembers: whether its checkpoint is there."""
+        path = self._output.root / checkpoint_name(step)
+        if step in self._handed or not (path / MANIFEST_NAME).exists():
+            return None
+        return Outcome(step=step, error="", path=str(path))
 
     def wait_durable(self, step: int, timeout_s: float | None = None) -> Outcome:
         """Wait for the save of `step`."""
         self.wait_staged()
-        known = self._outcomes.get(step)
+        known = self._outcomes.get(step) or self._outcome_in_folder(step)
         if known is not None:
             return known
         if self._snapshotter is None:

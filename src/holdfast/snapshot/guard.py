@@ -5,13 +5,30 @@ Before any optimizer of the process steps, whoever copies is asked to be done wi
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 _data_ptr: Any = torch.Tensor.data_ptr
 _epochs = itertools.count(1)
+
+
+class Owner(NamedTuple):
+    """The optimizer that alone changes a storage.
+
+    Args:
+        number: among the guard's optimizers.
+        tensors: of it in the storage; each may count its changes by itself.
+    """
+
+    number: int
+    tensors: list[torch.Tensor]
+
+    def covers_storage(self) -> bool:
+        """Whether the whole storage is theirs."""
+        sizes = {(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors}
+        return sum(size for _, size in sizes) >= self.tensors[0].untyped_storage().nbytes()
 
 
 class Guard:
@@ -33,9 +50,10 @@ class Guard:
         self._addresses: list[int] = []
         self._objects: list[Any] = []
         self._ids: list[int] = []
-        self.epoch = 0
+        self.epoch = next(_epochs)
         """Another one, also than any other guard's, whenever the answers of `owner_of` may have changed."""
-        self._owners: dict[int, tuple[int, torch.Tensor]] = {}
+        self._owners: dict[int, Owner | None] = {}
+        self._is_fresh = True
         self._handle = register_optimizer_step_pre_hook(self._hook)
 
     def _hook(self, optimizer: Any, *_: Any) -> None:
@@ -50,12 +68,13 @@ class Guard:
         """
         addresses: list[int] = list(map(_data_ptr, self._tensors))
         are_there = addresses == self._addresses
-        if are_there and not has_new_pieces:
+        if are_there and not has_new_pieces and not self._is_fresh:
             return
         objects = [one for optimizer in self._optimizers for one in _objects_of(optimizer)]
         ids: list[int] = list(map(id, objects))
-        if are_there and ids == self._ids:
+        if are_there and ids == self._ids and not self._is_fresh:
             return
+        self._is_fresh = False
         self._objects, self._ids = objects, ids  # both, so that no other object can get the number of one of them
         self.epoch = next(_epochs)
         self._tensors.clear()
@@ -65,16 +84,27 @@ class Guard:
             for one in _objects_of(optimizer):
                 if isinstance(one, torch.Tensor):
                     self._add(one, number)
+        for base, owner in self._owners.items():
+            if owner is not None and not owner.covers_storage():  # the rest of it may be anybody's
+                self._owners[base] = None
 
     def _add(self, tensor: torch.Tensor, number: int) -> None:
-        if tensor.layout is not torch.strided:
+        try:
+            if tensor.layout is not torch.strided:
+                return
+            address, base = tensor.data_ptr(), tensor.untyped_storage().data_ptr()
+        except RuntimeError:  # a tensor without a storage: nothing that could be copied by its address
             return
         self._tensors.append(tensor)
-        self._addresses.append(tensor.data_ptr())
-        self._owners.setdefault(tensor.untyped_storage().data_ptr(), (number, tensor))
+        self._addresses.append(address)
+        known = self._owners.setdefault(base, Owner(number, []))
+        if known is not None and known.number == number:
+            known.tensors.append(tensor)
+        else:  # several optimizers change it
+            self._owners[base] = None
 
-    def owner_of(self, base: int) -> tuple[int, torch.Tensor] | None:
-        """Which optimizer alone changes the storage at `base`, and a tensor in it; None when others may."""
+    def owner_of(self, base: int) -> "Owner | None":
+        """Which optimizer alone changes the storage at `base`; None when others may."""
         return self._owners.get(base)
 
     def close(self) -> None:
@@ -88,4 +118,4 @@ def _objects_of(optimizer: Any) -> list[Any]:
     return parameters + [value for state in optimizer.state.values() for value in state.values()]
 
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "Owner"]

@@ -211,18 +211,19 @@ class Keeper:
         trigger: Trigger,
         is_wanted: bool,
         facts: Mapping[str, Any] | None,
+        number: int,
     ) -> None:
-        """Say what is being staged; see `ledger.StagedFile` and `committing.Facts`."""
+        """Say what is being staged; see `ledger.Ledger.begin`, `ledger.StagedFile` and `committing.Facts`."""
         message = {"step": step, "files": list(files), "trigger": trigger, "wanted": is_wanted, "facts": facts}
-        self._send({"type": "begin", "asked": self._ask_about(step), **message})
+        self._send({"type": "begin", "asked": self._ask_about(step), "number": number, **message})
 
     def staged(self, step: int) -> None:
         """All of it is there."""
         self._send({"type": "staged", "step": step})
 
-    def give_up(self, step: int) -> None:
+    def give_up(self, step: int, number: int) -> None:
         """It will not be."""
-        self._send({"type": "give_up", "step": step})
+        self._send({"type": "give_up", "step": step, "number": number})
 
     def want(self, step: int, trigger: Trigger) -> None:
         """Make a staged snapshot durable."""

@@ -154,7 +154,7 @@ class _Keeper:
             channel.send({"type": "welcome", "pid": os.getpid()})
             while (received := channel.receive()) is not None:
                 self._hear(start, rank, *received)
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  the rank must be known to be gone, whatever it has said
             self._log.warning(
                 "the keeper does not understand rank %s: %s: %s", rank.rank, type(error).__name__, error
             )
@@ -210,6 +210,7 @@ class _Keeper:
             elif kind == "restored":
                 self._forget_past()
             elif kind == "rescue":
+                start.is_hurried = True
                 # On a thread of its own: what it waits for may be this rank's next message.
                 threading.Thread(
                     target=self._leave_with_newest, args=[start, message["step"], message["why"]], daemon=True
@@ -238,7 +239,7 @@ class _Keeper:
         elif kind == "staged":
             start.ledger.staged(rank.rank, message["step"])
         elif kind == "give_up":
-            self._give_up(start, rank, message["step"])
+            self._give_up(start, rank, message["step"], message["number"])
         else:
             self._want(start, rank, message)
 
@@ -257,6 +258,7 @@ class _Keeper:
             trigger=Trigger(message["trigger"]),
             is_wanted=message["wanted"],
             facts=message["facts"],
+            number=message["number"],
         )
         if snapshot.facts and snapshot.facts.get("num_nodes", 1) > 1 and not start.is_watching:
             start.is_watching = True
@@ -265,10 +267,15 @@ class _Keeper:
             error = "another rank could not stage its part"
             self._tell_outcome([rank], {"step": snapshot.step, "error": error})
 
-    def _give_up(self, start: Start, rank: Rank, step: int) -> None:
+    def _give_up(self, start: Start, rank: Rank, step: int, number: int) -> None:
         snapshot = start.ledger.find(step)
-        start.ledger.give_up(step)
-        if snapshot is not None and snapshot.is_wanted and snapshot.progress != Progress.WRITING:
+        start.ledger.give_up(step, number)
+        if (
+            snapshot is not None
+            and snapshot.number == number
+            and snapshot.is_wanted
+            and snapshot.progress != Progress.WRITING
+        ):
             error = f"rank {rank.rank} could not stage its part"
             self._excuse(snapshot, error)
             self._tell_outcome(list(start.ranks.values()), {"step": step, "error": error})
@@ -285,6 +292,7 @@ class _Keeper:
         rank.asked[step] = message["asked"]
         start.begun_s[step] = clock.monotonic_s()
         snapshot = start.ledger.find(step)
+        start.is_hurried |= Trigger(message["trigger"]) in _URGENT
         if not start.ledger.want(step, Trigger(message["trigger"])):
             self._tell_outcome([rank], {"step": step, "error": "the snapshot is gone"})
         elif snapshot is not None and snapshot.progress == Progress.DURABLE:
@@ -369,6 +377,7 @@ class _Keeper:
         return (
             self._is_closing
             or start.has_failed
+            or start.is_hurried
             or any(one.is_wanted and one.trigger in _URGENT and one.is_open for one in start.ledger.snapshots)
         )
 

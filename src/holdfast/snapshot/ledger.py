@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint.manifest import Trigger
+from holdfast.snapshot.recent import Recent
 
 
 class Progress(enum.Enum):
@@ -80,6 +81,8 @@ class Snapshot:
     is_intact: bool = True
     """Whether no rank has begun to use its memory for another one."""
     num_ranks: int = 1
+    number: int = 0
+    """Which beginning of the step it is."""
 
     @property
     def has_begun(self) -> bool:
@@ -112,8 +115,8 @@ class Ledger:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self._snapshots: dict[int, Snapshot] = {}
-        self._given_up: dict[int, set[int]] = {}
-        """Steps of which a part will not come, and the ranks that had begun with them."""
+        self._given_up: Recent[tuple[int, int], bool] = Recent()
+        """Snapshots, by step and number, of which a part will not come."""
         self._replaced: list[Snapshot] = []
         """Being written while the same step was begun anew."""
         self._told_free: set[tuple[int, int]] = set()
@@ -151,8 +154,18 @@ class Ledger:
         trigger: Trigger,
         is_wanted: bool,
         facts: Mapping[str, Any] | None = None,
+        number: int = 0,
     ) -> Snapshot:
         """Rank `rank` begins to fill its memory with its part of `step`.
+
+        Args:
+            rank: whose part.
+            step: of the snapshot.
+            files: of this part.
+            trigger: why.
+            is_wanted: whether it is to be made durable.
+            facts: see `Snapshot`.
+            number: of this beginning, the same on all ranks, rising: a step may be begun several times.
 
         Returns:
             The snapshot; one that is not in the book, and not intact, when another rank has given the step up.
@@ -160,15 +173,16 @@ class Ledger:
         part = Part(files=files)
         self._overwrite(rank, part.blocks)
         self._in_use -= {(rank, block) for block in part.blocks}
-        if self._comes_too_late(rank, step):
-            return Snapshot(step=step, num_ranks=self.num_ranks, is_intact=False)
         snapshot = self._snapshots.get(step)
-        if snapshot is not None and rank in snapshot.parts:  # the step is begun anew, by the other ranks next
+        if (step, number) in self._given_up or (snapshot is not None and number < snapshot.number):
+            return Snapshot(step=step, num_ranks=self.num_ranks, is_intact=False)
+        if snapshot is not None and (number > snapshot.number or rank in snapshot.parts):
+            # The step is begun anew, by the other ranks next.
             if snapshot.progress == Progress.WRITING:
                 self._replaced.append(snapshot)
             snapshot = None
         if snapshot is None:
-            snapshot = self._snapshots[step] = Snapshot(step=step, num_ranks=self.num_ranks)
+            snapshot = self._snapshots[step] = Snapshot(step=step, num_ranks=self.num_ranks, number=number)
         if snapshot.progress != Progress.WRITING:
             snapshot.progress = Progress.WAITING
         snapshot.is_intact = True
@@ -177,17 +191,6 @@ class Ledger:
         snapshot.is_wanted = snapshot.is_wanted or is_wanted
         snapshot.facts = facts or snapshot.facts
         return snapshot
-
-    def _comes_too_late(self, rank: int, step: int) -> bool:
-        """Whether this is the rank's part of a snapshot that another one has given up already."""
-        begun = self._given_up.get(step)
-        if begun is None:
-            return False
-        is_late = rank not in begun  # otherwise the step is begun anew
-        begun.add(rank)
-        if not is_late or len(begun) == self.num_ranks:
-            del self._given_up[step]
-        return is_late
 
     def use(self, rank: int, blocks: set[int]) -> None:
         """Rank `rank` is about to overwrite these blocks, and will say with what."""
@@ -209,12 +212,18 @@ class Ledger:
         if snapshot is not None and rank in snapshot.parts:
             snapshot.parts[rank].is_staged = True
 
-    def give_up(self, step: int) -> None:
-        """A part of the snapshot will not come; ranks that have not begun with theirs may still be about to."""
+    def give_up(self, step: int, number: int | None = None) -> None:
+        """A part of the snapshot will not come; ranks that have not begun with theirs may still be about to.
+
+        Args:
+            step: of the snapshot.
+            number: which beginning of it; None for the one that is in the book.
+        """
         snapshot = self._snapshots.get(step)
-        if snapshot is not None:
-            if not snapshot.has_begun:
-                self._given_up[step] = set(snapshot.parts)
+        if number is not None:
+            self._given_up[step, number] = True
+        if snapshot is not None and number in {None, snapshot.number}:
+            self._given_up[step, snapshot.number] = True
             snapshot.is_intact = False
             if snapshot.progress != Progress.WRITING:
                 del self._snapshots[step]

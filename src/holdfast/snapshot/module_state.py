@@ -23,6 +23,8 @@ class ModuleState:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
+        self.is_sure = False
+        """Whether the last answer was the one before, with the same tensors where they were."""
         self._last: Any = None
         self._tables: list[Sized] = []
         self._counts: list[int] = []
@@ -33,10 +35,11 @@ class ModuleState:
 
     def state_dict(self) -> "OrderedDict[str, Any]":
         """What `module.state_dict()` returns."""
-        if self._last is None or not self._holds():
+        self.is_sure = self._last is not None and self._holds()
+        if not self.is_sure:
             self._last = self.module.state_dict()
             self._remember()
-        return self._last
+        return cast("OrderedDict[str, Any]", self._last)
 
     def _remember(self) -> None:
         self._tables, self._entries = [], []
@@ -74,6 +77,8 @@ class OptimizerState:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
+        self.is_sure = False
+        """Whether `state` of the last answer was the one before, with the same tensors where they were."""
         self._last: dict[Any, Any] | None = None
         self._indices: list[Any] = []
         self._objects: list[Any] = []
@@ -83,9 +88,11 @@ class OptimizerState:
 
     def state_dict(self) -> dict[str, Any]:
         """What `optimizer.state_dict()` returns; its `state` is the last one's object while that holds."""
+        self.is_sure = _packs_as_torch(self.optimizer) and self._last is not None and self._holds()
         if not _packs_as_torch(self.optimizer):
+            self._last = None
             return self.optimizer.state_dict()
-        if self._last is None or not self._holds():
+        if not self.is_sure:
             self._remember()
         if self._last is None:
             return self.optimizer.state_dict()

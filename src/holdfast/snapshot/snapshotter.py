@@ -56,6 +56,7 @@ class Snapshotter:
         trigger: Trigger,
         is_wanted: bool,
         facts: Mapping[str, Any] | None,
+        number: int,
         more_slots: int = 0,
     ) -> bool:
         """Begin a snapshot.
@@ -66,6 +67,7 @@ class Snapshotter:
             trigger: why.
             is_wanted: whether to make it durable.
             facts: see `committing.Facts`; the first rank's count.
+            number: rises with each call, and is the same on all ranks.
             more_slots: see `Arena.take`.
 
         Returns:
@@ -90,14 +92,14 @@ class Snapshotter:
         ]
 
         def begin() -> None:
-            self.keeper.begin(step, described, trigger=trigger, is_wanted=is_wanted, facts=facts)
+            self.keeper.begin(step, described, trigger=trigger, is_wanted=is_wanted, facts=facts, number=number)
 
         def end(is_whole: bool) -> None:
             if is_whole:
                 self.keeper.staged(step)
                 return
             self._leave_guard()
-            self.keeper.give_up(step)  # and says when the blocks are free: it may be reading them
+            self.keeper.give_up(step, number)  # and says when the blocks are free: it may be reading them
             self._on_torn(step)
 
         try:
@@ -107,10 +109,10 @@ class Snapshotter:
             raise
         return True
 
-    def cancel(self, step: int) -> None:
+    def cancel(self, step: int, number: int) -> None:
         """The snapshot that was begun last is not to be: another rank could not take it."""
         self._stager.wait()
-        self.keeper.give_up(step)
+        self.keeper.give_up(step, number)
 
     def _leave_guard(self) -> None:
         if self._guard is not None:

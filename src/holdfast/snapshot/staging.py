@@ -22,11 +22,14 @@ from holdfast.snapshot.block import Block
 from holdfast.snapshot.device_copy import DeviceCopier
 from holdfast.snapshot.guard import Guard
 from holdfast.snapshot.image import Image, Piece
+from holdfast.snapshot.operations import when_between_operations
 
 _log = logging.getLogger("holdfast")
 _version = operator.attrgetter("_version")
 _CHUNK_BYTES = 32 << 20
 """What one thread copies at a time: 4 ms."""
+_OPERATION_S = 1.0
+_LOOK_EVERY_S = 0.002
 _SMALL_BYTES = 64 << 10
 """Smaller tensors are copied many at a time, because keeping books about each takes longer than its copy."""
 
@@ -83,15 +86,15 @@ class _Plan:
         owner = guard.owner_of(piece.base) if guard is not None else None
         if piece.device != "cpu":  # copied by the device's own engine
             if owner is not None:
-                self.guarded.setdefault(owner[0], []).append(owner[1])
+                self.guarded.setdefault(owner.number, []).extend(owner.tensors)
             return
         if owner is None and (guard is not None or piece.num_bytes < _SMALL_BYTES):
             self.at_once.append((piece.offset, piece.address, piece.num_bytes))
             return
         number = None
         if owner is not None:
-            number = owner[0]
-            self.guarded.setdefault(number, []).append(owner[1])
+            number = owner.number
+            self.guarded.setdefault(number, []).extend(owner.tensors)
             if piece.num_bytes < _SMALL_BYTES:
                 small.setdefault(number, []).append((piece.offset, piece.address, piece.num_bytes))
                 return
@@ -121,6 +124,9 @@ class Work:
     )
     unmarked: set[int] = field(default_factory=set[int])
     is_torn: bool = False
+    thread: int = field(default_factory=threading.get_ident)
+    """The training's."""
+    began_s: float = field(default_factory=clock.monotonic_s)
     head: int = 0
     tail: int = 0
     pending: Counter[int | None] = field(default_factory=Counter[int | None])
@@ -139,6 +145,8 @@ class Stager:
         self._changed = threading.Condition()
         self._work: Work | None = None
         self._is_closed = False
+        self._is_waited_for = False
+        """Whether the training itself waits, and so is in no operation."""
         self.waited_s = 0.0
         """How long optimizers have waited for the last snapshot."""
         self._plans: dict[str, _Plan] = {}
@@ -218,14 +226,18 @@ class Stager:
         work = self._work
         if work is None:
             return
-        self._help(work)
-        with self._changed:
-            self._changed.wait_for(lambda: work.is_ended)
+        self._is_waited_for = threading.get_ident() == work.thread
+        try:
+            self._help(work)
+            with self._changed:
+                self._changed.wait_for(lambda: work.is_ended)
+        finally:
+            self._is_waited_for = False
 
     def _verify(self, work: Work, optimizers: Sequence[int]) -> None:
         """Compare the versions of what has been copied with those of the boundary."""
-        for optimizer in optimizers:
-            with self._changed:
+        with self._changed:  # whoever comes second finds nothing, and the verdict
+            for optimizer in optimizers:
                 versions = work.versions.pop(optimizer, [])
                 work.is_torn |= any(list(map(_version, tensors)) != then for tensors, then in versions)
 
@@ -278,10 +290,26 @@ class Stager:
             marked = self._mark(work, marked)
         with self._changed:
             self._changed.wait_for(lambda: all(work.is_done))
-        have_arrived = self._devices.finish()
+        work.is_torn |= not self._devices.finish()
+        self._wait_for_operation(work)
         self._verify(work, list(work.versions))
-        work.is_torn |= not have_arrived
         work.on_end(not work.is_torn)
+
+    def _wait_for_operation(self, work: Work) -> None:
+        """Wait until the operation has ended in which the training was when the last byte was copied.
+
+        An operation that changes a tensor counts that at its end; so one that began during the copy and goes on after
+        it cannot be seen yet. Changing what was copied takes about as long as its copy: a training that is in an
+        operation for much longer is in another one.
+        """
+        passed = threading.Event()
+        deadline_s = clock.monotonic_s() + _OPERATION_S + 4 * (clock.monotonic_s() - work.began_s)
+        if work.versions:
+            when_between_operations(work.thread, passed.set)
+        while work.versions and not self._is_waited_for and not passed.is_set():
+            if clock.monotonic_s() >= deadline_s:
+                return
+            passed.wait(_LOOK_EVERY_S)
 
     def _end(self, work: Work) -> None:
         with self._changed:
@@ -302,12 +330,17 @@ class Stager:
     def _copy(self, work: Work, index: int) -> None:
         placed, copy = work.copies[index]
         begin = placed.block.address + placed.offset
-        for place, address, num_bytes in copy.batch or ((copy.place, copy.address, copy.num_bytes),):
-            ctypes.memmove(begin + place, address, num_bytes)
-        with self._changed:
-            work.is_done[index] = 1
-            work.pending[copy.owner] -= 1
-            self._changed.notify_all()
+        is_whole = False
+        try:
+            for place, address, num_bytes in copy.batch or ((copy.place, copy.address, copy.num_bytes),):
+                ctypes.memmove(begin + place, address, num_bytes)
+            is_whole = True
+        finally:  # also when Ctrl-C ends the training in here: others wait for this copy
+            with self._changed:
+                work.is_torn |= not is_whole
+                work.is_done[index] = 1
+                work.pending[copy.owner] -= 1
+                self._changed.notify_all()
 
     def _mark(self, work: Work, marked: int) -> int:
         """Say how far the copies have come without a gap."""

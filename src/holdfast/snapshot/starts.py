@@ -68,6 +68,8 @@ class Start:
         self.ledger = Ledger(num_ranks)
         self.ranks: dict[int, Rank] = {}
         self.has_failed = False
+        self.is_hurried = False
+        """Whether ranks wait to leave, whatever for."""
         self.begun_s: Recent[int, float] = Recent()
         self.outcomes: dict[int, dict[str, Any]] = {}
         self.failed_s: float | None = None

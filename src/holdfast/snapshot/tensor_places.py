@@ -21,15 +21,22 @@ class TensorPlaces:
 
     def __init__(self, values: Iterable[Any]) -> None:
         self._tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        self._addresses = self._addresses_now()
-        self._lie_as_before = _guard_of_torch(self._tensors) or _guard_of_lists(self._tensors)
+        self._addresses: list[int] = []
+        try:
+            self._addresses = self._addresses_now()
+            self._lie_as_before = _guard_of_torch(self._tensors) or _guard_of_lists(self._tensors)
+            # An empty view has no address that would tell what becomes of its storage.
+            empty = [tensor for tensor, address in zip(self._tensors, self._addresses, strict=True) if not address]
+            self._can_tell = not any(tensor.untyped_storage().nbytes() for tensor in empty)
+        except RuntimeError:  # sparse, or a wrapper around others
+            self._can_tell = False
 
     def _addresses_now(self) -> list[int]:
         return list(map(_data_ptr, self._tensors))
 
     def hold(self) -> bool:
         """Whether nothing has changed but what the tensors contain."""
-        return self._addresses_now() == self._addresses and self._lie_as_before()
+        return self._can_tell and self._addresses_now() == self._addresses and self._lie_as_before()
 
 
 def _guard_of_torch(tensors: list[torch.Tensor]) -> Callable[[], bool] | None:

@@ -44,7 +44,7 @@ def _ends() -> Iterator[tuple[Keeper, Other]]:
 
 
 def _begin(keeper: Keeper, other: Other, step: int) -> int:
-    keeper.begin(step, [], trigger=Trigger.PERIODIC, is_wanted=True, facts=None)
+    keeper.begin(step, [], trigger=Trigger.PERIODIC, is_wanted=True, facts=None, number=1)
     return other.hear("begin")["asked"]
 
 

@@ -167,8 +167,27 @@ def test_a_part_that_comes_after_its_step_was_given_up_is_free_at_once() -> None
     assert ledger.find(1) is None
     assert ledger.is_free(0, 1)
     for rank in (0, 1):
-        staged(ledger, 1, 1, rank=rank)
+        staged(ledger, 1, 1, rank=rank, number=2)
     assert ledger.newest_complete is ledger.find(1)
+
+
+def test_a_step_is_begun_anew_by_ranks_in_any_order() -> None:
+    """The first to give it up is the last to begin again, or its word comes later than the other's new beginning."""
+    ledger = Ledger(2)
+    begin(ledger, 5, 1, rank=0, number=1)
+    ledger.give_up(5, 1)
+    staged(ledger, 5, 1, rank=1, number=2)
+    staged(ledger, 5, 2, rank=0, number=2)
+    assert ledger.newest_complete is ledger.find(5)
+    ledger = Ledger(2)
+    begin(ledger, 5, 1, rank=0, number=1)
+    staged(ledger, 5, 1, rank=1, number=2)
+    ledger.give_up(5, 1)
+    assert ledger.newest_complete is None
+    staged(ledger, 5, 2, rank=0, number=2)
+    assert ledger.newest_complete is ledger.find(5)
+    assert not begin(ledger, 5, 3, rank=1, number=1).is_intact, "what comes late changes nothing"
+    assert ledger.newest_complete is ledger.find(5)
 
 
 def test_ranks_that_are_gone_leave_only_what_is_complete() -> None:

@@ -363,6 +363,8 @@ class TrainerRun:
         waited = False
         if self._its_saves.step != self._step:
             waited = self._save(trigger, model, trial)
+        if self._its_saves.is_postponed:
+            self._trigger = trigger
         agreement.save_done()
         if not stops and waited:
             # The save took long: a signal that came meanwhile must not wait for another step.

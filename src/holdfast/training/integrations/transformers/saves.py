@@ -111,6 +111,7 @@ class Saves:
         )
         if committed:
             self.step = self._now
+            self.handed_step = self._saver.handed_step = None  # an older one: nobody is going to wait for it
             self.is_postponed = False
             self._agreement.save_s = self._saver.last_duration_s
 

@@ -191,7 +191,7 @@ class Snapshots:
         agreed = self._agree(mine, round(1e6 * cost_s))
         if agreed != Handover.TAKEN:
             if mine == Handover.TAKEN:
-                self._snapshotter.cancel(step)
+                self._snapshotter.cancel(step, self._num_taken)
             return agreed
         self.taken_step = step
         if is_wanted:
@@ -243,7 +243,13 @@ class Snapshots:
             images = self._images(step, state, model, trial)
             facts = self._facts(step) if self._session.place.local_rank == 0 else None
             taken = self._snapshotter.take(
-                step, images, trigger=trigger, is_wanted=is_wanted, facts=facts, more_slots=more_slots
+                step,
+                images,
+                trigger=trigger,
+                is_wanted=is_wanted,
+                facts=facts,
+                number=self._num_taken,
+                more_slots=more_slots,
             )
         except NoRoomError as error:
             self._tell_once(f"saves are synchronous, training waits for them: {error}", about="room")
