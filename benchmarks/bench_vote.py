@@ -32,7 +32,7 @@ import torch.multiprocessing as mp
 from figures import print_load, print_machine, row, verdict
 
 from holdfast.foundation.environment import Place
-from holdfast.training.integrations.transformers.agreement import Agreement
+from holdfast.training.engine.agreement import Agreement
 from holdfast.training.peers import NUM_VALUES, Peers
 from holdfast.training.termination import Termination
 

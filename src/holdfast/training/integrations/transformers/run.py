@@ -20,14 +20,15 @@ from holdfast.errors import HoldfastError, Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
-from holdfast.training.integrations.transformers.agreement import Agreement
+from holdfast.training.engine.agreement import Agreement
+from holdfast.training.engine.cadence import Cadence
+from holdfast.training.engine.saver import RunFacts, Saver
+from holdfast.training.engine.saves import Saves
+from holdfast.training.engine.snapshots import Snapshots
 from holdfast.training.integrations.transformers.arguments import finish_settings
-from holdfast.training.integrations.transformers.cadence import Cadence
 from holdfast.training.integrations.transformers.continuation import Continuation
+from holdfast.training.integrations.transformers.framework import TrainerFramework
 from holdfast.training.integrations.transformers.looking import first_looker
-from holdfast.training.integrations.transformers.saves import Saves
-from holdfast.training.integrations.transformers.saving import RunFacts, Saver
-from holdfast.training.integrations.transformers.snapshots import Snapshots
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
@@ -145,19 +146,23 @@ class TrainerRun:
             run_id=start.attempt.run_id,
             attempt=start.attempt.attempt,
             attempt_id=start.attempt.attempt_id,
+        )
+        self._framework = TrainerFramework(
+            trainer,
+            save=trainer._save_checkpoint,
             geometry=geometry,
-            regular=self._continuation.is_regular,
+            is_regular=self._continuation.is_regular,
+            rank=place.rank,
+            rank_state=self._rank_state,
         )
         self._bring = start.bring
-        self._saver = Saver(
-            session, self._peers, trainer, self._output, start.folders, facts, trainer._save_checkpoint
-        )
+        self._saver = Saver(session, self._peers, self._framework, self._output, start.folders, facts)
         self._snapshots = Snapshots(
-            session, self._peers, trainer, self._saver, self._output, start.folders, start.attempt.attempt_id
+            session, self._peers, self._framework, self._saver, self._output, start.folders, start.attempt.attempt_id
         )
         self._snapshots.prepare()
         self._saves = Saves(
-            session, trainer, self._agreement, self._snapshots, self._saver, self._output.root, self._rank_state
+            session, self._framework, self._agreement, self._snapshots, self._saver, self._output.root
         )
         # What is in memory only is saved again at once.
         self._saves.is_postponed = start.point is not None and not start.point.is_durable
@@ -305,9 +310,7 @@ class TrainerRun:
             step_s=self._agreement.decision.step_ms / 1000,
         ):
             return
-        snapshots.take(
-            Trigger.PERIODIC, self._rank_state(), model=self._trainer.model_wrapped, trial=None, is_wanted=False
-        )
+        snapshots.take(Trigger.PERIODIC, self._framework.write(self._trainer.model_wrapped, None), is_wanted=False)
 
     def end_epoch(self) -> None:
         """What follows until the next step belongs to the epoch's end, not to a step."""
@@ -377,7 +380,7 @@ class TrainerRun:
         if trigger == Trigger.JIT:
             self._announce_stop()
         is_last = trigger == Trigger.JIT or self._pending.complete
-        return self._its_saves.save(trigger, model, trial, is_last=is_last)
+        return self._its_saves.save(trigger, self._framework.write(model, trial), is_last=is_last)
 
     def _rank_state(self) -> RankState:
         state = self._trainer.state

@@ -1,23 +1,19 @@
-"""The Trainer's own `_save_checkpoint`, led into a working folder and committed by all ranks together.
+"""Saves that training waits for: written into a working folder and committed by all ranks together.
 
-The Trainer decides what is saved and how files are named; here it only gets another folder to write to. A
-failed save leaves nothing behind, is reported, and is the same failure on every rank.
+A failed save leaves nothing behind, is reported, and is the same failure on every rank.
 """
 
 import contextlib
 import dataclasses
-import importlib
-import math
 import platform
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from holdfast._version import __version__
-from holdfast.checkpoint.catalog import step_of
 from holdfast.checkpoint.commit import (
     RankPart,
     WorkingCheckpoint,
@@ -36,14 +32,12 @@ from holdfast.checkpoint.verify import read_manifest
 from holdfast.errors import HoldfastError, ManifestError, SaveError
 from holdfast.foundation import clock
 from holdfast.foundation.events import Pruned, Resealed, Saved, SaveFailed
+from holdfast.training.engine.framework import Framework, Write
 from holdfast.training.folders import Folders
-from holdfast.training.integrations.transformers.geometry import Geometry
-from holdfast.training.integrations.transformers.state import RankState
 from holdfast.training.peers import Peers
 from holdfast.training.session import Session
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "trl", "peft", "deepspeed", "numpy")
-_TRAINER_STATE = "trainer_state.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +48,11 @@ class RunFacts:
         run_id: see `Manifest`.
         attempt: see `Manifest`.
         attempt_id: names this attempt's working folders; agreed by all ranks.
-        geometry: the batch arithmetic in force.
-        regular: whether every step of the run had this geometry.
     """
 
     run_id: str
     attempt: int
     attempt_id: str
-    geometry: Geometry
-    regular: bool
 
 
 class Saver:
@@ -71,46 +61,38 @@ class Saver:
     Args:
         session: reports what happened.
         peers: all ranks.
-        trainer: whose state is saved.
+        framework: whose state is saved.
         output: where.
         folders: whether all ranks share it.
         facts: what the manifests say.
-        save: the Trainer's own `_save_checkpoint`, with whatever a subclass adds.
     """
 
     def __init__(
         self,
         session: Session,
         peers: Peers,
-        trainer: Any,
+        framework: Framework,
         output: OutputFolder,
         folders: Folders,
         facts: RunFacts,
-        save: Callable[[Any, Any], None],
     ) -> None:
         self._session = session
         self._peers = peers
-        self._trainer = trainer
+        self._framework = framework
         self._output = output
         self._folders = folders
         self._facts = facts
-        self._save = save
         self._libraries = _library_versions()
         self._newest: tuple[Path, Manifest] | None = None
-        _build_ahead(trainer)
-        self.handed_step: int | None = None
-        """The step of a checkpoint that is still being written."""
         self.last_duration_s: float | None = None
         """Seconds that the last successful save took; None before the first."""
 
-    def save(self, trigger: Trigger, state: RankState, *, model: Any, trial: Any, consequence: str) -> bool:
-        """Save the Trainer's state at its step, on all ranks together.
+    def save(self, trigger: Trigger, write: Write, *, consequence: str) -> bool:
+        """Save the state at the loop's step, on all ranks together.
 
         Args:
             trigger: why.
-            state: what the Trainer itself does not save.
-            model: as for the Trainer's `_save_checkpoint`.
-            trial: likewise.
+            write: writes this rank's files.
             consequence: what a failure means, for the message.
 
         Returns:
@@ -120,9 +102,9 @@ class Saver:
             PeerError: a rank is gone.
         """
         started_s = clock.monotonic_s()
-        step = int(self._trainer.state.global_step)
+        step = self._framework.step
         working = WorkingCheckpoint(self._output, attempt_id=self._facts.attempt_id, step=step)
-        parts = self._peers.gather(self._write_part(working, state, model, trial))
+        parts = self._peers.gather(self._write_part(working, write))
         commit = self._commit if self._folders.is_shared else self._commit_parts
         manifest, error = commit(working, parts, lambda entries: self._describe(step, trigger, entries))
         if self._folders.is_owner:
@@ -192,13 +174,13 @@ class Saver:
 
         A failure is reported; the checkpoints have the same weights.
         """
-        step = int(self._trainer.state.global_step)
+        step = self._framework.step
         working = WorkingCheckpoint(
             self._output, attempt_id=self._facts.attempt_id, step=step, target=final_folder(self._output)
         )
         rank = self._session.place.rank
         try:
-            self._trainer.save_model(str(working.rank_root(rank) / working.name))
+            self._framework.write_final(working.rank_root(rank) / working.name)
             part = dataclasses.replace(working.seal(rank), node=self._folders.index)
         except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
             part = RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
@@ -259,76 +241,29 @@ class Saver:
             raise SaveError(error)
         return whole, sorted({entry.path for entry in everything})
 
-    def _write_part(self, working: WorkingCheckpoint, state: RankState, model: Any, trial: Any) -> RankPart:
+    def _write_part(self, working: WorkingCheckpoint, write: Write) -> RankPart:
         rank = self._session.place.rank
         try:
             root = working.rank_root(rank)
-            self.write(root, root / working.name, state, model=model, trial=trial)
+            write(root, root / working.name)
             return dataclasses.replace(working.seal(rank), node=self._folders.index)
         # Whatever the framework raises here, all ranks must hear of it, or the others wait for ever.
         except Exception as error:  # noqa: BLE001
             return RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
-
-    def write(self, root: Path, folder: Path, state: RankState, *, model: Any, trial: Any) -> None:
-        """Let the Trainer save into `folder`, `checkpoint-<step>` below `root`, and add what it leaves out."""
-        with self._led_to(root):
-            self._save(model, trial)
-        self._finish_trainer_state(folder)
-        state.write(folder, self._session.place.rank)
-
-    @contextlib.contextmanager
-    def _led_to(self, root: Path) -> Generator[None]:
-        trainer = self._trainer
-        original = trainer.__dict__.get("_get_output_dir")
-        best_step = trainer.state.best_global_step
-        trainer._get_output_dir = lambda trial=None: str(root)  # pyright: ignore[reportUnknownLambdaType]
-        # Without it the Trainer looks for the best checkpoint in the working folder, after a barrier at which
-        # healthy ranks would wait for one whose disk is full. `_finish_trainer_state` does what is left out.
-        trainer.state.best_global_step = None
-        try:
-            yield
-        finally:
-            trainer.state.best_global_step = best_step
-            if original is None:
-                del trainer._get_output_dir
-            else:
-                trainer._get_output_dir = original
-
-    def _finish_trainer_state(self, folder: Path) -> None:
-        state = self._trainer.state
-        if state.best_global_step:
-            best = Path(self._trainer.args.output_dir) / f"checkpoint-{state.best_global_step}"
-            if state.best_global_step in {state.global_step, self.handed_step} or best.is_dir():
-                state.best_model_checkpoint = str(best)
-        if (folder / _TRAINER_STATE).exists():
-            state.save_to_json(str(folder / _TRAINER_STATE))
 
     def _describe(self, step: int, trigger: Trigger, entries: tuple[FileEntry, ...]) -> Manifest:
         return Manifest(**self.manifest_fields(step), trigger=trigger, created=clock.utc_now(), files=entries)
 
     def manifest_fields(self, step: int) -> dict[str, Any]:
         """What the manifest of a checkpoint of now says, but for its files, trigger and time."""
-        facts = self._facts
-        epoch = float(self._trainer.state.epoch or 0.0)
         return {
-            "run_id": facts.run_id,
-            "attempt": facts.attempt,
+            "run_id": self._facts.run_id,
+            "attempt": self._facts.attempt,
             "step": step,
-            "epoch": epoch,
-            "world_size": facts.geometry.world_size,
-            "global_batch": facts.geometry.global_batch,
-            "gradient_accumulation": facts.geometry.accumulation,
-            "samples_seen": facts.geometry.samples_seen(step=step, epoch=epoch, regular=facts.regular),
-            "strategy": strategy_of(self._trainer),
+            "strategy": self._framework.strategy,
             "libraries": self._libraries,
-            "metrics": _metrics_at(self._trainer.state, step),
+            **self._framework.manifest_fields(step),
         }
-
-    def retention(self) -> tuple[int | None, set[int]]:
-        """How many checkpoints the script keeps, and steps that stay in any case."""
-        best = self._trainer.state.best_model_checkpoint
-        protected = {step for step in [step_of(Path(best)) if best else None] if step is not None}
-        return self._trainer.args.save_total_limit, protected
 
     def take_over(self, path: Path) -> None:
         """The keeper has committed the checkpoint at `path`: it is the newest one."""
@@ -339,7 +274,7 @@ class Saver:
         """Delete what `save_total_limit` no longer keeps; a failure is reported, and the next save tries again."""
         if not self._folders.is_owner:
             return
-        limit, protected = self.retention()
+        limit, protected = self._framework.retention()
         policies = [*parse_policies(self._session.settings.keep), *([KeepNewest(limit)] if limit else [])]
         superseded = self._output.superseded(policies, protected=protected)
         try:
@@ -347,7 +282,7 @@ class Saver:
         except OSError as error:
             self._session.report(
                 SaveFailed(
-                    step=self._trainer.state.global_step,
+                    step=self._framework.step,
                     trigger="retention",
                     reason=f"an older checkpoint could not be deleted: {error}",
                     consequence="it stays until the next save",
@@ -373,33 +308,6 @@ def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
     return here
 
 
-def _metrics_at(state: Any, step: int) -> dict[str, float]:
-    """What evaluations of this step have found."""
-    return {
-        name: float(value)
-        for entry in state.log_history
-        if entry.get("step") == step
-        for name, value in entry.items()
-        if name.startswith("eval_") and isinstance(value, int | float) and math.isfinite(value)
-    }
-
-
-def strategy_of(trainer: Any) -> str:
-    """How the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`."""
-    if trainer.is_deepspeed_enabled:
-        return "deepspeed"
-    if trainer.is_fsdp_enabled:
-        return "fsdp"
-    return "ddp" if trainer.args.world_size > 1 else "single"
-
-
-def _build_ahead(trainer: Any) -> None:
-    """Build what transformers would build in the first save, 0.2 s and more that belong before the first step."""
-    with contextlib.suppress(ImportError, AttributeError, TypeError):
-        mappings: Any = importlib.import_module("transformers.conversion_mapping")
-        mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)
-
-
 def _library_versions() -> dict[str, str]:
     versions = {"holdfast": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
@@ -409,4 +317,4 @@ def _library_versions() -> dict[str, str]:
     return versions
 
 
-__all__ = ["RunFacts", "Saver", "strategy_of"]
+__all__ = ["RunFacts", "Saver"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.training.integrations.transformers.cadence import Cadence
+from holdfast.training.engine.cadence import Cadence
 
 
 def test_nobody_asked() -> None:

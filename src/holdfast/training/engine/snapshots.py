@@ -1,4 +1,4 @@
-"""The Trainer's saves as snapshots: captured at a boundary, copied beside the next step, made durable by the keeper.
+"""Saves as snapshots: captured at a boundary, copied beside the next step, made durable by the keeper.
 
 Every step of a save is agreed between the ranks by a small reduction, so that either all of them take this way, or
 none does and the save is the synchronous one of `saving`.
@@ -28,16 +28,14 @@ from holdfast.snapshot.keeper import Keeper, Outcome
 from holdfast.snapshot.nodes import Nodes
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.training.claiming import open_on_node
+from holdfast.training.engine.framework import Framework, Write
+from holdfast.training.engine.saver import Saver
 from holdfast.training.folders import Folders
-from holdfast.training.integrations.transformers.saving import Saver, strategy_of
-from holdfast.training.integrations.transformers.state import RankState
 from holdfast.training.peers import NUM_VALUES, Peers
 from holdfast.training.session import Session
 
 _SUPPORTED = {"single", "ddp"}
 _FILE_SLACK_BYTES = 1 << 20
-_MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
-"""How many tensors of a parameter's size an optimizer keeps, by the beginning of its name; two for all others."""
 _SLOW_BYTES_PER_S = 200e6
 _COMMIT_S = 0.1
 """What is assumed of a disk before anything was written to it."""
@@ -52,13 +50,13 @@ class Handover(enum.IntEnum):
 
 
 class Snapshots:
-    """The snapshots of one `train()` call.
+    """The snapshots of one training.
 
     Args:
         session: this rank.
         peers: all ranks.
-        trainer: whose state is saved.
-        saver: runs the Trainer's own save, and knows the checkpoint's facts.
+        framework: whose state is saved.
+        saver: knows the checkpoint's facts.
         output: where checkpoints go.
         folders: whether all ranks share it.
         attempt_id: names the working folders.
@@ -68,7 +66,7 @@ class Snapshots:
         self,
         session: Session,
         peers: Peers,
-        trainer: Any,
+        framework: Framework,
         saver: Saver,
         output: OutputFolder,
         folders: Folders,
@@ -76,7 +74,7 @@ class Snapshots:
     ) -> None:
         self._session = session
         self._peers = peers
-        self._trainer = trainer
+        self._framework = framework
         self._saver = saver
         self._output = output
         self._attempt_id = attempt_id
@@ -85,7 +83,7 @@ class Snapshots:
         self._scratch: Path | None = None
         self._told: set[str] = set()
         self._sizes: list[int] = []
-        self._can = folders.is_shared and strategy_of(trainer) in _SUPPORTED
+        self._can = folders.is_shared and framework.strategy in _SUPPORTED
         self._optimizers: list[Any] = []
         self.pending: int | None = None
         """The step that was handed over, and is not known to be durable."""
@@ -130,12 +128,11 @@ class Snapshots:
 
     def prepare(self) -> None:
         """Take the memory and fault it in, beside the loading of the model."""
-        snapshotter, trainer = self._snapshotter, self._trainer
-        if snapshotter is None or not trainer.args.should_save:
+        snapshotter, framework = self._snapshotter, self._framework
+        if snapshotter is None or not framework.has_large_files:
             return
-        parameters = list(trainer.model.parameters())
-        name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
-        moments = next((count for start, count in _MOMENTS.items() if start in name), 2)
+        parameters = list(framework.parameters())
+        moments = framework.moments_per_parameter()
         trainable = sum(one.nbytes for one in parameters if one.requires_grad)
         model = sum(one.nbytes for one in parameters)
         on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
@@ -150,8 +147,7 @@ class Snapshots:
 
     def begin_loop(self) -> None:
         """Model and optimizer are there."""
-        optimizer = self._trainer.optimizer
-        self._optimizers = [getattr(optimizer, "optimizer", optimizer)]
+        self._optimizers = self._framework.optimizers()
         if self._snapshotter is not None:
             self._capture.prepare()
             self._snapshotter.watch(self._optimizers)
@@ -162,14 +158,12 @@ class Snapshots:
 
     # ---- taking one -------------------------------------------------------------------------------------------
 
-    def take(self, trigger: Trigger, state: RankState, *, model: Any, trial: Any, is_wanted: bool) -> Handover:
+    def take(self, trigger: Trigger, write: Write, *, is_wanted: bool) -> Handover:
         """Begin a snapshot of this boundary, on all ranks together.
 
         Args:
             trigger: why.
-            state: what the Trainer itself does not save.
-            model: as for the Trainer's `_save_checkpoint`.
-            trial: likewise.
+            write: writes this rank's files; it runs at once, and its tensors are copied later.
             is_wanted: whether it is to become a checkpoint.
 
         Returns:
@@ -179,14 +173,14 @@ class Snapshots:
             PeerError: a rank is gone.
         """
         started_s = clock.monotonic_s()
-        step = int(self._trainer.state.global_step)
+        step = self._framework.step
         more_slots = 1 if trigger == Trigger.JIT else 0
         ready = self._agree(self._readiness(more_slots))
         if ready != Handover.TAKEN or self._snapshotter is None:
             return ready
         self._num_taken += 1  # on all ranks, whatever becomes of it
         waited_s = self._snapshotter.waited_s  # for the one before
-        mine = self._take_here(step, trigger, state, model, trial, is_wanted, more_slots)
+        mine = self._take_here(step, trigger, write, is_wanted=is_wanted, more_slots=more_slots)
         cost_s = clock.monotonic_s() - started_s + waited_s
         agreed = self._agree(mine, round(1e6 * cost_s))
         if agreed != Handover.TAKEN:
@@ -228,19 +222,10 @@ class Snapshots:
         else:
             self._use(keeper)
 
-    def _take_here(
-        self,
-        step: int,
-        trigger: Trigger,
-        state: RankState,
-        model: Any,
-        trial: Any,
-        is_wanted: bool,
-        more_slots: int,
-    ) -> Handover:
+    def _take_here(self, step: int, trigger: Trigger, write: Write, *, is_wanted: bool, more_slots: int) -> Handover:
         assert self._snapshotter is not None
         try:
-            images = self._images(step, state, model, trial)
+            images = self._images(step, write)
             facts = self._facts(step) if self._session.place.local_rank == 0 else None
             taken = self._snapshotter.take(
                 step,
@@ -255,13 +240,13 @@ class Snapshots:
             self._tell_once(f"saves are synchronous, training waits for them: {error}", about="room")
             return Handover.IMPOSSIBLE
         except Exception as error:  # the synchronous save reports it, on all ranks together
-            self._tell_once(f"saves are synchronous: the Trainer's save cannot be captured: {error}")
+            self._tell_once(f"saves are synchronous: what is saved cannot be captured: {error}")
             self._session.log.debug("the snapshot of step %s failed", step, exc_info=True)
             return Handover.IMPOSSIBLE
         self._sizes = [image.size_bytes for image in images]
         return Handover.TAKEN if taken else Handover.BUSY
 
-    def _images(self, step: int, state: RankState, model: Any, trial: Any) -> list[Image]:
+    def _images(self, step: int, write: Write) -> list[Image]:
         if self._scratch is None:
             self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._session.settings.record_folder))
             assert self._snapshotter is not None
@@ -270,13 +255,13 @@ class Snapshots:
         folder.mkdir()
         try:
             with self._capture.below(folder) as captured:
-                self._saver.write(self._scratch, folder, state, model=model, trial=trial)
+                write(self._scratch, folder)
             return self._capture.collect(captured)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _facts(self, step: int) -> dict[str, Any]:
-        limit, protected = self._saver.retention()
+        limit, protected = self._framework.retention()
         return {
             "folder": str(self._output.root.absolute()),
             "attempt_id": self._attempt_id,
@@ -396,7 +381,7 @@ class Snapshots:
             keeper.rescue(step, why)
 
     def close(self, *, is_orderly: bool) -> None:
-        """The `train()` call ends.
+        """The training ends.
 
         Args:
             is_orderly: whether everything worth keeping is durable; otherwise the keeper finds out by itself when

@@ -1,15 +1,13 @@
-"""The saves of one `train()` call: handed to the keeper where that can be, waited for where it cannot."""
+"""The saves of one training: handed to the keeper where that can be, waited for where it cannot."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.manifest import Trigger
-from holdfast.training.integrations.transformers.agreement import Agreement
-from holdfast.training.integrations.transformers.saving import Saver
-from holdfast.training.integrations.transformers.snapshots import Handover, Snapshots
-from holdfast.training.integrations.transformers.state import RankState
+from holdfast.training.engine.agreement import Agreement
+from holdfast.training.engine.framework import Framework, Write
+from holdfast.training.engine.saver import Saver
+from holdfast.training.engine.snapshots import Handover, Snapshots
 from holdfast.training.session import Session
 
 
@@ -18,31 +16,28 @@ class Saves:
 
     Args:
         session: this rank.
-        trainer: whose state is saved.
+        framework: whose state is saved.
         agreement: is told what a save costs.
         snapshots: the way over the keeper.
         saver: the way without it.
         root: where checkpoints go.
-        rank_state: gives what the Trainer itself does not save, as it is now.
     """
 
     def __init__(
         self,
         session: Session,
-        trainer: Any,
+        framework: Framework,
         agreement: Agreement,
         snapshots: Snapshots,
         saver: Saver,
         root: Path,
-        rank_state: Callable[[], RankState],
     ) -> None:
         self._session = session
-        self._trainer = trainer
+        self._framework = framework
         self._agreement = agreement
         self._snapshots = snapshots
         self._saver = saver
         self._root = root
-        self._rank_state = rank_state
         self.step: int | None = None
         """The newest step that was saved or handed over in this call, unless that has failed since."""
         self.handed_step: int | None = None
@@ -50,27 +45,22 @@ class Saves:
         self.is_postponed = False
         """Whether a save is due that could not begin."""
 
-    @property
-    def _now(self) -> int:
-        return int(self._trainer.state.global_step)
-
     def watch(self) -> None:
         """Look whether the keeper has finished the last save, and how."""
         outcome = self._snapshots.poll()
         if outcome is None:
             return
-        self._saver.handed_step = None
+        self._framework.handed_step = None
         if not outcome.is_durable and self.step == outcome.step:
             self.step = self._session.saved_step
         self._agreement.save_s = self._snapshots.save_s or self._agreement.save_s
 
-    def save(self, trigger: Trigger, model: Any, trial: Any, *, is_last: bool) -> bool:
+    def save(self, trigger: Trigger, write: Write, *, is_last: bool) -> bool:
         """Hand a snapshot of this boundary over to the keeper, or save it and wait.
 
         Args:
             trigger: why.
-            model: as for the Trainer's `_save_checkpoint`.
-            trial: likewise.
+            write: writes this rank's files.
             is_last: whether there is no next step to which it could be postponed.
 
         Returns:
@@ -79,39 +69,38 @@ class Saves:
         Raises:
             PeerError: a rank is gone.
         """
-        handover = self._hand_over(trigger, model, trial, is_last=is_last)
+        handover = self._hand_over(trigger, write, is_last=is_last)
         self.is_postponed = handover == Handover.BUSY
         if self.is_postponed:
-            self._session.log.info("the save at step %s waits: the one before is still being written", self._now)
+            self._session.log.info(
+                "the save at step %s waits: the one before is still being written", self._framework.step
+            )
         if handover != Handover.IMPOSSIBLE:
             return False
-        self._save_and_wait(trigger, model, trial)
+        self._save_and_wait(trigger, write)
         return True
 
-    def _hand_over(self, trigger: Trigger, model: Any, trial: Any, *, is_last: bool) -> Handover:
-        state = self._rank_state()
-        handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
+    def _hand_over(self, trigger: Trigger, write: Write, *, is_last: bool) -> Handover:
+        handover = self._snapshots.take(trigger, write, is_wanted=True)
         if handover == Handover.BUSY and is_last:
             self._snapshots.wait_until_free()
-            handover = self._snapshots.take(trigger, state, model=model, trial=trial, is_wanted=True)
+            handover = self._snapshots.take(trigger, write, is_wanted=True)
             if handover == Handover.BUSY:
                 handover = Handover.IMPOSSIBLE
         if handover == Handover.TAKEN:
-            self.step = self.handed_step = self._saver.handed_step = self._now
+            self.step = self.handed_step = self._framework.handed_step = self._framework.step
         return handover
 
-    def _save_and_wait(self, trigger: Trigger, model: Any, trial: Any) -> None:
+    def _save_and_wait(self, trigger: Trigger, write: Write) -> None:
         consequence = "an older checkpoint stands" if self._session.saved_step is not None else "none exists"
         committed = self._saver.save(
             trigger,
-            self._rank_state(),
-            model=model,
-            trial=trial,
+            write,
             consequence=consequence if trigger == Trigger.JIT else f"training goes on, {consequence}",
         )
         if committed:
-            self.step = self._now
-            self.handed_step = self._saver.handed_step = None  # an older one: nobody is going to wait for it
+            self.step = self._framework.step
+            self.handed_step = self._framework.handed_step = None  # an older one: nobody is going to wait for it
             self.is_postponed = False
             self._agreement.save_s = self._saver.last_duration_s
 
@@ -127,12 +116,12 @@ class Saves:
         if step is None:  # the same on every rank, unlike what each of them has heard from the keeper
             return
         is_durable = self._snapshots.finish(step)
-        self._saver.handed_step = None
+        self._framework.handed_step = None
         if is_durable:
             self._saver.take_over(self._root / checkpoint_name(step))
-        elif step == self._now:
+        elif step == self._framework.step:
             self.step = None
-            self._save_and_wait(Trigger.JIT, self._trainer.model_wrapped, None)
+            self._save_and_wait(Trigger.JIT, self._framework.write_again())
 
 
 __all__ = ["Saves"]

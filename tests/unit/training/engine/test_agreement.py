@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.foundation import clock
 from holdfast.foundation.environment import Place
-from holdfast.training.integrations.transformers.agreement import Agreement
+from holdfast.training.engine.agreement import Agreement
 from holdfast.training.peers import Peers, Reduction
 from holdfast.training.termination import Termination
 
