@@ -1,10 +1,25 @@
 """Holdfast keeps model training alive.
 
 A job that is preempted, drained or killed loses nothing that could have been saved, and comes back by
-itself. `holdfast run SCRIPT` is the whole interface for an unchanged Hugging Face Trainer script; the
-packages below are described in docs/architecture.md.
+itself. `holdfast run SCRIPT` is the whole interface for an unchanged Hugging Face Trainer script, `holdfast.session`
+for a loop written by hand; the packages below are described in docs/architecture.md.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from holdfast._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from holdfast.training.plain.run import Run, session
+
+
+def __getattr__(name: str) -> Any:
+    # Commands and the keeper need no torch, whose import takes seconds.
+    if name in {"Run", "session"}:
+        from holdfast.training.plain import run
+
+        return getattr(run, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["Run", "__version__", "session"]

@@ -10,15 +10,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
-from holdfast.training.integrations.transformers.state import (
-    Pending,
-    RankState,
-    capture_rng,
-    load_rng,
-    restore_rng,
-)
+from holdfast.training.integrations.transformers.state import Pending, RankState, load_rng
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.resume import ResumePoint
+from holdfast.training.rng import capture_rng, restore_rng
 from holdfast.training.session import Session
 
 

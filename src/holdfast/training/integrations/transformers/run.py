@@ -22,6 +22,7 @@ from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.cadence import Cadence
+from holdfast.training.engine.deadline import Deadline
 from holdfast.training.engine.saver import RunFacts, Saver
 from holdfast.training.engine.saves import Saves
 from holdfast.training.engine.snapshots import Snapshots
@@ -36,9 +37,6 @@ from holdfast.training.progress import ProgressFile
 from holdfast.training.resume import lease
 from holdfast.training.session import Session
 from holdfast.training.start import Start, agree_on_start
-
-_LEAVING_S = 0.3
-"""What leaving takes, once a snapshot is committed."""
 
 
 class _GiveUp(BaseException):
@@ -82,11 +80,11 @@ class TrainerRun:
         self._loop_started_s = 0.0
         self._loss: float | None = None
         self._announced = False
-        self._is_stopping = False
         self._lease = contextlib.ExitStack()
         self._snapshots: Snapshots | None = None
         self._cadence = Cadence(session.settings.snapshot_steps)
         self._saves: Saves | None = None
+        self._deadline: Deadline | None = None
         self._callbacks_look = True
 
     # ---- the call -------------------------------------------------------------------------------------------
@@ -161,6 +159,7 @@ class TrainerRun:
             session, self._peers, self._framework, self._saver, self._output, start.folders, start.attempt.attempt_id
         )
         self._snapshots.prepare()
+        self._deadline = Deadline(session, self._agreement, self._snapshots)
         self._saves = Saves(
             session, self._framework, self._agreement, self._snapshots, self._saver, self._output.root
         )
@@ -209,7 +208,7 @@ class TrainerRun:
         if self._snapshots is not None:
             self._snapshots.begin_loop()
         self._callbacks_look = self._do_callbacks_look()
-        session.look_at_time = self._look_at_time
+        session.look_at_time = self._deadline.look if self._deadline is not None else None
         session.termination.enter_training()
         self._loop_started_s = clock.monotonic_s()
         self._tell_progress(force=True)
@@ -418,33 +417,10 @@ class TrainerRun:
         self._session.finish_uploads(newest_only=True)
         return interrupted
 
-    def _look_at_time(self) -> float | None:
-        """After a stop request, on the watch thread: give the running step up when it cannot be ended in time.
-
-        Returns:
-            Seconds after which to look again; None for never.
-        """
-        snapshots = self._snapshots
-        if snapshots is None or self._is_stopping or not snapshots.can_rescue(self._session.step):
-            return None
-        available_s = self._session.termination.available_s
-        commit_s = snapshots.commit_s()
-        needed_s = self._agreement.step_left_s() + (snapshots.save_s or commit_s)
-        patience_s = available_s - commit_s - _LEAVING_S
-        if needed_s <= available_s and patience_s > 0:
-            return patience_s
-        step = self._session.step + 1
-        why = (
-            f"it needs about {needed_s:.1f} s more with its save, and {max(0.0, available_s):.1f} s are left"
-            if needed_s > available_s
-            else f"{max(0.0, available_s):.1f} s are left, just enough to commit a snapshot"
-        )
-        snapshots.rescue(step, why)
-        return None
-
     def _announce_stop(self) -> None:
         decision = self._agreement.decision
-        self._is_stopping = True
+        if self._deadline is not None:
+            self._deadline.is_met = True
         if not self._announced:
             self._announced = True
             name = signal.Signals(decision.stop_signal).name

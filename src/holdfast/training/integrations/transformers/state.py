@@ -9,14 +9,14 @@
 `Moment` is the same in memory, with what changes inside a step: the Trainer can go back to it.
 """
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+
+from holdfast.training.rng import capture_rng, restore_rng
 
 _NAME = "holdfast_state_{rank}.pt"
 
@@ -175,35 +175,6 @@ def _saved_buffers(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}.{name}", tensor
 
 
-def capture_rng() -> dict[str, Any]:
-    """The states of all random number generators, in the layout of the Trainer's `rng_state.pth`."""
-    states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.random.get_rng_state_all()
-    return states
-
-
-def restore_rng(states: dict[str, Any]) -> None:
-    """Put all random number generators where `capture_rng` found them."""
-    random.setstate(_as_tuples(states["python"]))
-    np.random.set_state(states["numpy"])
-    torch.random.set_rng_state(states["cpu"])
-    cuda = states.get("cuda")
-    if cuda is not None and torch.cuda.is_available():
-        if isinstance(cuda, torch.Tensor):
-            torch.cuda.random.set_rng_state(cuda)
-        else:
-            torch.cuda.random.set_rng_state_all(cuda)
-
-
-def _as_tuples(state: Any) -> Any:
-    return tuple(_as_tuples(item) for item in state) if isinstance(state, list | tuple) else state  # pyright: ignore
-
-
 def load_rng(folder: Path, *, rank: int, ranks_before: int) -> dict[str, Any] | None:
     """Random number states from the Trainer's own files, whatever the number of ranks that wrote them."""
     names = [f"rng_state_{rank % ranks_before}.pth"] if ranks_before > 1 else ["rng_state.pth"]
@@ -226,8 +197,6 @@ __all__ = [
     "Moment",
     "Pending",
     "RankState",
-    "capture_rng",
     "load_plain",
     "load_rng",
-    "restore_rng",
 ]

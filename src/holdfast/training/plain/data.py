@@ -1,0 +1,172 @@
+"""Where a loop stands in its data, and how it gets back there.
+
+- A loader that keeps its own state (`state_dict`, `load_state_dict`: torchdata's StatefulDataLoader) is asked for it.
+- Of map-style data the indices of batches that were seen are drawn and thrown away; nothing is read.
+- Of a stream the batches are read and thrown away, with a line that says how long that takes.
+
+The order of an epoch is drawn from the random number states of its beginning; those are put back for the drawing, and
+the states of the checkpoint after it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.foundation import clock
+from holdfast.training.rng import capture_rng, restore_rng
+
+_TELL_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A place in the data.
+
+    Args:
+        epoch: epochs done.
+        batches: batches of this rank that were seen in the running one.
+        epoch_rng: random number states when the running one began; empty at its very beginning.
+        loader: the loader's own state, where it has one; None otherwise.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    epoch_rng: dict[str, Any] | None = None
+    loader: Any = None
+
+
+class Data:
+    """The data of one loop.
+
+    Args:
+        loader: a DataLoader, or anything that can be iterated once for each epoch.
+        tell: told now and then how far reading what was seen already has come: (batches, of how many, seconds).
+    """
+
+    def __init__(self, loader: Iterable[Any] | None, tell: Callable[[int, int, float], None]) -> None:
+        self._loader = loader
+        self._tell = tell
+        self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._resumed: Position | None = None
+        self._rng: dict[str, Any] | None = None
+        self.epoch = 0
+        self.batches = 0
+        self._epoch_rng: dict[str, Any] | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of this rank in an epoch; None when the loader cannot tell."""
+        try:
+            return len(self._loader)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            return None
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this rank in a batch; 1 when the loader cannot tell."""
+        size = getattr(self._loader, "batch_size", None)
+        if size is None:
+            size = getattr(getattr(self._loader, "batch_sampler", None), "batch_size", None)
+        return int(size or 1)
+
+    def position(self) -> Position:
+        """Where the loop stands now."""
+        if self._epoch_rng is None:
+            return Position(epoch=self.epoch, batches=self.batches)
+        state = self._loader.state_dict() if self._has_state else None  # pyright: ignore
+        return Position(epoch=self.epoch, batches=self.batches, epoch_rng=self._epoch_rng, loader=state)
+
+    def resume(self, position: Position, rng: dict[str, Any]) -> None:
+        """Go on from `position`, with the random number states of that moment."""
+        self.epoch, self.batches = position.epoch, position.batches
+        self._resumed, self._rng = position, rng
+
+    def epochs(self, count: int) -> Iterator[Iterator[Any]]:
+        """The batches of each epoch that is left of `count`."""
+        while self.epoch < count:
+            yield self._epoch()
+            self.epoch += 1
+            self.batches, self._epoch_rng = 0, None
+
+    def _epoch(self) -> Iterator[Any]:
+        assert self._loader is not None
+        resumed, self._resumed = self._resumed, None
+        rng, self._rng = self._rng, None
+        for sampler in (getattr(self._loader, "sampler", None), getattr(self._loader, "batch_sampler", None)):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self.epoch)  # pyright: ignore
+        if resumed is not None and resumed.epoch_rng is not None:
+            restore_rng(resumed.epoch_rng)
+        self._epoch_rng = capture_rng()
+        if resumed is None or not resumed.batches:
+            batches = iter(self._loader)
+        elif self._has_state and resumed.loader is not None:
+            self._loader.load_state_dict(resumed.loader)  # pyright: ignore
+            batches = iter(self._loader)
+        else:
+            batches = self._forward(resumed.batches)
+        if rng is not None:
+            restore_rng(rng)
+        for batch in batches:
+            self.batches += 1
+            yield batch
+
+    def _forward(self, count: int) -> Iterator[Any]:
+        """An epoch without its first `count` batches."""
+        loader: Any = self._loader
+        name = "batch_sampler" if getattr(loader, "batch_sampler", None) is not None else "sampler"
+        is_map_style = hasattr(loader, "dataset") and hasattr(loader.dataset, "__getitem__")
+        if not is_map_style or name not in vars(loader):
+            return self._read_past(iter(loader), count)
+        skipping = _Skipping(vars(loader)[name], count)
+        vars(loader)[name] = skipping  # the loader itself refuses to have its sampler exchanged
+        try:
+            batches = iter(loader)
+        finally:
+            vars(loader)[name] = skipping.sampler
+        # Now, because the sampler may draw its order only when the first batch is asked of it.
+        skipping.skip()
+        return batches
+
+    def _read_past(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
+        began_s = told_s = clock.monotonic_s()
+        for number in range(count):
+            if next(batches, _END) is _END:
+                break
+            now_s = clock.monotonic_s()
+            if now_s - told_s > _TELL_EVERY_S:
+                told_s = now_s
+                self._tell(number + 1, count, now_s - began_s)
+        return batches
+
+
+_END = object()
+
+
+class _Skipping:
+    """A sampler without its first entries, once; the loader's workers draw from it ahead."""
+
+    def __init__(self, sampler: Any, count: int) -> None:
+        self.sampler = sampler
+        self._count = count
+        self._entries: Iterator[Any] = iter(())
+
+    def __iter__(self) -> "_Skipping":
+        self._entries = iter(self.sampler)
+        return self
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def skip(self) -> None:
+        """Throw away what is to be thrown away, if that was not done yet."""
+        count, self._count = self._count, 0
+        for _ in range(count):
+            next(self._entries, None)
+
+    def __next__(self) -> Any:
+        self.skip()
+        return next(self._entries)
+
+
+__all__ = ["Data", "Position"]
