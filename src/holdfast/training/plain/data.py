@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from holdfast.foundation import clock
 from holdfast.training.rng import capture_rng, restore_rng
 
@@ -115,10 +117,12 @@ class Data:
         """An epoch without its first `count` batches."""
         loader: Any = self._loader
         name = "batch_sampler" if getattr(loader, "batch_sampler", None) is not None else "sampler"
-        is_map_style = hasattr(loader, "dataset") and hasattr(loader.dataset, "__getitem__")
-        if not is_map_style or name not in vars(loader):
+        is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+        if is_stream or name not in getattr(loader, "__dict__", {}):
             return self._read_past(iter(loader), count)
-        skipping = _Skipping(vars(loader)[name], count)
+        # Workers that stay draw their seed before the first epoch only; all others before the order of each.
+        is_early = self.epoch > 0 and getattr(loader, "persistent_workers", False)
+        skipping = _Skipping(vars(loader)[name], count, is_early=is_early)
         vars(loader)[name] = skipping  # the loader itself refuses to have its sampler exchanged
         try:
             batches = iter(loader)
@@ -144,23 +148,37 @@ _END = object()
 
 
 class _Skipping:
-    """A sampler without its first entries, once; the loader's workers draw from it ahead."""
+    """A sampler without its first entries, once; the loader's workers draw from it ahead.
 
-    def __init__(self, sampler: Any, count: int) -> None:
+    Args:
+        sampler: of single samples or of batches.
+        count: entries to leave out.
+        is_early: whether to draw them as soon as the loader asks for the sampler, not for its first entry.
+    """
+
+    def __init__(self, sampler: Any, count: int, *, is_early: bool) -> None:
         self.sampler = sampler
         self._count = count
+        self._rng = capture_rng() if is_early else None
         self._entries: Iterator[Any] = iter(())
 
     def __iter__(self) -> "_Skipping":
         self._entries = iter(self.sampler)
+        if self._rng is not None and self._count:
+            restore_rng(self._rng)  # a loader with workers asks twice before it begins
+            self._draw(self._count)
         return self
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def skip(self) -> None:
-        """Throw away what is to be thrown away, if that was not done yet."""
+        """Leave out what is to be left out; from now on this is the whole sampler."""
         count, self._count = self._count, 0
+        if self._rng is None:
+            self._draw(count)
+
+    def _draw(self, count: int) -> None:
         for _ in range(count):
             next(self._entries, None)
 

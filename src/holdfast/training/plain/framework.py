@@ -1,4 +1,4 @@
-"""A hand-written loop as the engine sees it: each part of its state is a file `<name>.pt`, written by `torch.save`."""
+"""A hand-written loop as the engine sees it; each part of its state is a file that `torch.save` writes."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

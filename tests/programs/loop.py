@@ -1,0 +1,62 @@
+"""A hand-written loop in a session: dropout, shuffling, two batches a step, a scheduler; DDP when there are ranks.
+
+Writes `marks-RANK` (a line for each step that begins) into the output folder, and `final-RANK.pt` at the end.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import holdfast
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--step-ms", type=float, default=30)
+    parser.add_argument("--save-steps", type=int)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        torch.distributed.init_process_group("gloo")
+    torch.manual_seed(5)
+    data = TensorDataset(torch.randn(96, 32))
+    sampler = DistributedSampler(data, seed=2) if world_size > 1 else None
+    loader = DataLoader(data, batch_size=8 // world_size, sampler=sampler, shuffle=sampler is None)
+    plain = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 32))
+    model = DistributedDataParallel(plain) if world_size > 1 else plain
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=18)
+    torch.manual_seed(100 + rank)
+    options.out.mkdir(parents=True, exist_ok=True)
+    marks = os.open(options.out / f"marks-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    with holdfast.session(**parts, data=loader, output_dir=options.out, save_steps=options.save_steps) as run:
+        for batches in run.epochs(options.epochs):
+            for number, (inputs,) in enumerate(batches):
+                if number % 2 == 0:
+                    os.write(marks, f"train {run.step_number}\n".encode())
+                time.sleep(options.step_ms / 2000)
+                loss = (model(inputs) - inputs).square().mean() / 2
+                loss.backward()
+                if number % 2 == 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    scheduler.step()
+                    run.step(loss=loss)
+    state = {"model": plain.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    torch.save({**state, "random": torch.get_rng_state()}, options.out / f"final-{rank}.pt")
+    if world_size > 1:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

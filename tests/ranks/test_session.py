@@ -1,0 +1,113 @@
+"""Hand-written loops in a session: stopped or killed anywhere, they end with the very same bits."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events
+
+LOOP = Path(__file__).parent.parent / "programs" / "loop.py"
+Start = Callable[..., Job]
+
+
+def _plain(output: Path, *arguments: str) -> Job:
+    """As anybody starts a script."""
+    command = [sys.executable, str(LOOP), "--out", str(output), *arguments]
+    return Job(command, output, log=output.parent / f"{output.name}.log", env=environment())
+
+
+def _launched(output: Path, *arguments: str) -> Job:
+    return holdfast(output, program=[str(LOOP), "--out", str(output), *arguments])
+
+
+def _two_ranks(output: Path, *arguments: str) -> Job:
+    return holdfast(output, "--nproc-per-node", "2", program=[str(LOOP), "--out", str(output), *arguments])
+
+
+STARTS: dict[str, tuple[Start, int]] = {
+    "python": (_plain, 1),
+    "holdfast run": (_launched, 1),
+    "two ranks": (_two_ranks, 2),
+}
+
+
+def _finals(output: Path, num_ranks: int) -> list[dict[str, object]]:
+    return [torch.load(output / f"final-{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("way", list(STARTS))
+def test_stopped_and_killed_it_ends_with_the_same_bits(way: str, tmp_path: Path) -> None:
+    """A signal in the first epoch, SIGKILL of everything in the second, and the same command each time."""
+    start, num_ranks = STARTS[way]
+    reference = start(tmp_path / "reference", "--step-ms", "0")
+    with no_orphans(reference):
+        assert reference.wait() == 0, reference.text
+    output = tmp_path / "run"
+    stopped = start(output, "--save-steps", "3")
+    with no_orphans(stopped):
+        stopped.wait_for_mark("train 4")
+        stopped.signal(signal.SIGTERM)
+        assert stopped.wait() == 75, stopped.text
+    [stop] = read_events(output, "stop_requested")
+    assert committed_steps(output)[-1] == stop["step"]
+    killed = start(output, "--save-steps", "3")
+    with no_orphans(killed):
+        killed.wait_for_mark("train 10")
+        killed.wait_for_event("saved", trigger="periodic", step=9)
+        killed.kill_everything()
+    # No step before the stop was done twice, and none of those after it was left out.
+    marks = (output / "marks-0").read_text().split("\n")[:-1]
+    assert marks[: stop["step"] + 1] == [f"train {step}" for step in range(stop["step"])] + [f"train {stop['step']}"]
+    last = start(output, "--save-steps", "3")
+    with no_orphans(last):
+        assert last.wait() == 0, last.text
+    resumed = read_events(output, "resumed")
+    assert resumed[0]["step"] == stop["step"]
+    assert resumed[1]["step"] >= 9
+    assert read_events(output, "finished")[0]["step"] == 18
+    for mine, expected in zip(_finals(output, num_ranks), _finals(tmp_path / "reference", num_ranks), strict=True):
+        assert _same(mine, expected)
+
+
+def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
+    """The same command again: it loads the end, and ends."""
+    output = tmp_path / "run"
+    first = _plain(output, "--step-ms", "0")
+    with no_orphans(first):
+        assert first.wait() == 0, first.text
+    marks = (output / "marks-0").read_text()
+    again = _plain(output, "--step-ms", "0")
+    with no_orphans(again):
+        assert again.wait() == 0, again.text
+    assert (output / "marks-0").read_text() == marks
+    assert committed_steps(output) == [18]
+
+
+def test_a_killed_rank_goes_on_from_memory(tmp_path: Path) -> None:
+    """With a snapshot of every step, the launcher's restart loses one at most."""
+    output = tmp_path / "run"
+    program = [str(LOOP), "--out", str(output), "--step-ms", "100"]
+    job = holdfast(output, "--nproc-per-node", "2", "--snapshot-steps", "1", program=program)
+    with no_orphans(job):
+        job.wait_for_mark("train 7")
+        [*_, victim] = job.rank_pids()
+        os.kill(victim, signal.SIGKILL)
+        resumed = job.wait_for_event("resumed_from_memory")
+        assert job.wait() == 0, job.text
+    assert resumed["step"] >= 6
+    assert read_events(output, "finished")[0]["step"] == 18

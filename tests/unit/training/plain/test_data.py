@@ -1,0 +1,142 @@
+"""A loop's place in its data: what comes after a resume is what would have come, batch for batch, draw for draw."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from holdfast.training.plain.data import Data
+from holdfast.training.rng import capture_rng
+
+NUM_SAMPLES = 22
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Reading a sample draws from the global generator, and is counted."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.num_read += 1
+        return torch.tensor(float(index)) + torch.rand(()) / 2
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Has no length and no index."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(float(NUM_SAMPLES))
+
+
+def _numbers() -> TensorDataset:
+    return TensorDataset(torch.arange(float(NUM_SAMPLES)))
+
+
+def _sampled() -> DataLoader[Any]:
+    data = _numbers()
+    return DataLoader(data, sampler=RandomSampler(data), batch_size=None)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "in order": lambda: DataLoader(_numbers(), batch_size=4),
+    "shuffled": lambda: DataLoader(_numbers(), batch_size=4, shuffle=True),
+    "shuffled, incomplete batch dropped": lambda: DataLoader(_numbers(), batch_size=4, shuffle=True, drop_last=True),
+    "drawing while it reads": lambda: DataLoader(Noisy(), batch_size=4, shuffle=True),
+    "shuffled by workers": lambda: DataLoader(_numbers(), batch_size=4, shuffle=True, num_workers=2),
+    "shuffled by workers that stay": lambda: DataLoader(
+        _numbers(), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True
+    ),
+    "one sample at a time": _sampled,
+    "a stream": lambda: DataLoader(Stream(), batch_size=4),
+    "a list": lambda: [torch.tensor([float(number)]) for number in range(6)],
+    "keeping its own state": lambda: StatefulDataLoader(_numbers(), batch_size=4, shuffle=True),
+    "a stream keeping its own state": lambda: StatefulDataLoader(Stream(), batch_size=4),
+}
+
+
+def _walk(data: Data, epochs: int) -> Iterator[tuple[int, list[float]]]:
+    for batches in data.epochs(epochs):
+        for batch in batches:
+            tensor = batch[0] if isinstance(batch, list | tuple) else batch
+            # What a model draws in a step.
+            yield data.epoch, [*tensor.flatten().tolist(), torch.rand(()).item()]
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork", "ignore:.*set_vital")
+@pytest.mark.parametrize("kind", list(LOADERS))
+@pytest.mark.parametrize("stop", [1, 3, "end of an epoch", "second epoch"])
+def test_what_comes_after_a_resume(kind: str, stop: int | str) -> None:
+    """Three epochs in one go, and the same with a stop."""
+    torch.manual_seed(1)
+    expected = list(_walk(Data(LOADERS[kind](), _ignore), 3))
+    in_epoch = len([epoch for epoch, _ in expected if epoch == 0])
+    count = {"end of an epoch": in_epoch, "second epoch": in_epoch + 2}.get(str(stop), stop)
+    assert isinstance(count, int)
+
+    torch.manual_seed(1)
+    data = Data(LOADERS[kind](), _ignore)
+    walk = _walk(data, 3)
+    first = [next(walk) for _ in range(count)]
+    position, rng = data.position(), capture_rng()
+
+    torch.manual_seed(7)  # another process
+    resumed = Data(LOADERS[kind](), _ignore)
+    resumed.resume(position, rng)
+    assert first + list(_walk(resumed, 3)) == expected
+
+
+def test_what_was_seen_is_not_read_again() -> None:
+    """Indices are drawn and thrown away; samples are not touched."""
+    dataset = Noisy()
+    data = Data(DataLoader(Noisy(), batch_size=2, shuffle=True), _ignore)
+    walk = _walk(data, 1)
+    for _ in range(8):
+        next(walk)
+    resumed = Data(DataLoader(dataset, batch_size=2, shuffle=True), _ignore)
+    resumed.resume(data.position(), capture_rng())
+    assert len(list(_walk(resumed, 1))) == 3
+    assert dataset.num_read == 6
+
+
+def test_the_loader_is_as_it_was() -> None:
+    """Only the resumed epoch has another sampler."""
+    loader = DataLoader(_numbers(), batch_size=4, shuffle=True)
+    sampler = loader.batch_sampler
+    data = Data(loader, _ignore)
+    walk = _walk(data, 1)
+    next(walk)
+    resumed = Data(loader, _ignore)
+    resumed.resume(data.position(), capture_rng())
+    next(_walk(resumed, 1))
+    assert loader.batch_sampler is sampler
+
+
+def test_a_sampler_is_told_the_epoch() -> None:
+    """As DistributedSampler wants it, in each epoch and on resume."""
+    sampler = torch.utils.data.DistributedSampler(_numbers(), num_replicas=2, rank=0, seed=3)
+    told: list[int] = []
+    sampler.set_epoch = told.append  # type: ignore[method-assign]
+    data = Data(DataLoader(_numbers(), batch_size=4, sampler=sampler), _ignore)
+    list(_walk(data, 2))
+    assert told == [0, 1]
+
+
+def test_nothing_is_left_of_a_finished_run() -> None:
+    """All epochs were seen."""
+    data = Data(DataLoader(_numbers(), batch_size=4), _ignore)
+    list(_walk(data, 2))
+    resumed = Data(DataLoader(_numbers(), batch_size=4), _ignore)
+    resumed.resume(data.position(), capture_rng())
+    assert list(_walk(resumed, 2)) == []
+    assert len(list(_walk(resumed, 3))) == 6
