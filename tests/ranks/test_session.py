@@ -11,6 +11,8 @@ import torch
 
 from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events
 
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
 LOOP = Path(__file__).parent.parent / "programs" / "loop.py"
 Start = Callable[..., Job]
 
