@@ -29,12 +29,14 @@ class Position:
         batches: batches of this rank that were seen in the running one.
         epoch_rng: random number states when the running one began; empty at its very beginning.
         loader: the loader's own state, where it has one; None otherwise.
+        sampler: the kind of the loader's sampler.
     """
 
     epoch: int = 0
     batches: int = 0
     epoch_rng: dict[str, Any] | None = None
     loader: Any = None
+    sampler: str = ""
 
 
 class Data:
@@ -71,12 +73,23 @@ class Data:
             size = getattr(getattr(self._loader, "batch_sampler", None), "batch_size", None)
         return int(size or 1)
 
+    @property
+    def sampler(self) -> str:
+        """The kind of the loader's sampler."""
+        return type(getattr(self._loader, "sampler", None)).__name__
+
     def position(self) -> Position:
         """Where the loop stands now."""
         if self._epoch_rng is None:
-            return Position(epoch=self.epoch, batches=self.batches)
+            return Position(epoch=self.epoch, batches=self.batches, sampler=self.sampler)
         state = self._loader.state_dict() if self._has_state else None  # pyright: ignore
-        return Position(epoch=self.epoch, batches=self.batches, epoch_rng=self._epoch_rng, loader=state)
+        return Position(
+            epoch=self.epoch,
+            batches=self.batches,
+            epoch_rng=self._epoch_rng,
+            loader=state,
+            sampler=self.sampler,
+        )
 
     def resume(self, position: Position, rng: dict[str, Any]) -> None:
         """Go on from `position`, with the random number states of that moment."""

@@ -1,5 +1,6 @@
 """A hand-written loop as the engine sees it; each part of its state is a file that `torch.save` writes."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from holdfast.errors import UsageError
 from holdfast.foundation.environment import Place
 from holdfast.training.engine.framework import Write
 from holdfast.training.plain.data import Data, Position
+from holdfast.training.plain.sharded import sharded_parts
 from holdfast.training.rng import capture_rng
 
 _RANK_FILE = "rank_{rank}.pt"
+_SHARDS = "sharded"
 
 
 class PlainFramework:
@@ -33,22 +36,19 @@ class PlainFramework:
         """Optimizer steps done."""
         self.batches_per_step = 1
         """Batches of this rank between two of them."""
-        sharded = next((name for name, part in self._parts.items() if _is_sharded(part)), None)
-        if sharded is not None:
-            raise UsageError(
-                f"{sharded} is sharded over the ranks, which a session does not save yet",
-                hint="leave fully_shard out, or train it with a Hugging Face Trainer and its fsdp options",
-            )
+        self._sharded = sharded_parts(self._parts)
 
     @property
     def strategy(self) -> str:
         """How the ranks share the model."""
+        if self._sharded is not None:
+            return "fsdp"
         return "ddp" if self._place.world_size > 1 else "single"
 
     @property
     def has_large_files(self) -> bool:
-        """The first rank has what all of them have."""
-        return self._place.is_first
+        """The first rank has what all of them have; of what is sharded each has its own."""
+        return self._place.is_first or self._sharded is not None
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """Of all modules."""
@@ -85,26 +85,30 @@ class PlainFramework:
 
         def write(_: Path, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
+            if self._sharded is not None:
+                self._sharded.save(folder / _SHARDS)
             if self._place.is_first:
-                for name, part in self._parts.items():
+                for name, part in self._whole_parts():
                     torch.save(part.state_dict(), folder / f"{name}.pt")
             position = self._data.position()
-            mine = {
-                "rng": capture_rng(),
-                "epoch": position.epoch,
-                "batches": position.batches,
-                "epoch_rng": position.epoch_rng,
-                "loader": position.loader,
-            }
+            place = {field.name: getattr(position, field.name) for field in dataclasses.fields(position)}
+            mine = {"rng": capture_rng(), "position": place}
             torch.save(mine, folder / _RANK_FILE.format(rank=self._place.rank))
 
         return write
 
+    def _whole_parts(self) -> list[tuple[str, Any]]:
+        sharded = self._sharded.names if self._sharded is not None else []
+        return [(name, part) for name, part in self._parts.items() if name not in sharded]
+
     def write_final(self, folder: Path) -> None:
-        """The modules alone."""
+        """The modules alone; what is sharded as it is in a checkpoint."""
+        if self._sharded is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._sharded.save(folder / _SHARDS)
         if self._place.is_first:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, part in self._parts.items():
+            for name, part in self._whole_parts():
                 if isinstance(part, torch.nn.Module):
                     torch.save(part.state_dict(), folder / f"{name}.pt")
 
@@ -121,19 +125,20 @@ class PlainFramework:
         Raises:
             UsageError: the checkpoint has no such part.
         """
-        for name, part in self._parts.items():
-            path = folder / f"{name}.pt"
-            if not path.exists():
-                raise UsageError(
-                    f"{folder.name} has no {name}: it was written by a session with other parts",
-                    hint="give the session what it was given then, or begin anew with --from-scratch",
-                )
-            part.load_state_dict(load_plain(path))
+        missing = [name for name, _ in self._whole_parts() if not (folder / f"{name}.pt").exists()]
+        if self._sharded is not None and not (folder / _SHARDS).exists():
+            missing += self._sharded.names
+        if missing:
+            raise UsageError(
+                f"{folder.name} has no {missing[0]}: it was written by a session with other parts",
+                hint="give the session what it was given then, or begin anew with --from-scratch",
+            )
+        if self._sharded is not None:
+            self._sharded.load(folder / _SHARDS)
+        for name, part in self._whole_parts():
+            part.load_state_dict(load_plain(folder / f"{name}.pt"))
         mine = load_plain(folder / _RANK_FILE.format(rank=self._place.rank % ranks_before))
-        position = Position(
-            epoch=mine["epoch"], batches=mine["batches"], epoch_rng=mine["epoch_rng"], loader=mine["loader"]
-        )
-        return position, mine["rng"]
+        return Position(**mine["position"]), mine["rng"]
 
 
 def load_plain(path: Path) -> dict[str, Any]:
@@ -151,12 +156,6 @@ def _unwrapped(part: Any) -> Any:
         if wrapper != "module" or isinstance(part, torch.nn.parallel.DistributedDataParallel):
             part = getattr(part, wrapper, part)
     return part
-
-
-def _is_sharded(part: Any) -> bool:
-    if not isinstance(part, torch.nn.Module):
-        return False
-    return any(hasattr(parameter, "placements") for parameter in part.parameters())
 
 
 __all__ = ["PlainFramework", "load_plain"]

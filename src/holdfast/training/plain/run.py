@@ -29,6 +29,7 @@ from holdfast.training.output_place import place_output
 from holdfast.training.peers import Peers
 from holdfast.training.plain.data import Data
 from holdfast.training.plain.framework import PlainFramework
+from holdfast.training.plain.moving import moved
 from holdfast.training.progress import ProgressFile
 from holdfast.training.resume import lease
 from holdfast.training.session import Session, current_session, start_session
@@ -124,12 +125,13 @@ class Run:
         manifest, session = start.point.manifest, self._session
         with lease(start.point):
             position, rng = self._framework.load(start.point.path, ranks_before=manifest.world_size)
-        if manifest.world_size != session.place.world_size:
-            raise UsageError(
-                f"the checkpoint of step {manifest.step} was written by {manifest.world_size} rank(s), and these are "
-                f"{session.place.world_size}; training was not started",
-                hint="start as many ranks as then",
-            )
+        position = moved(
+            position,
+            manifest,
+            self._data,
+            session.place.world_size,
+            allow_change=session.settings.allow_batch_change,
+        )
         self._framework.step = manifest.step
         self._framework.batches_per_step = manifest.gradient_accumulation
         self._data.resume(position, rng)

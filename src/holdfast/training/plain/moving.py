@@ -1,0 +1,55 @@
+"""A loop's place in its data after the number of ranks, or the size of their batches, has changed."""
+
+import dataclasses
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import ConflictError
+from holdfast.training.plain.data import Data, Position
+
+_OPTION = "allow it with --allow-batch-change: the place in the data is kept as well as it can be"
+_INDEPENDENT = "DistributedSampler"
+"""The sampler whose order of all samples does not depend on how many ranks share them."""
+
+
+def moved(position: Position, manifest: Manifest, data: Data, world_size: int, *, allow_change: bool) -> Position:
+    """The place from which the ranks of now go on, with no sample of the running epoch seen twice or left out.
+
+    Args:
+        position: of a rank of then.
+        manifest: of the checkpoint.
+        data: of this rank.
+        world_size: ranks of now.
+        allow_change: go on where that cannot be kept, too.
+
+    Raises:
+        ConflictError: it cannot be kept, and that was not allowed.
+    """
+    before = max(1, manifest.global_batch // manifest.gradient_accumulation)
+    now = data.batch_size * world_size
+    if manifest.world_size == world_size and before == now:
+        return position
+    reason, hint = _obstacle(position, manifest, data, world_size, before, now)
+    if reason and not allow_change:
+        raise ConflictError(
+            f"the checkpoint of step {manifest.step} was written by {manifest.world_size} rank(s), and these are "
+            f"{world_size}: {reason}; training was not started",
+            hint=hint,
+        )
+    return dataclasses.replace(position, batches=position.batches * before // now, loader=None)
+
+
+def _obstacle(
+    position: Position, manifest: Manifest, data: Data, world_size: int, before: int, now: int
+) -> tuple[str, str]:
+    if before != now:
+        fitting = f"give the loader batches of {before // world_size}; or " if before % world_size == 0 else ""
+        return f"a batch of all ranks together had {before} samples and has {now}", fitting + _OPTION
+    if position.loader is not None:
+        return "the state of their loaders is tied to the number of ranks", _OPTION
+    if {position.sampler, data.sampler} != {_INDEPENDENT}:
+        other = next(name for name in (position.sampler, data.sampler) if name != _INDEPENDENT)
+        return f"the order of {other} depends on the number of ranks", f"use a {_INDEPENDENT}; or {_OPTION}"
+    return "", ""
+
+
+__all__ = ["moved"]

@@ -1,0 +1,64 @@
+"""Sessions on another number of ranks: the same weights and moments, no sample twice and none left out."""
+
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.jobs import committed_steps, holdfast, no_orphans, read_events
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+SHARDS = Path(__file__).parent.parent / "programs" / "shards.py"
+IN_TEST = {("ddp", 2, 1), ("fsdp", 1, 2)}
+PAIRS = [
+    pytest.param(*case, marks=[] if case in IN_TEST else [pytest.mark.long])
+    for case in itertools.product(("ddp", "fsdp"), range(1, 5), range(1, 5))
+]
+
+
+def _program(output: Path, kind: str) -> list[str]:
+    return [str(SHARDS), "--out", str(output), "--kind", kind]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize(("kind", "before", "after"), PAIRS)
+def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: Path) -> None:
+    """Stopped in the first epoch on so many ranks, ended on others."""
+    output = tmp_path / "run"
+    job = holdfast(output, "--nproc-per-node", str(before), program=_program(output, kind))
+    with no_orphans(job):
+        job.wait_for_mark("train 4")
+        os.kill(job.rank_pids()[-1], signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    [stop] = read_events(output, "stop_requested")
+    step = stop["step"]
+    assert committed_steps(output)[-1] == step
+    again = holdfast(output, "--nproc-per-node", str(after), program=_program(output, kind))
+    with no_orphans(again):
+        assert again.wait(120) == 0, again.text
+    ended, begun = (torch.load(output / f"{name}-{step}.pt", weights_only=True) for name in ("ended", "begun"))
+    assert _equal(begun, ended), "weights, moments and learning rate are what they were"
+    samples: dict[int, list[int]] = {}
+    for path in output.glob("seen-*"):
+        for line in path.read_text().splitlines():
+            number, *found = map(int, line.split())
+            samples.setdefault(number, []).extend(found)
+    assert sorted(samples) == list(range(20))
+    for epoch in (0, 1):
+        seen = [sample for number in range(10 * epoch, 10 * epoch + 10) for sample in samples[number]]
+        assert sorted(seen) == list(range(240))
+    assert read_events(output, "finished")[0]["step"] == 20

@@ -1,0 +1,98 @@
+"""Where a loop goes on with other ranks, and why it is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
+from holdfast.errors import ConflictError
+from holdfast.training.plain.data import Data, Position
+from holdfast.training.plain.moving import moved
+
+SAMPLES = TensorDataset(torch.arange(96))
+
+
+def manifest(world_size: int, per_batch: int, accumulation: int = 1) -> Manifest:
+    return Manifest(
+        run_id="run",
+        attempt=1,
+        step=5,
+        epoch=0.5,
+        trigger=Trigger.JIT,
+        created="2026-11-21T00:00:00Z",
+        world_size=world_size,
+        global_batch=per_batch * accumulation,
+        gradient_accumulation=accumulation,
+        samples_seen=5 * per_batch,
+        strategy="ddp",
+        libraries={},
+        files=(FileEntry(path="model.pt", size_bytes=1, digest="xxh3-128:" + 32 * "0"),),
+    )
+
+
+def data(batch_size: int, world_size: int, *, is_distributed: bool = True) -> Data:
+    sampler = DistributedSampler(SAMPLES, num_replicas=world_size, rank=0) if is_distributed else None
+    return Data(DataLoader(SAMPLES, batch_size=batch_size, sampler=sampler), lambda *_: None)
+
+
+SHUFFLED = Position(batches=6, epoch_rng={}, sampler="RandomSampler")
+OWN_STATE = Position(batches=6, epoch_rng={}, loader={}, sampler="DistributedSampler")
+PLACE = Position(epoch=1, batches=6, epoch_rng={}, sampler="DistributedSampler")
+
+
+def move(before: Manifest, now: Data, world_size: int, place: Position = PLACE, **options: Any) -> Position:
+    return moved(place, before, now, world_size, **{"allow_change": False, **options})
+
+
+def test_as_many_ranks_with_as_many_samples() -> None:
+    """Nothing is changed, whatever the sampler and the loader's own state."""
+    place = Position(epoch=1, batches=6, epoch_rng={}, sampler="RandomSampler", loader={"place": 3})
+    assert move(manifest(2, 24), data(12, 2, is_distributed=False), 2, place) is place
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 3), (4, 2)])
+def test_other_ranks_with_as_many_samples_together(before: int, now: int) -> None:
+    """The same number of batches was seen."""
+    assert move(manifest(before, 24, accumulation=2), data(24 // now, now), now) == PLACE
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "place", "text"),
+    [
+        (manifest(2, 24), data(12, 3), PLACE, "had 24 samples and has 36"),
+        (manifest(2, 24), data(8, 2), PLACE, "had 24 samples and has 16"),
+        (
+            manifest(1, 24),
+            data(12, 2),
+            SHUFFLED,
+            "order of RandomSampler",
+        ),
+        (manifest(2, 24), data(24, 1, is_distributed=False), PLACE, "order of SequentialSampler"),
+        (
+            manifest(2, 24),
+            data(24, 1),
+            OWN_STATE,
+            "tied",
+        ),
+    ],
+)
+def test_what_would_repeat_or_leave_out_samples_is_refused(
+    before: Manifest, now: Data, place: Position, text: str
+) -> None:
+    """With the reason, and what to do; the option goes on."""
+    world_size = {12: 3, 8: 2, 24: 1}[now.batch_size] if text != "order of RandomSampler" else 2
+    with pytest.raises(ConflictError, match=text) as refusal:
+        move(before, now, world_size, place)
+    assert "--allow-batch-change" in str(refusal.value.hint)
+    allowed = move(before, now, world_size, place, allow_change=True)
+    assert allowed.batches == 6 * 24 // (now.batch_size * world_size)
+    assert allowed.loader is None
+
+
+def test_the_batch_that_would_fit_is_named() -> None:
+    """Where there is one."""
+    with pytest.raises(ConflictError) as refusal:
+        move(manifest(2, 24), data(12, 3), 3)
+    assert "batches of 8" in str(refusal.value.hint)
