@@ -1,7 +1,7 @@
 """Handwritten digits, classified by a loop of plain PyTorch that loses nothing.
 
     python examples/digits.py                     # interrupt it with Ctrl-C or kill it, run it again: it goes on
-    holdfast run --nproc-per-node 2 examples/digits.py
+    holdfast run examples/digits.py               # restarted by itself when it crashes
 
 The images are scikit-learn's: 1797 scans of eight by eight pixels. What Holdfast adds are the lines with `run`.
 """

@@ -1,6 +1,6 @@
 """A dictionary of what happened lately."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -15,10 +15,6 @@ class Recent(dict[_Key, _Value]):
         super().__setitem__(key, value)
         if len(self) > _MOST:
             del self[next(iter(self))]
-
-    def setdefault(self, *_: Any) -> Any:
-        """Not here: it would not forget."""
-        raise NotImplementedError
 
 
 __all__ = ["Recent"]

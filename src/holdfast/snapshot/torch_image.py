@@ -282,8 +282,7 @@ class TorchImages:
         self._trusts = trusts
         body = self._pickle(value, storages)
         if not _are_same(self._entries, storages.entries):
-            self._entries = storages.entries
-            self._data = _Data(self._prefix, self._entries)
+            self._data = _Data(self._prefix, storages.entries)
         self._entries = storages.entries
         return self._lay_out(body)
 

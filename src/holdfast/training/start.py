@@ -5,6 +5,7 @@ the others take its answer, or its refusal. Where every node has a folder of its
 rank of each node claims its own, and the checkpoint is put together from all of them (`assembling`).
 """
 
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.foundation.console import ProgressLine
+from holdfast.foundation.environment import host_name
+from holdfast.foundation.events import AttemptStarted, RankStarted
 from holdfast.storage.location import Location
 from holdfast.storage.opening import open_store
 from holdfast.storage.store import Store
@@ -93,6 +96,24 @@ def agree_on_start(session: Session, peers: Peers, output: OutputFolder, locatio
         _open_for_keeper(session, output)
         return start
     return _start_on_many_folders(session, peers, output, location, folders)
+
+
+def announce(session: Session, peers: Peers, attempt: Attempt, *, global_batch: int) -> None:
+    """Tell that the attempt begins, and which processes it has; all ranks call it.
+
+    Raises:
+        PeerError: a rank is gone.
+    """
+    ranks = peers.gather(RankStarted(rank=session.place.rank, pid=os.getpid(), host=host_name()))
+    session.report(
+        AttemptStarted(
+            attempt=attempt.attempt,
+            run_id=attempt.run_id,
+            world_size=session.place.world_size,
+            global_batch=global_batch,
+            ranks=tuple(ranks),
+        )
+    )
 
 
 # ---- one folder -------------------------------------------------------------------------------------------------

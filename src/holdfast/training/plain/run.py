@@ -4,7 +4,6 @@ The loop tells where a step ends; everything else follows from that: the vote of
 """
 
 import contextlib
-import os
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,8 +15,7 @@ import torch.distributed as dist
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import Interrupted, PeerError, UsageError
-from holdfast.foundation.environment import host_name
-from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StopRequested
+from holdfast.foundation.events import Finished, StopRequested
 from holdfast.foundation.units import format_duration
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.cadence import Cadence
@@ -33,7 +31,7 @@ from holdfast.training.plain.moving import moved
 from holdfast.training.progress import ProgressFile
 from holdfast.training.resume import lease
 from holdfast.training.session import Session, current_session, start_session
-from holdfast.training.start import Start, agree_on_start
+from holdfast.training.start import Start, agree_on_start, announce
 
 
 class Run:
@@ -61,7 +59,6 @@ class Run:
         self._is_inside = False
         self._loss: Any = None
         self._hooks: list[Any] = []
-        self._lease = contextlib.ExitStack()
 
     # ---- the call -----------------------------------------------------------------------------------------------
 
@@ -102,16 +99,7 @@ class Run:
         self._deadline = Deadline(session, self._agreement, self._snapshots)
         self._cadence = Cadence(session.settings.snapshot_steps)
         self._progress = ProgressFile(self._output.progress if place.is_first else None)
-        ranks = self._peers.gather(RankStarted(rank=place.rank, pid=os.getpid(), host=host_name()))
-        session.report(
-            AttemptStarted(
-                attempt=start.attempt.attempt,
-                run_id=start.attempt.run_id,
-                world_size=place.world_size,
-                global_batch=self._data.batch_size * place.world_size,
-                ranks=tuple(ranks),
-            )
-        )
+        announce(session, self._peers, start.attempt, global_batch=self._data.batch_size * place.world_size)
         self._hooks = [one.register_step_pre_hook(self._before_optimizer) for one in framework.optimizers()]
         self._snapshots.begin_loop()
         session.step = framework.step

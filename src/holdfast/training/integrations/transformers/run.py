@@ -7,7 +7,6 @@ The Trainer's loop stays the Trainer's. For the time of the call a few methods o
 import contextlib
 import dataclasses
 import inspect
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,7 @@ from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import HoldfastError, Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
-from holdfast.foundation.environment import host_name
-from holdfast.foundation.events import AttemptStarted, Finished, RankStarted, StepGivenUp, StopRequested
+from holdfast.foundation.events import Finished, StepGivenUp, StopRequested
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.cadence import Cadence
 from holdfast.training.engine.deadline import Deadline
@@ -36,7 +34,7 @@ from holdfast.training.peers import Peers
 from holdfast.training.progress import ProgressFile
 from holdfast.training.resume import lease
 from holdfast.training.session import Session
-from holdfast.training.start import Start, agree_on_start
+from holdfast.training.start import Start, agree_on_start, announce
 
 
 class _GiveUp(BaseException):
@@ -165,16 +163,7 @@ class TrainerRun:
         )
         # What is in memory only is saved again at once.
         self._saves.is_postponed = start.point is not None and not start.point.is_durable
-        ranks = self._peers.gather(RankStarted(rank=place.rank, pid=os.getpid(), host=host_name()))
-        session.report(
-            AttemptStarted(
-                attempt=start.attempt.attempt,
-                run_id=start.attempt.run_id,
-                world_size=place.world_size,
-                global_batch=geometry.global_batch,
-                ranks=tuple(ranks),
-            )
-        )
+        announce(session, self._peers, start.attempt, global_batch=geometry.global_batch)
 
     def _resume_path(self, asked: Any) -> Any:
         if self._point is not None:
