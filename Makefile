@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-long test-s3 test-gpu check lint bench clean
+.PHONY: help venv demo test test-long test-strategies test-s3 test-gpu check lint bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -49,10 +49,13 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one
 	$(BIN)/pytest -m gpu tests/gpu
 
 test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (an hour)
-	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py
+	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py
 	HOLDFAST_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
 	HOLDFAST_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
 	HOLDFAST_TEST_SNAPSHOT_KILLS=200 $(BIN)/pytest tests/ranks/test_snapshot_kills.py
+
+test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters (40 minutes)
+	$(BIN)/pytest tests/ranks/test_strategies.py
 
 bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench

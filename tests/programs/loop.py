@@ -22,23 +22,32 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=30)
     parser.add_argument("--save-steps", type=int)
+    parser.add_argument("--accelerate", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size > 1:
+    accelerator = None
+    if options.accelerate:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+    elif world_size > 1:
         torch.distributed.init_process_group("gloo")
     torch.manual_seed(5)
     data = TensorDataset(torch.randn(96, 32))
-    sampler = DistributedSampler(data, seed=2) if world_size > 1 else None
+    sampler = DistributedSampler(data, seed=2) if world_size > 1 and accelerator is None else None
     loader = DataLoader(data, batch_size=8 // world_size, sampler=sampler, shuffle=sampler is None)
     plain = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 32))
-    model = DistributedDataParallel(plain) if world_size > 1 else plain
+    model = DistributedDataParallel(plain) if world_size > 1 and accelerator is None else plain
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=18)
     torch.manual_seed(100 + rank)
     options.out.mkdir(parents=True, exist_ok=True)
     marks = os.open(options.out / f"marks-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    if accelerator is not None:
+        model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+        parts = {"accelerator": accelerator}
     with holdfast.session(**parts, data=loader, output_dir=options.out, save_steps=options.save_steps) as run:
         for batches in run.epochs(options.epochs):
             for number, (inputs,) in enumerate(batches):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import torch
+from strategies import SHARDED, arguments_for, save_final
 from transformers import (
     EarlyStoppingCallback,
     Qwen2Config,
@@ -100,6 +101,9 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--raise-at-start", action="store_true")
     parser.add_argument("--jit", action="store_true", help="the Trainer's own JIT checkpoints")
+    parser.add_argument("--strategy", default="", choices=("", *SHARDED))
+    parser.add_argument("--end", default="final", help="the folder for what there is at the end")
+    parser.add_argument("--lora", action="store_true")
     options = parser.parse_args()
     if options.raise_at_start:
         raise RuntimeError("this script fails on purpose")
@@ -124,7 +128,7 @@ def main() -> None:
         logging_first_step=False,
         dataloader_num_workers=options.workers,
         report_to="none",
-        use_cpu=True,
+        **arguments_for(options.strategy, "Qwen2DecoderLayer"),
         disable_tqdm=True,
         seed=7,
         enable_jit_checkpoint=options.jit,
@@ -145,6 +149,12 @@ def main() -> None:
             max_position_embeddings=16,
         )
     )
+    if options.lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(
+            model, LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+        )
     trainer = SlowTrainer(model, args, train_dataset=Blocks(options.samples, 3), eval_dataset=Blocks(16, 4))
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000
     trainer.slow_from, trainer.marks = options.slow_from, options.marks
@@ -158,10 +168,14 @@ def main() -> None:
         trainer.add_callback(AddFile())
     trainer.train()
     # What follows must not happen after an interruption.
+    final = Path(options.out, options.end)
+    if options.strategy:
+        save_final(trainer, options.strategy, final)
+    elif trainer.is_world_process_zero():
+        trainer.save_model(str(final))
+        torch.save(trainer.optimizer.state_dict(), final / "optimizer.pt")
     if trainer.is_world_process_zero():
-        trainer.save_model(str(Path(options.out, "final")))
-        torch.save(trainer.optimizer.state_dict(), Path(options.out, "final", "optimizer.pt"))
-        Path(options.out, "final", "log.json").write_text(json.dumps(trainer.state.log_history))
+        (final / "log.json").write_text(json.dumps(trainer.state.log_history))
 
 
 if __name__ == "__main__":

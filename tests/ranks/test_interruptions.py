@@ -135,6 +135,20 @@ def test_a_step_that_would_miss_the_deadline_is_given_up(tmp_path: Path) -> None
     assert assert_saved_and_valid(output) == 1
 
 
+def test_a_signal_to_the_launcher_after_the_ranks_changes_nothing(tmp_path: Path) -> None:
+    """One rank was signalled, all have saved and left; the launcher, signalled then, still says that it is saved."""
+    output = tmp_path / "run"
+    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    with no_orphans(job):
+        job.wait_for_step(2)
+        pids = job.rank_pids()
+        os.kill(pids[1], signal.SIGTERM)
+        wait_until_gone(pids)
+        job.signal()
+        assert job.wait(20) == 75, job.text
+    assert_saved_and_valid(output)
+
+
 @pytest.mark.long
 def test_signal_during_resume_loses_nothing(tmp_path: Path) -> None:
     """A start that is interrupted before it trains leaves the checkpoint as it was."""

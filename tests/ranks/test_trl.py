@@ -1,9 +1,12 @@
-"""TRL's own SFT script, unchanged, under `holdfast run`."""
+"""TRL's own scripts, unchanged, under `holdfast run`: interrupted, resumed, and the model of an uninterrupted run."""
 
 import json
 import os
 import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -17,8 +20,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def ingredients(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen2 with a byte-level tokenizer, and a small conversational data set, all made here."""
-    folder = tmp_path_factory.mktemp("sft")
+    """A tiny Qwen2 with a byte-level tokenizer, and small data sets of every kind, all made here."""
+    folder = tmp_path_factory.mktemp("trl")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -41,21 +44,62 @@ def ingredients(tmp_path_factory: pytest.TempPathFactory) -> Path:
         attention_dropout=0.1,
     )
     Qwen2ForCausalLM(config).save_pretrained(folder / "model")
-    (folder / "data").mkdir()
-    (folder / "data" / "train.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    rows = {
+        "text": [{"text": text} for text in texts],
+        "preferences": [
+            {"prompt": text[:20], "chosen": text[20:50], "rejected": text[30:60][::-1]} for text in texts
+        ],
+        "judged": [
+            {"prompt": text[:20], "completion": text[20:50], "label": number % 3 > 0}
+            for number, text in enumerate(texts)
+        ],
+        "prompts": [{"prompt": text[:16]} for text in texts[:24]],
+    }
+    for kind, items in rows.items():
+        (folder / kind).mkdir()
+        (folder / kind / "train.jsonl").write_text("\n".join(map(json.dumps, items)))
+    (folder / "rewards.py").write_text(
+        "def vowels(completions, **_):\n    return [sum(map(text.count, 'aeiou')) / 8 for text in completions]\n"
+    )
     return folder
 
 
-def program(ingredients: Path, output: Path) -> list[str]:
+@dataclass(frozen=True)
+class Script:
+    """One of TRL's.
+
+    Args:
+        data: the kind of rows that it reads.
+        settings: beside those of all.
+        at: steps done when it is interrupted.
+    """
+
+    data: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    at: int = 3
+
+
+_ONLINE = {"num_generations": 2, "max_completion_length": 8, "reward_funcs": "rewards.vowels", "num_train_epochs": 1}
+SCRIPTS = {
+    "sft": Script("text", {"max_length": 64}),
+    "dpo": Script("preferences", {"max_length": 64}),
+    "reward": Script("preferences", {"max_length": 64}),
+    "kto": Script("judged", {"max_length": 64}),
+    "grpo": Script("prompts", _ONLINE),
+    "rloo": Script("prompts", _ONLINE),
+}
+
+
+def program(name: str, ingredients: Path, output: Path) -> list[str]:
+    script = SCRIPTS[name]
     settings = {
         "model_name_or_path": ingredients / "model",
-        "dataset_name": ingredients / "data",
+        "dataset_name": ingredients / script.data,
         "output_dir": output,
         "num_train_epochs": 3,
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "logging_steps": 1,
-        "max_length": 64,
         "learning_rate": 1e-3,
         "use_cpu": True,
         "bf16": False,
@@ -63,30 +107,41 @@ def program(ingredients: Path, output: Path) -> list[str]:
         "report_to": "none",
         "save_strategy": "no",
         "dtype": "float32",
+        **script.settings,
     }
-    arguments = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-    return ["trl.scripts.sft", *arguments]
+    arguments = [text for key, value in settings.items() for text in (f"--{key}", str(value))]
+    return [f"trl.scripts.{name}", *arguments]
 
 
-def test_sft_script_survives_an_interruption(ingredients: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name != "sft" else []) for name in SCRIPTS]
+)
+def test_a_script_survives_an_interruption(name: str, ingredients: Path, tmp_path: Path) -> None:
     """SIGTERM to one rank: one checkpoint, 75, and the resumed run's model equals the uninterrupted run's."""
-    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "home")}
+    variables = {
+        "HF_DATASETS_CACHE": str(tmp_path / "cache"),
+        "HF_HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(ingredients),
+    }
+    two = ("--nproc-per-node", "2", "-m")
     reference = tmp_path / "reference"
-    job = holdfast(reference, "--nproc-per-node", "2", "-m", program=program(ingredients, reference), **cache)
+    job = holdfast(reference, *two, program=program(name, ingredients, reference), **variables)
     with no_orphans(job):
         assert job.wait(150) == 0, job.text
     output = tmp_path / "run"
-    job = holdfast(output, "--nproc-per-node", "2", "-m", program=program(ingredients, output), **cache)
+    job = holdfast(output, *two, program=program(name, ingredients, output), **variables)
     with no_orphans(job):
         job.wait_for_event("attempt_started")
-        job.wait_for_step(3)
+        job.wait_for_step(SCRIPTS[name].at)
         os.kill(job.rank_pids()[1], signal.SIGTERM)
         assert job.wait(60) == 75, job.text
     assert not (output / "model.safetensors").exists(), "a half-trained model was saved as the final one"
     assert verify(list_checkpoints(output)[0]).is_valid
-    job = holdfast(output, "--nproc-per-node", "2", "-m", program=program(ingredients, output), **cache)
+    job = holdfast(output, *two, program=program(name, ingredients, output), **variables)
     with no_orphans(job):
         assert job.wait(150) == 0, job.text
     assert read_events(output, "resumed")
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (output, reference))
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert all((ours[key] == theirs[key]).all() for key in theirs)
+    before = load_file(ingredients / "model" / "model.safetensors")
+    assert any((before[key] != theirs[key]).any() for key in before if key in theirs), "nothing was trained"

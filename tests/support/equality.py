@@ -17,9 +17,9 @@ _TIMES = {
 }
 
 
-def logged(output: Path) -> list[dict[str, Any]]:
+def logged(output: Path, end: str = "final") -> list[dict[str, Any]]:
     """Everything the run logged, without what a clock says."""
-    entries = json.loads((output / "final" / "log.json").read_text())
+    entries = json.loads((output / end / "log.json").read_text())
     return [{name: value for name, value in entry.items() if name not in _TIMES} for entry in entries]
 
 

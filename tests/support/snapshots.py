@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from holdfast.snapshot.block import Block
-from holdfast.snapshot.image import Image
+from holdfast.snapshot.image import Image, Piece
 from holdfast.snapshot.writing import Source, seal_archive
 
 ENDLESS = 1 << 62
@@ -29,7 +29,7 @@ def source_of(image: Image, block: Block, offset: int = 0, **changed: Any) -> So
         "block": block,
         "offset": offset,
         "size_bytes": image.size_bytes,
-        "directory": image.directory,
+        "archives": image.archives,
         "has_block_alone": True,
         "available": lambda: ENDLESS,
     }
@@ -94,3 +94,9 @@ def saved_and_loaded(state: Any, folder: Path, *, weights_only: bool = True) -> 
     """What `torch.save` makes of `state`, read again."""
     torch.save(state, folder / "by_torch.pt")
     return torch.load(folder / "by_torch.pt", weights_only=weights_only)
+
+
+def piece_of(tensor: torch.Tensor) -> Piece:
+    """The whole storage of a tensor."""
+    storage = tensor.untyped_storage()
+    return Piece(0, storage.nbytes(), storage.data_ptr(), storage.data_ptr(), storage, "cpu")

@@ -33,7 +33,8 @@ _TRAINING_ONLY = re.compile(
     r"optimizer\..*|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|training_args\.bin"
     r"|holdfast_state_.*\.pt|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+/.*"
 )
-_WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
+WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
+"""Names of files that hold a model as a whole."""
 
 
 def copy(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> bool:
@@ -131,10 +132,10 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     """
     manifest = _complete(item)
     entries = tuple(entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path))
-    if not any(_WEIGHTS.fullmatch(entry.path) for entry in entries):
+    if not any(WEIGHTS.fullmatch(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no weights in one piece (strategy {manifest.strategy}); nothing was exported",
-            hint="save the model from a resumed run with `trainer.save_model()`",
+            hint="copy the checkpoint to a folder of this machine, and export it from there",
         )
     store = open_store(target)
     if next(iter(store.list()), None) is not None:
@@ -200,4 +201,4 @@ def _staging(source: Path | None) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["Progress", "copy", "export", "is_there"]
+__all__ = ["WEIGHTS", "Progress", "copy", "export", "is_there"]

@@ -29,6 +29,7 @@ _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # both blocks of control characters
 _MAX_PATH_BYTES = 4096
 _SELF = "manifest_digest"
+_BASE = {"name", "revision", "digest"}
 _T = TypeVar("_T")
 
 
@@ -109,6 +110,8 @@ class Manifest:
         strategy: how the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`.
         libraries: name → version of what wrote it.
         metrics: what was measured at this step, such as `eval_loss`.
+        base: name, revision and digest of the frozen model whose adapters these are; None when the checkpoint holds a
+            whole model.
         created: RFC 3339 UTC.
         files: every file but the manifest, sorted by path.
     """
@@ -125,6 +128,7 @@ class Manifest:
     strategy: str
     libraries: Mapping[str, str] = field(default_factory=dict[str, str])
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    base: Mapping[str, str] | None = None
     created: str
     files: tuple[FileEntry, ...]
 
@@ -144,6 +148,8 @@ class Manifest:
             raise ValueError(f"epoch {self.epoch} must be finite and not negative")
         if not all(math.isfinite(value) for value in self.metrics.values()):
             raise ValueError("metrics must be finite")
+        if self.base is not None and (set(self.base) != _BASE or not _DIGEST.fullmatch(self.base["digest"])):
+            raise ValueError("base must have a name, a revision and a digest")
         paths = [entry.path for entry in self.files]
         if not paths:
             raise ValueError("files must name at least one file")
@@ -176,6 +182,7 @@ class Manifest:
             "strategy": self.strategy,
             "libraries": dict(self.libraries),
             "metrics": dict(self.metrics),
+            **({} if self.base is None else {"base": dict(self.base)}),
             "created": self.created,
             "files": [_record(entry) for entry in self.files],
         }
@@ -223,6 +230,9 @@ class Manifest:
         metrics = cast("dict[Any, Any]", _typed(record, "metrics", dict))
         if not all(isinstance(value, float) for value in metrics.values()):
             raise TypeError("metrics must map names to numbers with a fraction")
+        base = cast("dict[Any, Any] | None", _typed(record, "base", dict) if "base" in record else None)
+        if base is not None and not all(isinstance(text, str) for text in base.values()):
+            raise TypeError("base must be described by texts")
         return cls(
             run_id=_typed(record, "run_id", str),
             attempt=_typed(record, "attempt", int),
@@ -236,6 +246,7 @@ class Manifest:
             strategy=_typed(record, "strategy", str),
             libraries=libraries,
             metrics=metrics,
+            base=base,
             created=_typed(record, "created", str),
             files=tuple(entries),
         )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from holdfast.checkpoint import copying
+from holdfast.checkpoint import copying, exporting
 from holdfast.checkpoint.catalog import step_of
 from holdfast.checkpoint.difference import Change, compare
 from holdfast.checkpoint.inventory import Inventory, Item, Kind, open_inventory
@@ -204,14 +204,25 @@ def export(
     target: Annotated[str, typer.Argument(metavar="DST", help="A new folder or prefix.")],
     as_json: _Json = False,
 ) -> None:
-    """Copy the model alone, as `from_pretrained` reads it, to a place of its own."""
-    inventory, name = _open(source)
-    finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
-    item = finals[0] if finals and name is None else _pick(inventory, name)
-    place = _place(target)
-    paths = copying.export(inventory, item, place, progress=ProgressLine("exporting").update)
-    document = {"from": item.where, "to": str(place), "files": paths}
-    _print(as_json, document, [f"exported {item.where} to {place}:", *(f"  {path}" for path in paths)])
+    """Write the model alone, as `from_pretrained` reads it, to a place of its own.
+
+    Also from a folder that Holdfast has not written: of torch.distributed.checkpoint, or DeepSpeed's ZeRO.
+    """
+    place, progress = _place(target), ProgressLine("exporting").update
+    folder = _folder_in_pieces(source)
+    if folder is not None:
+        where, paths = str(folder), exporting.export_pieces(folder, place, progress=progress)
+    else:
+        inventory, name = _open(source)
+        finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
+        item = finals[0] if finals and name is None else _pick(inventory, name)
+        where, folder = item.where, None if inventory.folder is None else inventory.folder / item.prefix
+        if folder is not None and exporting.is_in_pieces(folder):
+            paths = exporting.export_pieces(folder, place, progress=progress)
+        else:
+            paths = copying.export(inventory, item, place, progress=progress)
+    document = {"from": where, "to": str(place), "files": paths}
+    _print(as_json, document, [f"exported {where} to {place}:", *(f"  {path}" for path in paths)])
 
 
 @app.command()
@@ -321,6 +332,16 @@ def _place_around(text: str, name: str | None) -> Location:
     if place.scheme is Scheme.FILE:
         parent = parent or ("/" if place.path.startswith("/") else ".")
     return Location(scheme=place.scheme, bucket=place.bucket, path=parent)
+
+
+def _folder_in_pieces(text: str) -> Path | None:
+    """The folder that was named, when it holds a model in pieces itself."""
+    try:
+        location = parse_location(text)
+        folder = location.folder if location.scheme is Scheme.FILE else None
+    except ValueError:
+        return None
+    return folder if folder is not None and exporting.is_in_pieces(folder) else None
 
 
 def _open(text: str) -> tuple[Inventory, str | None]:

@@ -1,15 +1,15 @@
 """The calls of a framework's save routine that would write tensors, handed over as images.
 
 While a capture is open, `torch.save` and safetensors' `save_file`, under whatever name a module has imported them,
-hand over what goes below one folder. Calls for other places, or with options that are not known here, are the
-library's own.
+and the file system writer of torch.distributed.checkpoint hand over what goes below one folder. Calls for other
+places, or with options that are not known here, are the library's own.
 """
 
 import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +18,12 @@ import torch
 from holdfast.foundation.files import regular_files
 from holdfast.foundation.units import format_bytes
 from holdfast.snapshot.image import Image
+from holdfast.snapshot.replacing import Function, Replacing
 from holdfast.snapshot.safetensors_image import compose_safetensors
 from holdfast.snapshot.torch_image import TorchImages, UncomposableError
 
 _log = logging.getLogger("holdfast")
 _LARGE_BYTES = 64 << 20
-_Function = Callable[..., Any]
 
 
 class Captured:
@@ -51,48 +51,39 @@ class Capture:
 
     def __init__(self) -> None:
         self._torch_images: dict[str, TorchImages] = {}
-        self._places: list[tuple[dict[str, Any], str, _Function]] = []
-        self._seen: set[int] = set()
+        self._dcp_images: dict[str, Any] = {}
+        self._replacing = Replacing()
         self._told: set[str] = set()
 
     def prepare(self) -> None:
         """Look at all modules that are there now; it takes longer than a save, and belongs before the first step."""
-        self._find(_originals())
+        self._replacing.find(_originals())
 
     @contextlib.contextmanager
     def below(self, root: Path) -> Generator[Captured]:
         """Capture what goes below `root`, an absolute path; other threads' calls for other places pass."""
         captured = Captured(root)
         originals = _originals()
-        replacements = {id(originals[0]): self._saving_with_torch(captured, originals[0])}
+        replacements = {originals[0]: self._saving_with_torch(captured, originals[0])}
         for original in originals[1:]:
-            replacements[id(original)] = self._saving_safetensors(captured, original)
-        replaced: list[tuple[dict[str, Any], str, _Function]] = []
-        for namespace, name, function in self._find(originals):
-            replacement = replacements.get(id(function))
-            if replacement is not None and namespace.get(name) is function:  # nobody has wrapped it since
-                namespace[name] = replacement
-                replaced.append((namespace, name, function))
-        try:
+            replacements[original] = self._saving_safetensors(captured, original)
+        with self._replacing.exchanged(replacements), self._dcp_captured(captured):
             yield captured
+
+    @contextlib.contextmanager
+    def _dcp_captured(self, captured: Captured) -> Generator[None]:
+        writer = _dcp_writer()
+        if writer is None:
+            yield
+            return
+        original = writer.write_data
+        writer.write_data = self._writing_with_dcp(captured, writer, original)
+        try:
+            yield
         finally:
-            for namespace, name, function in replaced:
-                namespace[name] = function
+            writer.write_data = original
 
-    def _find(self, originals: list[_Function]) -> list[tuple[dict[str, Any], str, _Function]]:
-        """Every module's name for one of the functions; a module is looked at once, when it is there as a whole."""
-        wanted = {id(function): function for function in originals}
-        for module in list(sys.modules.values()):
-            if id(module) not in self._seen and isinstance(module, type(os)) and not _is_being_imported(module):
-                self._seen.add(id(module))
-                self._places += [
-                    (vars(module), name, wanted[id(value)])
-                    for name, value in list(vars(module).items())
-                    if id(value) in wanted
-                ]
-        return self._places
-
-    def _saving_with_torch(self, captured: Captured, original: _Function) -> _Function:
+    def _saving_with_torch(self, captured: Captured, original: Function) -> Function:
         def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> Any:
             path = captured.relative(f)
             if path is None or args or kwargs:
@@ -107,7 +98,7 @@ class Capture:
 
         return save
 
-    def _saving_safetensors(self, captured: Captured, original: _Function) -> _Function:
+    def _saving_safetensors(self, captured: Captured, original: Function) -> Function:
         def save_file(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> Any:
             path = captured.relative(filename)
             image = None
@@ -119,6 +110,32 @@ class Capture:
             return None
 
         return save_file
+
+    def _writing_with_dcp(self, captured: Captured, writer: Any, original: Function) -> Function:
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
+
+        from holdfast.snapshot.dcp_image import DcpImages
+
+        def write_data(self_: Any, plan: Any, planner: Any) -> Any:
+            folder = captured.relative(self_.path)
+            is_known = (
+                type(self_) in {FileSystemWriter, writer}
+                and folder is not None
+                and self_.single_file_per_rank
+                and self_.serialization_format == SerializationFormat.TORCH_SAVE
+                and not self_.transforms.extensions
+            )
+            if not is_known:
+                return original(self_, plan, planner)
+            path = f"{folder}/{plan.storage_data.prefix}0.distcp"
+            images = self._dcp_images.setdefault(path, DcpImages(path))
+            image, results = images.compose([(item, planner.resolve_data(item)) for item in plan.items])
+            captured.by_path[path] = image
+            future = cast("Any", torch.futures.Future)()
+            future.set_result(results)
+            return future
+
+        return write_data
 
     def collect(self, captured: Captured) -> list[Image]:
         """Everything that the routine has handed over or written.
@@ -142,14 +159,16 @@ class Capture:
         return list(images.values())
 
 
-def _originals() -> list[_Function]:
+def _originals() -> list[Function]:
     """`torch.save`, and safetensors' function where that library is loaded."""
     safetensors: Any = sys.modules.get("safetensors.torch")
     return [torch.save] if safetensors is None else [torch.save, safetensors.save_file]
 
 
-def _is_being_imported(module: Any) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+def _dcp_writer() -> Any:
+    """The class whose `write_data` writes files, where DCP is loaded."""
+    module: Any = sys.modules.get("torch.distributed.checkpoint.filesystem")
+    return None if module is None else module._FileSystemWriter
 
 
 __all__ = ["Capture", "Captured"]

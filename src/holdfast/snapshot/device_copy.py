@@ -66,8 +66,10 @@ class DeviceCopier:
             stream = self._streams[index] = _cuda.Stream(device=index)
         computing = _cuda.current_stream(index)
         stream.wait_stream(computing)
-        anybodys = [one for one in sources if guard is None or guard.owner_of(one[1].base) is None]
-        owned = [one for one in sources if guard is not None and guard.owner_of(one[1].base) is not None]
+        anybodys: list[tuple[Placed, Piece]] = []
+        owned: list[tuple[Placed, Piece]] = []
+        for one in sources:
+            (anybodys if guard is None or guard.owner_of(one[1]) is None else owned).append(one)
         event: Any = None
         with _cuda.stream(stream):
             # Those first that the computing stream has to wait for now, and for no others.

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from holdfast.snapshot.image import Piece
+
 _data_ptr: Any = torch.Tensor.data_ptr
 _epochs = itertools.count(1)
 
@@ -25,10 +27,29 @@ class Owner(NamedTuple):
     number: int
     tensors: list[torch.Tensor]
 
-    def covers_storage(self) -> bool:
-        """Whether the whole storage is theirs."""
-        sizes = {(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors}
-        return sum(size for _, size in sizes) >= self.tensors[0].untyped_storage().nbytes()
+    def covers(self, piece: Piece) -> bool:
+        """Whether all bytes of a piece are theirs; the rest of its storage may be anybody's."""
+        place, end = piece.address, piece.address + piece.num_bytes
+        for begin, length in sorted(
+            {(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors if is_dense(tensor)}
+        ):
+            if begin <= place:
+                place = max(place, begin + length)
+        return place >= end
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie side by side, in any order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 class Guard:
@@ -53,6 +74,7 @@ class Guard:
         self.epoch = next(_epochs)
         """Another one, also than any other guard's, whenever the answers of `owner_of` may have changed."""
         self._owners: dict[int, Owner | None] = {}
+        self._answers: dict[tuple[int, int], Owner | None] = {}
         self._is_fresh = True
         self._handle = register_optimizer_step_pre_hook(self._hook)
 
@@ -80,13 +102,11 @@ class Guard:
         self._tensors.clear()
         self._addresses.clear()
         self._owners.clear()
+        self._answers.clear()
         for number, optimizer in enumerate(self._optimizers):
             for one in _objects_of(optimizer):
                 if isinstance(one, torch.Tensor):
-                    self._add(one, number)
-        for base, owner in self._owners.items():
-            if owner is not None and not owner.covers_storage():  # the rest of it may be anybody's
-                self._owners[base] = None
+                    self._add(getattr(one, "_local_tensor", one), number)  # what this rank has of a DTensor
 
     def _add(self, tensor: torch.Tensor, number: int) -> None:
         try:
@@ -103,9 +123,13 @@ class Guard:
         else:  # several optimizers change it
             self._owners[base] = None
 
-    def owner_of(self, base: int) -> "Owner | None":
-        """Which optimizer alone changes the storage at `base`; None when others may."""
-        return self._owners.get(base)
+    def owner_of(self, piece: Piece) -> "Owner | None":
+        """Which optimizer alone changes the bytes of a piece; None when others may."""
+        key = piece.address, piece.num_bytes
+        if key not in self._answers:
+            owner = self._owners.get(piece.base)
+            self._answers[key] = owner if owner is not None and owner.covers(piece) else None
+        return self._answers[key]
 
     def close(self) -> None:
         """Watch no longer."""

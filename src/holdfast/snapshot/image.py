@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from holdfast.snapshot.archive import Archive
+
 
 class Piece(NamedTuple):
     """Bytes of a tensor's storage and their place in a file.
@@ -36,8 +38,7 @@ class Image:
         literals: (offset, content) of everything that is known already.
         fixed: more of the same; the very same object when nothing in it has changed since the last image.
         pieces: everything that is still to be copied, by offset; the same object when nothing has changed.
-        directory: for an archive (offset, entries) of its central directory, whose checksums are filled in by whoever
-            writes the file; None for other files.
+        archives: those that the file consists of, in their order.
     """
 
     path: str
@@ -45,7 +46,7 @@ class Image:
     literals: tuple[tuple[int, bytes], ...]
     fixed: tuple[tuple[int, bytes], ...] = ()
     pieces: tuple[Piece, ...] = ()
-    directory: tuple[int, int] | None = None
+    archives: tuple[Archive, ...] = ()
 
     @classmethod
     def of_bytes(cls, path: str, content: bytes) -> "Image":

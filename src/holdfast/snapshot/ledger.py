@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint.manifest import Trigger
+from holdfast.snapshot.archive import Archive
 from holdfast.snapshot.recent import Recent
 
 
@@ -31,25 +32,24 @@ class StagedFile:
         block: the rank's block.
         offset: in the block; a multiple of the page size for large files.
         size_bytes: of the file.
-        directory: see `Image`.
+        archives: see `Image`.
     """
 
     path: str
     block: int
     offset: int
     size_bytes: int
-    directory: tuple[int, int] | None = None
+    archives: tuple[Archive, ...] = ()
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "StagedFile":
         """From a message."""
-        directory = record["directory"]
         return cls(
             path=str(record["path"]),
             block=int(record["block"]),
             offset=int(record["offset"]),
             size_bytes=int(record["size_bytes"]),
-            directory=(int(directory[0]), int(directory[1])) if directory else None,
+            archives=tuple(Archive(*map(int, archive)) for archive in record["archives"]),
         )
 
 

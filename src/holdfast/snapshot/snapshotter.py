@@ -86,7 +86,7 @@ class Snapshotter:
                 "block": place.block.number,
                 "offset": place.offset,
                 "size_bytes": place.image.size_bytes,
-                "directory": place.image.directory,
+                "archives": place.image.archives,
             }
             for place in placed
         ]

@@ -83,7 +83,7 @@ class _Plan:
         self.counts = Counter(copy.owner for copy in self.copies)
 
     def _add(self, piece: Piece, guard: Guard | None, small: dict[int, list[tuple[int, int, int]]]) -> None:
-        owner = guard.owner_of(piece.base) if guard is not None else None
+        owner = guard.owner_of(piece) if guard is not None else None
         if piece.device != "cpu":  # copied by the device's own engine
             if owner is not None:
                 self.guarded.setdefault(owner.number, []).extend(owner.tensors)

@@ -115,7 +115,7 @@ class Start:
             block=rank.blocks[file.block],
             offset=file.offset,
             size_bytes=file.size_bytes,
-            directory=file.directory,
+            archives=file.archives,
             has_block_alone=file.offset == 0 and sum(other.block == file.block for other in others) == 1,
             available=available,
         )

@@ -1,9 +1,5 @@
 """The image of a file that `torch.save` writes.
 
-The format is torch's: a zip archive without compression, one record for the pickle and one for each storage, each
-record's data at a multiple of 64 bytes, checksums behind the data. The pickle stands last, so that the place of a
-storage does not depend on the length of a number in it; readers go by the archive's directory.
-
 Pickling hundreds of tensors takes longer than everything else at a step's end. So the pickle of each value of the
 outermost dictionary is kept, and used again as long as nothing in the value differs but the content of tensors.
 """
@@ -19,18 +15,9 @@ from typing import Any, cast
 import torch
 
 from holdfast.snapshot.image import Image, Piece, is_plain
+from holdfast.snapshot.torch_archive import PICKLE_BEGIN, PICKLE_END, StorageRecords, lay_out
 
-_ALIGNMENT = 64
-_FLAGS = 0x0808  # names in UTF-8, checksums behind the data
-_WIDE = 0xFFFFFFFF
 _PROTOCOL = 2
-_PICKLE_BEGIN, _PICKLE_END = b"\x80\x02", b"."
-_LOCAL = struct.Struct("<IHHHHHIIIHH")
-_CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
-_DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<IIII"), struct.Struct("<IIQQ")
-_END = struct.Struct("<IHHHHIIH")
-_WIDE_END = struct.Struct("<IQHHIIQQQQ")
-_LOCATOR = struct.Struct("<IIQI")
 _typed_storage: Any = torch.storage.TypedStorage
 _torch: Any = torch
 _rebuild: Any = _torch._utils._rebuild_tensor_v2
@@ -150,6 +137,32 @@ class _Pickler(pickle.Pickler):
         return str(self._storages.number(storage))
 
 
+class _LoneTensor:
+    """Stands for a contiguous tensor on the CPU that is alone in its storage."""
+
+    def __init__(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        like = torch.empty(shape, dtype=dtype, device="meta")
+        kind: Any = getattr(torch, _storage_names[dtype])
+        reference = _Reference(("storage", kind, "0", "cpu", like.numel()))
+        self._arguments = (reference, 0, shape, like.stride(), False, cast("OrderedDict[Any, Any]", OrderedDict()))
+
+    def __reduce__(self) -> Any:
+        return _rebuild, self._arguments
+
+
+def pickle_lone_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    """The pickle of a contiguous tensor on the CPU whose data is the archive's first storage.
+
+    Raises:
+        UncomposableError: torch keeps this type in another way.
+    """
+    if dtype not in _storage_names:
+        raise UncomposableError(f"{dtype} is not known")
+    buffer = io.BytesIO()
+    _Pickler(buffer, _Storages()).dump(_LoneTensor(dtype, shape))
+    return buffer.getvalue()
+
+
 def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad
 
@@ -196,7 +209,7 @@ class _Chunk:
         _Pickler(buffer, storages).dump(value)
         self.value = value
         self.storages = storages.copy()
-        self.body = buffer.getvalue()[len(_PICKLE_BEGIN) : -len(_PICKLE_END)]
+        self.body = buffer.getvalue()[len(PICKLE_BEGIN) : -len(PICKLE_END)]
         outline: list[Any] | None = []
         if not _outline(value, outline):
             outline = None
@@ -311,33 +324,15 @@ class TorchImages:
         chunk = self._chunks[key] = _Chunk(value, storages)
         return chunk.body
 
-    # ---- the archive ----------------------------------------------------------------------------------------
-
     def _lay_out(self, body: bytes) -> Image:
-        data, offset = self._data, self._data.end
-        small: list[tuple[_Record, bytes]] = []
-        for name, content in (
-            ("data.pkl", _PICKLE_BEGIN + body + _PICKLE_END),
-            ("byteorder", b"little"),
-            (".format_version", b"1"),
-            (".storage_alignment", str(_ALIGNMENT).encode()),
-            ("version", b"3\n"),
-        ):
-            record = _Record(f"{self._prefix}/{name}", len(content), offset)
-            small.append((record, content))
-            offset = record.end
-        directory = data.central + b"".join(record.central for record, _ in small)
-        count = len(self._entries) + len(small)
-        tail = directory + _end_of(count, len(directory), offset)
-        literals = [literal for record, _ in small for literal in record.literals]
-        literals += [(record.data, content) for record, content in small]
+        layout = lay_out(self._data.storages, PICKLE_BEGIN + body + PICKLE_END)
         return Image(
             path=self.path,
-            size_bytes=offset + len(tail),
-            literals=(*literals, (offset, tail)),
-            fixed=data.literals,
-            pieces=data.pieces,
-            directory=(offset, count),
+            size_bytes=layout.size_bytes,
+            literals=layout.literals,
+            fixed=self._data.storages.literals,
+            pieces=self._data.pieces,
+            archives=(layout.archive,),
         )
 
 
@@ -349,68 +344,12 @@ class _Data:
     """The part of an archive that holds storages; it stays the same as long as they do."""
 
     def __init__(self, prefix: str, entries: Sequence[_Entry]) -> None:
-        records: list[_Record] = []
-        self.end = 0
-        for number, entry in enumerate(entries):
-            records.append(_Record(f"{prefix}/data/{number}", entry.num_bytes, self.end))
-            self.end = records[-1].end
-        self.literals = tuple(literal for record in records for literal in record.literals)
-        self.central = b"".join(record.central for record in records)
+        self.storages = StorageRecords(prefix, [entry.num_bytes for entry in entries])
         self.pieces = tuple(
-            Piece(record.data, record.size, entry.address, entry.address, entry.storage, entry.device)
-            for record, entry in zip(records, entries, strict=True)
-            if record.size
+            Piece(place, entry.num_bytes, entry.address, entry.address, entry.storage, entry.device)
+            for place, entry in zip(self.storages.places, entries, strict=True)
+            if entry.num_bytes
         )
 
 
-class _Record:
-    """One record of an archive, at `start`: header, data, descriptor."""
-
-    def __init__(self, name: str, size: int, start: int) -> None:
-        text = name.encode()
-        is_wide = size >= _WIDE
-        extra = struct.pack("<HHQQ", 1, 16, size, size) if is_wide else b""
-        header_bytes = _LOCAL.size + len(text) + len(extra)
-        padding = -(start + header_bytes) % _ALIGNMENT
-        if 0 < padding < 4:
-            padding += _ALIGNMENT
-        if padding:
-            extra += struct.pack("<2sH", b"FB", padding - 4) + bytes(padding - 4)
-        short = _WIDE if is_wide else size
-        version = 45 if is_wide else 0
-        header = _LOCAL.pack(0x04034B50, version, _FLAGS, 0, 0, 0, 0, short, short, len(text), len(extra))
-        self.size = size
-        self.data = start + len(header) + len(text) + len(extra)
-        width = _WIDE_DESCRIPTOR if is_wide else _DESCRIPTOR
-        descriptor = width.pack(0x08074B50, 0, size, size)
-        self.end = self.data + size + len(descriptor)
-        self.literals = ((start, header + text + extra), (self.data + size, descriptor))
-        self.central = _central(text, size, start)
-
-
-def _central(name: bytes, size: int, start: int) -> bytes:
-    wide: list[int] = []
-    if size >= _WIDE:
-        wide += [size, size]
-    if start >= _WIDE:
-        wide.append(start)
-    extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
-    short = min(size, _WIDE)
-    version = 45 if wide else 0
-    lengths = (len(name), len(extra), 0)
-    head = _CENTRAL.pack(
-        0x02014B50, version, version, _FLAGS, 0, 0, 0, 0, short, short, *lengths, 0, 0, 0, min(start, _WIDE)
-    )
-    return head + name + extra
-
-
-def _end_of(count: int, size: int, offset: int) -> bytes:
-    wide = b""
-    if offset >= _WIDE or count >= 0xFFFF:
-        wide = _WIDE_END.pack(0x06064B50, 44, 45, 45, 0, 0, count, count, size, offset)
-        wide += _LOCATOR.pack(0x07064B50, 0, offset + size, 1)
-    short_count = min(count, 0xFFFF)
-    return wide + _END.pack(0x06054B50, 0, 0, short_count, short_count, size, min(offset, _WIDE), 0)
-
-
-__all__ = ["TorchImages", "UncomposableError"]
+__all__ = ["TorchImages", "UncomposableError", "pickle_lone_tensor"]

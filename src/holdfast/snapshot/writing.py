@@ -6,6 +6,7 @@ training's data.
 """
 
 import errno
+import itertools
 import os
 import struct
 import threading
@@ -20,6 +21,7 @@ from holdfast.checkpoint.digest import FileDigest, FileDigester, digest_bytes
 from holdfast.checkpoint.manifest import FileEntry
 from holdfast.errors import SaveError
 from holdfast.foundation import clock
+from holdfast.snapshot.archive import Archive, records_of
 from holdfast.snapshot.block import PAGE_BYTES, Block
 
 SMALL_BYTES = 1 << 20
@@ -29,8 +31,6 @@ STAGED = 1 << 62
 _WRITE_BYTES = 4 << 20
 _POLL_S = 0.0005
 _NUM_SMALL_WRITERS = 8
-_LOCAL_HEADER = struct.Struct("<IHHHHHIIIHH")
-_CENTRAL_HEADER = struct.Struct("<IHHHHHHIIIHHHHHII")
 _CANNOT_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
@@ -47,7 +47,7 @@ class Source:
         block: where it is.
         offset: in the block.
         size_bytes: of the file.
-        directory: see `Image`.
+        archives: see `Image`.
         has_block_alone: whether the block, opened as a file, is this file.
         available: how many bytes of the block are there by now; raises GivenUpError when no more will come.
     """
@@ -56,7 +56,7 @@ class Source:
     block: Block
     offset: int
     size_bytes: int
-    directory: tuple[int, int] | None
+    archives: tuple[Archive, ...]
     has_block_alone: bool
     available: Callable[[], int]
 
@@ -267,62 +267,38 @@ def digest_bytes_of(source: Source) -> str:
 
 def seal_archive(source: Source) -> None:
     """Fill in the checksums of an archive that is there as a whole."""
-    if source.directory is not None:
+    if source.archives:
         for _ in _steps(source):
             pass
 
 
 def _steps(source: Source) -> Iterator[tuple[int, int]]:
     """(start, length) of one stretch after the other, each final when it is yielded, checksums included."""
-    if source.directory is None:
+    if not source.archives:
         for start in range(0, source.size_bytes, _WRITE_BYTES):
             length = min(_WRITE_BYTES, source.size_bytes - start)
             source.wait_for(start + length)
             yield start, length
         return
-    directory, count = source.directory
     place = 0
-    entry = directory
-    for _ in range(count):
-        central = _CENTRAL_HEADER.unpack(source.view(entry, _CENTRAL_HEADER.size))
-        size, name_bytes, extra_bytes, start = central[9], central[10], central[11], central[16]
-        size, start = _wide(source, entry, size, start, name_bytes, extra_bytes)
-        header = _LOCAL_HEADER.unpack(source.view(start, _LOCAL_HEADER.size))
-        data = start + _LOCAL_HEADER.size + header[9] + header[10]
+    for record in itertools.chain.from_iterable(records_of(archive, source.view) for archive in source.archives):
         checksum = 0
         # Short ones are put together: hundreds of tiny stretches would cost more than their bytes.
-        for at in range(data, data + size, _WRITE_BYTES):
-            length = min(_WRITE_BYTES, data + size - at)
+        for at in range(record.data, record.data + record.size, _WRITE_BYTES):
+            length = min(_WRITE_BYTES, record.data + record.size - at)
             source.wait_for(at + length)
             checksum = zlib.crc32(source.view(at, length), checksum)
-            if at + length < data + size:
+            if at + length < record.data + record.size:
                 yield place, at + length - place
                 place = at + length
         value = struct.pack("<I", checksum)
-        source.view(data + size + 4, 4)[:] = value  # behind the data and the descriptor's signature
-        source.view(entry + 16, 4)[:] = value
-        end = data + size + (24 if size >= 0xFFFFFFFF else 16)
-        if end - place >= SMALL_BYTES:
-            yield place, end - place
-            place = end
-        entry += _CENTRAL_HEADER.size + name_bytes + extra_bytes + central[12]
+        for at in record.checksums:
+            source.view(at, len(value))[:] = value
+        if record.end - place >= SMALL_BYTES:
+            yield place, record.end - place
+            place = record.end
     source.wait_for(source.size_bytes)
     yield place, source.size_bytes - place
-
-
-def _wide(source: Source, entry: int, size: int, start: int, name_bytes: int, extra_bytes: int) -> tuple[int, int]:
-    """Sizes and offsets of 4 GiB and more stand in the entry's extra field."""
-    if size < 0xFFFFFFFF and start < 0xFFFFFFFF:
-        return size, start
-    at = entry + _CENTRAL_HEADER.size + name_bytes
-    extra = bytes(source.view(at, extra_bytes))
-    values = list(struct.unpack(f"<{(extra_bytes - 4) // 8}Q", extra[4:]))
-    if size >= 0xFFFFFFFF:
-        size = values.pop(0)
-        values.pop(0)
-    if start >= 0xFFFFFFFF:
-        start = values.pop(0)
-    return size, start
 
 
 __all__ = [

@@ -111,14 +111,14 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
         from holdfast.training.agent import run_agent
 
         outcome = run_agent(plan, settings, stop, keeper)
+        asked, killed = stop.wind_up()
         if keeper is not None:
-            stop.watch(())
             keeper.finish(lambda: stop.left_s)
         verdict = reach_verdict(
             outcome.exit_codes,
             read_records(records, outcome.restarts),
-            stop_signal=stop.signal,
-            killed=stop.killed,
+            stop_signal=asked,
+            killed=killed,
         )
         if verdict.message:
             used_up = (
@@ -155,6 +155,7 @@ class StopRequest:
         self._pids: tuple[int, ...] = ()
         self._num_interrupts = 0
         self._deadline_s: float | None = None
+        self._is_winding_up = False
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.signal = 0
         """The signal that stops this node, or 0."""
@@ -174,6 +175,17 @@ class StopRequest:
             self._pids = tuple(pids)
             if self.signal:
                 self._send(signal.SIGTERM)
+
+    def wind_up(self) -> tuple[int, bool]:
+        """The ranks have ended: signals shorten what is left to do, and change nothing of how the run has ended.
+
+        Returns:
+            The signal that has stopped the ranks, or 0, and whether they had to be killed.
+        """
+        with self._lock:
+            self._pids = ()
+            self._is_winding_up = True
+            return self.signal, self.killed
 
     @property
     def left_s(self) -> float | None:
@@ -213,7 +225,7 @@ class StopRequest:
             if self._num_interrupts > 1:
                 self._kill()
                 self._exit(ExitCode.SIGINT)
-            if not self._pids and self._is_alone:
+            if not self._pids and self._is_alone and not self._is_winding_up:
                 self._exit(exit_code_of(number))
             # Agents of other nodes may be waiting for this one: it joins them first, to tell them.
             self.request(number)
@@ -225,7 +237,7 @@ class StopRequest:
 
     def _kill(self) -> None:
         self.killed = True
-        if not self._pids:
+        if not self._pids and not self._is_winding_up:
             self._exit(exit_code_of(self.signal))
         self.kill_ranks()
 

@@ -154,6 +154,26 @@ class Peers:
             raise self.lost("exchange") from error
         return values[0]
 
+    def to_first(self, block: torch.Tensor, source: int) -> None:
+        """Send a block from rank `source` to the first; those two call it, with blocks of the same size.
+
+        Args:
+            block: uint8, one dimension, on the CPU; filled on the first rank.
+            source: the rank that sends.
+
+        Raises:
+            PeerError: the other one is gone or does not answer.
+        """
+        if source == 0 or self._group is None:
+            return
+        try:
+            if self.place.is_first:
+                dist.recv(block, src=source, group=self._group)
+            elif self.place.rank == source:
+                dist.send(block, dst=0, group=self._group)
+        except RuntimeError as error:
+            raise self.lost("exchange") from error
+
     def sender_among(self, ranks: Sequence[int]) -> Sender:
         """For transfers between `ranks`; every rank calls this.
 

@@ -8,6 +8,7 @@ import torch
 
 from holdfast.snapshot.guard import Guard
 from holdfast.snapshot.module_state import OptimizerState
+from tests.support.snapshots import piece_of
 
 
 class Training:
@@ -117,10 +118,6 @@ def test_the_state_stays_the_same_object() -> None:
     assert state.state_dict()["state"] is not before
 
 
-def _base(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 def test_what_optimizers_own_follows_their_states() -> None:
     """A state that was loaded has other tensors; parameters that were given a place elsewhere are found there."""
     training = Training()
@@ -129,19 +126,19 @@ def test_what_optimizers_own_follows_their_states() -> None:
     try:
         guard.refresh()
         before, epoch = training.states[0]["exp_avg"], guard.epoch
-        assert guard.owner_of(_base(before)) is not None
+        assert guard.owner_of(piece_of(before)) is not None
         guard.refresh()
         assert guard.epoch == epoch
         _reload(training)
         guard.refresh()
         assert guard.epoch != epoch
-        assert guard.owner_of(_base(before)) is None
-        assert guard.owner_of(_base(training.states[0]["exp_avg"])) is not None
+        assert guard.owner_of(piece_of(before)) is None
+        assert guard.owner_of(piece_of(training.states[0]["exp_avg"])) is not None
         old = training.first.weight.data
         training.first.weight.data = old.clone()
         # Also when nobody is going to ask for anything new: what lies at the old place is not the optimizer's.
         guard.refresh(has_new_pieces=False)
-        assert guard.owner_of(_base(old)) is None
-        assert guard.owner_of(_base(training.first.weight)) is not None
+        assert guard.owner_of(piece_of(old)) is None
+        assert guard.owner_of(piece_of(training.first.weight)) is not None
     finally:
         guard.close()

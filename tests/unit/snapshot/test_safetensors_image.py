@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from holdfast.snapshot.safetensors_image import _NAMES, compose_safetensors
+from holdfast.checkpoint.safetensors_layout import KINDS
+from holdfast.snapshot.safetensors_image import compose_safetensors
 from tests.support.snapshots import bytes_of, render
 
-DTYPES = [getattr(torch, name) for name in _NAMES]
+DTYPES = [getattr(torch, name) for name in KINDS]
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.sampled_from(["b.w", "a.w", "ä", '"\\\n'])
 
 

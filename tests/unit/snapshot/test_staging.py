@@ -13,7 +13,7 @@ from holdfast.snapshot.guard import Guard
 from holdfast.snapshot.image import Image, Piece
 from holdfast.snapshot.staging import Placed, Stager, Work
 from holdfast.snapshot.torch_image import TorchImages
-from tests.support.snapshots import render
+from tests.support.snapshots import piece_of, render
 
 LARGE = 1 << 20  # bytes; copied beside the training
 TIMEOUT_S = 60
@@ -283,7 +283,7 @@ def test_tensors_of_optimizers_are_found_as_they_come() -> None:
 
     def owner_of(tensor: torch.Tensor) -> int | None:
         guard.refresh()
-        found = guard.owner_of(tensor.untyped_storage().data_ptr())
+        found = guard.owner_of(piece_of(tensor))
         return None if found is None else found[0]
 
     assert owner_of(model.weight) == 0

@@ -192,7 +192,7 @@ class Copying:
     def __init__(self, image: Image, block: Block, *, fail_at: int = ENDLESS) -> None:
         self.whole = Block.allocate(2, image.size_bytes)
         fill(image, self.whole)
-        for place, content in (*image.fixed, *image.literals) if image.directory else ():
+        for place, content in (*image.fixed, *image.literals) if image.archives else ():
             block.write(place, content)
         self._image, self._block, self._fail_at = image, block, fail_at
         self._there = 0

@@ -31,8 +31,8 @@ class Framework(Protocol):
         ...
 
     @property
-    def has_large_files(self) -> bool:
-        """Whether this rank writes model and optimizer."""
+    def share(self) -> float:
+        """How much of model and optimizer this rank writes, from 0 to 1."""
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:

@@ -34,7 +34,6 @@ from holdfast.training.folders import Folders
 from holdfast.training.peers import NUM_VALUES, Peers
 from holdfast.training.session import Session
 
-_SUPPORTED = {"single", "ddp"}
 _FILE_SLACK_BYTES = 1 << 20
 _SLOW_BYTES_PER_S = 200e6
 _COMMIT_S = 0.1
@@ -83,7 +82,7 @@ class Snapshots:
         self._scratch: Path | None = None
         self._told: set[str] = set()
         self._sizes: list[int] = []
-        self._can = folders.is_shared and framework.strategy in _SUPPORTED
+        self._can = folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
         """The step that was handed over, and is not known to be durable."""
@@ -129,14 +128,16 @@ class Snapshots:
     def prepare(self) -> None:
         """Take the memory and fault it in, beside the loading of the model."""
         snapshotter, framework = self._snapshotter, self._framework
-        if snapshotter is None or not framework.has_large_files:
+        share = framework.share
+        if snapshotter is None or not share:
             return
         parameters = list(framework.parameters())
         moments = framework.moments_per_parameter()
         trainable = sum(one.nbytes for one in parameters if one.requires_grad)
         model = sum(one.nbytes for one in parameters)
         on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
-        sizes = [size + _FILE_SLACK_BYTES for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
+        wholes = [size for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
+        sizes = [round(share * size) + _FILE_SLACK_BYTES for size in wholes]
         try:
             # On a CPU the gradients, DDP's copy of them and the optimizer's moments are still to come.
             gradients = 2 if dist.is_available() and dist.is_initialized() else 1

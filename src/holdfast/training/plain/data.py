@@ -5,13 +5,18 @@
 - Of a stream the batches are read and thrown away, with a line that says how long that takes.
 
 The order of an epoch is drawn from the random number states of its beginning; those are put back for the drawing, and
-the states of the checkpoint after it.
+the states of the checkpoint after it. Generators that belong to the loader or its samplers count among them.
+
+A loader that Accelerate has prepared is looked through: it counts its epochs by itself, and Accelerate's own function
+leaves out what was seen.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset
 
 from holdfast.foundation import clock
@@ -30,6 +35,8 @@ class Position:
         epoch_rng: random number states when the running one began; empty at its very beginning.
         loader: the loader's own state, where it has one; None otherwise.
         sampler: the kind of the loader's sampler.
+        generators: states of the generators of loader and samplers: when the running epoch began, or now at its very
+            beginning.
     """
 
     epoch: int = 0
@@ -37,6 +44,7 @@ class Position:
     epoch_rng: dict[str, Any] | None = None
     loader: Any = None
     sampler: str = ""
+    generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
 
 class Data:
@@ -50,7 +58,13 @@ class Data:
     def __init__(self, loader: Iterable[Any] | None, tell: Callable[[int, int, float], None]) -> None:
         self._loader = loader
         self._tell = tell
-        self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._has_state = (
+            hasattr(loader, "state_dict")
+            and hasattr(loader, "load_state_dict")
+            and getattr(loader, "use_stateful_dataloader", True)
+        )
+        self._generators = _generators_of(loader)
+        self._generator_states: list[torch.Tensor] = []
         self._resumed: Position | None = None
         self._rng: dict[str, Any] | None = None
         self.epoch = 0
@@ -81,7 +95,8 @@ class Data:
     def position(self) -> Position:
         """Where the loop stands now."""
         if self._epoch_rng is None:
-            return Position(epoch=self.epoch, batches=self.batches, sampler=self.sampler)
+            states = [generator.get_state() for generator in self._generators]
+            return Position(epoch=self.epoch, batches=self.batches, sampler=self.sampler, generators=states)
         state = self._loader.state_dict() if self._has_state else None  # pyright: ignore
         return Position(
             epoch=self.epoch,
@@ -89,6 +104,7 @@ class Data:
             epoch_rng=self._epoch_rng,
             loader=state,
             sampler=self.sampler,
+            generators=self._generator_states,
         )
 
     def resume(self, position: Position, rng: dict[str, Any]) -> None:
@@ -110,9 +126,15 @@ class Data:
         for sampler in (getattr(self._loader, "sampler", None), getattr(self._loader, "batch_sampler", None)):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)  # pyright: ignore
+        if _is_accelerates(self._loader):
+            self._loader.iteration = self.epoch  # pyright: ignore
+        if resumed is not None:
+            for generator, state in zip(self._generators, resumed.generators, strict=False):
+                generator.set_state(state)
         if resumed is not None and resumed.epoch_rng is not None:
             restore_rng(resumed.epoch_rng)
         self._epoch_rng = capture_rng()
+        self._generator_states = [generator.get_state() for generator in self._generators]
         if resumed is None or not resumed.batches:
             batches = iter(self._loader)
         elif self._has_state and resumed.loader is not None:
@@ -129,6 +151,8 @@ class Data:
     def _forward(self, count: int) -> Iterator[Any]:
         """An epoch without its first `count` batches."""
         loader: Any = self._loader
+        if _is_accelerates(loader):
+            return iter(sys.modules["accelerate"].skip_first_batches(loader, count))
         name = "batch_sampler" if getattr(loader, "batch_sampler", None) is not None else "sampler"
         is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
         if is_stream or name not in getattr(loader, "__dict__", {}):
@@ -158,6 +182,26 @@ class Data:
 
 
 _END = object()
+_LOADER_PARTS = ("base_dataloader", "batch_sampler", "sampler")
+_GENERATORS = ("generator", "synchronized_generator")
+
+
+def _generators_of(part: Any, seen: tuple[int, ...] = ()) -> list[torch.Generator]:
+    """Those of a loader and of the samplers in it, each once, in an order that does not depend on their states."""
+    found: dict[int, torch.Generator] = {}
+    for name in _GENERATORS:
+        generator = getattr(part, name, None)
+        if isinstance(generator, torch.Generator):
+            found[id(generator)] = generator
+    for name in _LOADER_PARTS:
+        inner = getattr(part, name, None)
+        if inner is not None and id(inner) not in seen:
+            found |= {id(one): one for one in _generators_of(inner, (*seen, id(part)))}
+    return list(found.values())
+
+
+def _is_accelerates(loader: Any) -> bool:
+    return hasattr(loader, "base_dataloader") and hasattr(loader, "iteration")
 
 
 class _Skipping:

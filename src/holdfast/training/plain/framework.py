@@ -1,34 +1,33 @@
-"""A hand-written loop as the engine sees it; each part of its state is a file that `torch.save` writes."""
+"""A hand-written loop as the engine sees it: the parts of its state, and this rank's place in the data."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from holdfast.errors import UsageError
 from holdfast.foundation.environment import Place
 from holdfast.training.engine.framework import Write
 from holdfast.training.plain.data import Data, Position
-from holdfast.training.plain.sharded import sharded_parts
+from holdfast.training.plain.loading import load_plain
+from holdfast.training.plain.parts import Parts, parameters_of
 from holdfast.training.rng import capture_rng
 
 _RANK_FILE = "rank_{rank}.pt"
-_SHARDS = "sharded"
 
 
 class PlainFramework:
     """See `engine.framework.Framework`.
 
     Args:
-        parts: name → model, optimizer, scheduler, and whatever else has `state_dict` and `load_state_dict`.
+        parts: the state.
         data: what is trained on.
         place: this rank.
     """
 
-    def __init__(self, parts: Mapping[str, Any], data: Data, place: Place) -> None:
-        self._parts = {name: _unwrapped(part) for name, part in parts.items()}
+    def __init__(self, parts: Parts, data: Data, place: Place) -> None:
+        self._parts = parts
         self._data = data
         self._place = place
         self.handed_step: int | None = None
@@ -36,32 +35,28 @@ class PlainFramework:
         """Optimizer steps done."""
         self.batches_per_step = 1
         """Batches of this rank between two of them."""
-        self._sharded = sharded_parts(self._parts)
 
     @property
     def strategy(self) -> str:
         """How the ranks share the model."""
-        if self._sharded is not None:
-            return "fsdp"
-        return "ddp" if self._place.world_size > 1 else "single"
+        return self._parts.strategy
 
     @property
-    def has_large_files(self) -> bool:
-        """The first rank has what all of them have; of what is sharded each has its own."""
-        return self._place.is_first or self._sharded is not None
+    def share(self) -> float:
+        """How much of model and optimizer this rank writes."""
+        return self._parts.share
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """Of all modules."""
-        modules = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
-        return [parameter for module in modules for parameter in module.parameters()]
+        return parameters_of(self._parts.modules())
 
     def moments_per_parameter(self) -> int:
         """Two, as the usual optimizers have."""
         return 2
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """All that were named."""
-        return [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
+        """Those that step."""
+        return self._parts.optimizers()
 
     def manifest_fields(self, step: int) -> dict[str, Any]:
         """Where the data stands."""
@@ -85,11 +80,7 @@ class PlainFramework:
 
         def write(_: Path, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
-            if self._sharded is not None:
-                self._sharded.save(folder / _SHARDS)
-            if self._place.is_first:
-                for name, part in self._whole_parts():
-                    torch.save(part.state_dict(), folder / f"{name}.pt")
+            self._parts.write(folder)
             position = self._data.position()
             place = {field.name: getattr(position, field.name) for field in dataclasses.fields(position)}
             mine = {"rng": capture_rng(), "position": place}
@@ -97,20 +88,10 @@ class PlainFramework:
 
         return write
 
-    def _whole_parts(self) -> list[tuple[str, Any]]:
-        sharded = self._sharded.names if self._sharded is not None else []
-        return [(name, part) for name, part in self._parts.items() if name not in sharded]
-
     def write_final(self, folder: Path) -> None:
-        """The modules alone; what is sharded as it is in a checkpoint."""
-        if self._sharded is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._sharded.save(folder / _SHARDS)
-        if self._place.is_first:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, part in self._whole_parts():
-                if isinstance(part, torch.nn.Module):
-                    torch.save(part.state_dict(), folder / f"{name}.pt")
+        """The models alone."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._parts.write_final(folder)
 
     def load(self, folder: Path, *, ranks_before: int) -> tuple[Position, dict[str, Any]]:
         """Load what `write_again` has written.
@@ -125,37 +106,9 @@ class PlainFramework:
         Raises:
             UsageError: the checkpoint has no such part.
         """
-        missing = [name for name, _ in self._whole_parts() if not (folder / f"{name}.pt").exists()]
-        if self._sharded is not None and not (folder / _SHARDS).exists():
-            missing += self._sharded.names
-        if missing:
-            raise UsageError(
-                f"{folder.name} has no {missing[0]}: it was written by a session with other parts",
-                hint="give the session what it was given then, or begin anew with --from-scratch",
-            )
-        if self._sharded is not None:
-            self._sharded.load(folder / _SHARDS)
-        for name, part in self._whole_parts():
-            part.load_state_dict(load_plain(folder / f"{name}.pt"))
+        self._parts.load(folder)
         mine = load_plain(folder / _RANK_FILE.format(rank=self._place.rank % ranks_before))
         return Position(**mine["position"]), mine["rng"]
 
 
-def load_plain(path: Path) -> dict[str, Any]:
-    """Read a file of plain values, tensors and numpy's random number states; anything else in it is never run."""
-    import numpy as np
-
-    allowed: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), np._core.multiarray._reconstruct]  # pyright: ignore
-    with torch.serialization.safe_globals(allowed):
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _unwrapped(part: Any) -> Any:
-    """What DistributedDataParallel and torch.compile have wrapped: names of parameters stay those of the model."""
-    for wrapper in ("_orig_mod", "module", "_orig_mod"):
-        if wrapper != "module" or isinstance(part, torch.nn.parallel.DistributedDataParallel):
-            part = getattr(part, wrapper, part)
-    return part
-
-
-__all__ = ["PlainFramework", "load_plain"]
+__all__ = ["PlainFramework"]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import Interrupted, PeerError, UsageError
+from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Finished, StopRequested
 from holdfast.foundation.units import format_duration
 from holdfast.training.engine.agreement import Agreement
@@ -23,11 +24,13 @@ from holdfast.training.engine.deadline import Deadline
 from holdfast.training.engine.saver import RunFacts, Saver
 from holdfast.training.engine.saves import Saves
 from holdfast.training.engine.snapshots import Snapshots
+from holdfast.training.integrations.accelerate import AcceleratedParts
 from holdfast.training.output_place import place_output
 from holdfast.training.peers import Peers
 from holdfast.training.plain.data import Data
 from holdfast.training.plain.framework import PlainFramework
 from holdfast.training.plain.moving import moved
+from holdfast.training.plain.parts import NamedParts, Parts
 from holdfast.training.progress import ProgressFile
 from holdfast.training.resume import lease
 from holdfast.training.session import Session, current_session, start_session
@@ -41,7 +44,7 @@ class Run:
         self,
         session: Session,
         *,
-        parts: dict[str, Any],
+        parts: Parts,
         data: Iterable[Any] | None,
         output_dir: str,
         save_steps: int | None,
@@ -303,9 +306,10 @@ class Run:
 
 def session(
     *,
-    model: Any,
-    optimizer: Any,
+    model: Any = None,
+    optimizer: Any = None,
     scheduler: Any = None,
+    accelerator: Any = None,
     data: Iterable[Any] | None = None,
     output_dir: str | Path | None = None,
     save_steps: int | None = None,
@@ -320,6 +324,8 @@ def session(
         model: a module, in DistributedDataParallel or not; on its device, with its first weights.
         optimizer: over the model's parameters.
         scheduler: of the learning rate; anything with `state_dict` and `load_state_dict`, or None.
+        accelerator: an `accelerate.Accelerator` that has prepared model, optimizer and scheduler, which are then not
+            named: what its `save_state` saves is the state.
         data: a DataLoader, torchdata's StatefulDataLoader, or anything that can be iterated for each epoch.
         output_dir: where checkpoints go: a folder, or an object store; `--output-dir` counts more.
         save_steps: optimizer steps between checkpoints; `--save-steps` counts more. None saves when the training is
@@ -345,16 +351,29 @@ def session(
             f"this is one of {current.place.world_size} ranks, and they have not found each other",
             hint="call torch.distributed.init_process_group() before session()",
         )
-    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
-    if scheduler is None:
-        del parts["scheduler"]
-    for name, part in parts.items():
-        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-            raise UsageError(f"{name} cannot be saved: {type(part).__name__} has no state_dict and load_state_dict")
+    named: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
+    parts = _parts_of({name: part for name, part in named.items() if part is not None}, accelerator, current.place)
     steps = settings.save_steps or save_steps
     if steps is not None and steps < 1:
         raise UsageError(f"save_steps {steps} must be at least 1")
     return Run(current, parts=parts, data=data, output_dir=str(folder), save_steps=steps)
+
+
+def _parts_of(named: dict[str, Any], accelerator: Any, place: Place) -> Parts:
+    if accelerator is not None:
+        if named:
+            raise UsageError(
+                f"{next(iter(named))} is given beside an accelerator, which saves what it has prepared",
+                hint="prepare it, or tell the accelerator of it with register_for_checkpointing",
+            )
+        return AcceleratedParts(accelerator, place)
+    for name in ("model", "optimizer"):
+        if name not in named:
+            raise UsageError(f"there is no {name} to save", hint="give session() a model and an optimizer")
+    for name, part in named.items():
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise UsageError(f"{name} cannot be saved: {type(part).__name__} has no state_dict and load_state_dict")
+    return NamedParts(named, place)
 
 
 __all__ = ["Run", "session"]

@@ -53,6 +53,9 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled by workers that stay": lambda: DataLoader(
         _numbers(), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True
     ),
+    "shuffled by a generator of its own": lambda: DataLoader(
+        _numbers(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3)
+    ),
     "one sample at a time": _sampled,
     "a stream": lambda: DataLoader(Stream(), batch_size=4),
     "a list": lambda: [torch.tensor([float(number)]) for number in range(6)],

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+from holdfast.training.integrations.transformers.sharing import check_sharing
 from holdfast.training.integrations.transformers.state import Pending, RankState, load_rng
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.resume import ResumePoint
@@ -49,6 +50,7 @@ class Continuation:
 
     def _adapt_to(self, point: ResumePoint) -> None:
         session, manifest = self._session, point.manifest
+        check_sharing(self._trainer, manifest)
         allow_change = session.settings.allow_batch_change
         self.geometry, kept = adapt(self._trainer, manifest, self.geometry, allow_change=allow_change)
         if kept is not None:

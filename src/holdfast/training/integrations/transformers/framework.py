@@ -2,18 +2,24 @@
 
 import contextlib
 import importlib
+import logging
 import math
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from holdfast.checkpoint.catalog import step_of
 from holdfast.training.engine.framework import Write
+from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards
+from holdfast.training.integrations.transformers.final_model import UnplannableError, write_final_model
 from holdfast.training.integrations.transformers.geometry import Geometry
+from holdfast.training.integrations.transformers.sharing import strategy_of
 from holdfast.training.integrations.transformers.state import RankState
+from holdfast.training.peers import Peers
 
+_log = logging.getLogger("holdfast")
 _TRAINER_STATE = "trainer_state.json"
 _MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
 """How many tensors of a parameter's size an optimizer keeps, by the beginning of its name; two for all others."""
@@ -29,6 +35,8 @@ class TrainerFramework:
         is_regular: whether every step of the run had this geometry.
         rank: of this process.
         rank_state: gives what the Trainer itself does not save, as it is now.
+        base: see `Manifest.base`.
+        peers: all ranks.
     """
 
     def __init__(
@@ -40,6 +48,8 @@ class TrainerFramework:
         is_regular: bool,
         rank: int,
         rank_state: Callable[[], RankState],
+        base: Mapping[str, str] | None,
+        peers: Peers,
     ) -> None:
         self._trainer = trainer
         self._save = save
@@ -47,6 +57,8 @@ class TrainerFramework:
         self._is_regular = is_regular
         self._rank = rank
         self._rank_state = rank_state
+        self._base = base
+        self._peers = peers
         self.handed_step: int | None = None
         _build_ahead(trainer)
 
@@ -58,21 +70,19 @@ class TrainerFramework:
     @property
     def strategy(self) -> str:
         """How the ranks share the model."""
-        trainer = self._trainer
-        if trainer.is_deepspeed_enabled:
-            return "deepspeed"
-        if trainer.is_fsdp_enabled:
-            return "fsdp"
-        return "ddp" if trainer.args.world_size > 1 else "single"
+        return strategy_of(self._trainer)
 
     @property
-    def has_large_files(self) -> bool:
-        """Whether the Trainer lets this rank write model and optimizer."""
-        return bool(self._trainer.args.should_save)
+    def share(self) -> float:
+        """By the way in which the Trainer shares the work."""
+        if self.strategy == "deepspeed" or writes_shards(self._trainer.accelerator):
+            return 1 / self._geometry.world_size
+        return 1.0 if self._trainer.args.should_save else 0.0
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """Of the model, trained or not."""
-        return self._trainer.model.parameters()
+        """Of the model, trained or not; of one with adapters only what is trained, because nothing else is saved."""
+        every: Iterable[torch.nn.Parameter] = self._trainer.model.parameters()
+        return every if self._base is None else [one for one in every if one.requires_grad]
 
     def moments_per_parameter(self) -> int:
         """By the name of the optimizer, which does not exist yet."""
@@ -80,9 +90,8 @@ class TrainerFramework:
         return next((count for start, count in _MOMENTS.items() if start in name), 2)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Accelerate wraps it."""
-        optimizer = self._trainer.optimizer
-        return [getattr(optimizer, "optimizer", optimizer)]
+        """Accelerate wraps it, and DeepSpeed does."""
+        return [innermost(self._trainer.optimizer)]
 
     def manifest_fields(self, step: int) -> dict[str, Any]:
         """Where the data stands, and what evaluations of this step have found."""
@@ -94,6 +103,7 @@ class TrainerFramework:
             "gradient_accumulation": geometry.accumulation,
             "samples_seen": geometry.samples_seen(step=step, epoch=epoch, regular=self._is_regular),
             "metrics": _metrics_at(self._trainer.state, step),
+            "base": self._base,
         }
 
     def retention(self) -> tuple[int | None, set[int]]:
@@ -111,7 +121,7 @@ class TrainerFramework:
         """
 
         def write(root: Path, folder: Path) -> None:
-            with self._led_to(root):
+            with self._led_to(root), shards_in_place(self._trainer.accelerator):
                 self._save(model, trial)
             self._finish_trainer_state(folder)
             self._rank_state().write(folder, self._rank)
@@ -123,8 +133,18 @@ class TrainerFramework:
         return self.write(self._trainer.model_wrapped, None)
 
     def write_final(self, folder: Path) -> None:
-        """In the layout that `from_pretrained` reads."""
-        self._trainer.save_model(str(folder))
+        """In the layout that `from_pretrained` reads, without holding all of it anywhere."""
+        trainer = self._trainer
+        if _saves_in_its_own_way(trainer):
+            trainer.save_model(str(folder))
+            return
+        try:
+            write_final_model(
+                trainer.model, folder, self._peers, lambda state: trainer._save(str(folder), state_dict=state)
+            )
+        except UnplannableError as error:
+            _log.info("the final model is written by the Trainer itself, whatever memory that takes: %s", error)
+            trainer.save_model(str(folder))
 
     @contextlib.contextmanager
     def _led_to(self, root: Path) -> Generator[None]:
@@ -153,6 +173,13 @@ class TrainerFramework:
                 state.best_model_checkpoint = str(best)
         if (folder / _TRAINER_STATE).exists():
             state.save_to_json(str(folder / _TRAINER_STATE))
+
+
+def _saves_in_its_own_way(trainer: Any) -> bool:
+    """Whether a subclass decides how a model is saved."""
+    base: Any = importlib.import_module("transformers").Trainer
+    kind = cast("Any", type(trainer))
+    return kind.save_model is not base.save_model or kind._save is not base._save
 
 
 def _metrics_at(state: Any, step: int) -> dict[str, float]:

@@ -25,6 +25,7 @@ from holdfast.training.engine.saver import RunFacts, Saver
 from holdfast.training.engine.saves import Saves
 from holdfast.training.engine.snapshots import Snapshots
 from holdfast.training.integrations.transformers.arguments import finish_settings
+from holdfast.training.integrations.transformers.base_model import base_of, check_base
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.framework import TrainerFramework
 from holdfast.training.integrations.transformers.looking import first_looker
@@ -143,6 +144,9 @@ class TrainerRun:
             attempt=start.attempt.attempt,
             attempt_id=start.attempt.attempt_id,
         )
+        base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
+        if start.point is not None:
+            check_base(start.point.manifest.base, base, start.point.manifest.step)
         self._framework = TrainerFramework(
             trainer,
             save=trainer._save_checkpoint,
@@ -150,6 +154,8 @@ class TrainerRun:
             is_regular=self._continuation.is_regular,
             rank=place.rank,
             rank_state=self._rank_state,
+            base=base,
+            peers=self._peers,
         )
         self._bring = start.bring
         self._saver = Saver(session, self._peers, self._framework, self._output, start.folders, facts)

@@ -1,0 +1,124 @@
+"""Weights in a folder of torch.distributed.checkpoint, whoever wrote it."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.manifest import path_fault
+from holdfast.checkpoint.weights.inert_pickle import Inert, read_inert
+from holdfast.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file, strides_of
+from holdfast.checkpoint.weights.weight import Run, StoredWeight
+from holdfast.errors import CheckpointError
+
+METADATA = ".metadata"
+_MODEL = ("model", "state_dict", "module")
+_NOT_MODEL = ("optim", "optimizer", "scheduler", "rng", "trainer")
+_MOST_RUNS = 1 << 20
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("torch", "Size"): tuple,
+    **{("torch", dtype): dtype for dtype in ITEM_BYTES},
+}
+
+
+def dcp_weights(folder: Path) -> list[StoredWeight]:
+    """The model's weights.
+
+    Of a checkpoint whose parts have names, those of the part `model` are meant; of one without such a part, all
+    tensors but those of an optimizer.
+
+    Args:
+        folder: with `.metadata`.
+
+    Raises:
+        CheckpointError: it is damaged, or holds no weights.
+        OSError: a file cannot be read.
+    """
+    metadata = read_inert((folder / METADATA).read_bytes(), _KNOWN)
+    if not isinstance(metadata, Inert):
+        raise CheckpointError(f"{folder.name}/{METADATA} is of another kind")
+    described: dict[str, Any] = metadata.get("state_dict_metadata")
+    places = _places(metadata.get("storage_data"))
+    names = _names(described, metadata.state.get("planner_data") or {})
+    if not names:
+        raise CheckpointError(f"{folder.name} holds no weights of a model")
+    weights: list[StoredWeight] = []
+    for key, name in names.items():
+        entry = described[key]
+        dtype = entry.get("properties").state[0]
+        sizes = tuple(entry.get("size"))
+        if dtype not in ITEM_BYTES:
+            raise CheckpointError(f"{name} is of an unknown type")
+        runs: list[Run] = []
+        for chunk in entry.get("chunks"):
+            offsets, counts = tuple(chunk.get("offsets")), tuple(chunk.get("sizes"))
+            tensor = _tensor(folder, places.get((key, offsets)), key)
+            if (tensor.dtype, tensor.sizes) != (dtype, counts):
+                raise CheckpointError(f"a part of {name} is not what {METADATA} says")
+            runs += _runs(tensor, offsets, sizes)
+        weights.append(StoredWeight.of(name, dtype, sizes, runs))
+    return weights
+
+
+def _places(storage: Any) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
+    """(key, offsets) → file, where in it, how long."""
+    found: dict[tuple[str, tuple[int, ...]], tuple[str, int, int]] = {}
+    for index, info in storage.items():
+        name = info.get("relative_path")
+        fault = path_fault(name)
+        if fault:
+            raise CheckpointError(f"{METADATA} names a file {name!r}, which {fault}")
+        offsets = index.get("offset", None)
+        found[index.get("fqn"), tuple(offsets) if offsets is not None else ()] = (
+            name,
+            int(info.get("offset")),
+            int(info.get("length")),
+        )
+    return found
+
+
+def _names(described: dict[str, Any], paths: dict[str, Any]) -> dict[str, str]:
+    """Keys of the model's tensors → their names in the model."""
+    tensors = [key for key, entry in described.items() if type(entry).__name__ == "TensorStorageMetadata"]
+    split = {key: tuple(map(str, paths.get(key) or (key,))) for key in tensors}
+    for part in _MODEL:
+        of_part = {key: ".".join(path[1:]) for key, path in split.items() if path[0] == part and len(path) > 1}
+        if of_part:
+            return of_part
+    return {key: ".".join(path) for key, path in split.items() if not path[0].lower().startswith(_NOT_MODEL)}
+
+
+def _tensor(folder: Path, place: tuple[str, int, int] | None, key: str) -> StoredTensor:
+    if place is None:
+        raise CheckpointError(f"{METADATA} does not say where a part of {key} is")
+    name, begin, length = place
+    tensor = read_torch_file(folder / name, begin=begin, length=length)
+    if not isinstance(tensor, StoredTensor):
+        raise CheckpointError(f"{key} is no tensor in {name}")
+    return tensor
+
+
+def _runs(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Run]:
+    """The stretches of a whole weight, of these sizes, that a part of it at these offsets fills."""
+    item = ITEM_BYTES[tensor.dtype]
+    strides = strides_of(sizes)
+    # From the last dimension on, as long as the part has all of it and its elements lie side by side.
+    inner, count = len(sizes), 1
+    while inner and (tensor.sizes[inner - 1] == 1 or tensor.strides[inner - 1] == count):
+        inner -= 1
+        count *= tensor.sizes[inner]
+        if tensor.sizes[inner] != sizes[inner]:
+            break
+    if math.prod(tensor.sizes[:inner]) > _MOST_RUNS:
+        raise CheckpointError("a part of a weight is stored in another order of dimensions; load it with torch")
+    for outer in itertools.product(*(range(size) for size in tensor.sizes[:inner])):
+        source = sum(index * stride for index, stride in zip(outer, tensor.strides, strict=False))
+        target = sum(
+            (offset + index) * stride
+            for offset, index, stride in zip(offsets, (*outer, *[0] * (len(sizes) - inner)), strides, strict=True)
+        )
+        yield Run(target * item, count * item, tensor.path, tensor.offset + source * item)
+
+
+__all__ = ["METADATA", "dcp_weights"]

@@ -1,0 +1,200 @@
+"""What a file of `torch.save` holds: plain values, and for each tensor the place of its bytes."""
+
+import io
+import math
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from holdfast.checkpoint.weights.inert_pickle import read_inert
+from holdfast.checkpoint.weights.weight import Run
+from holdfast.errors import CheckpointError
+
+_LOCAL_HEADER_BYTES = 30
+_MAX_PICKLE_BYTES = 1 << 30
+ITEM_BYTES = {
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("uint8", "int8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+}
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "UntypedStorage": "uint8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file.
+
+    Args:
+        dtype: torch's name of the type, without `torch.`.
+        sizes: of its dimensions.
+        strides: of them, in elements.
+        path: of the file.
+        offset: of its first element in the file.
+    """
+
+    dtype: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    path: Path
+    offset: int
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie in the file as they are counted."""
+        expected = 1
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+    def run(self, first: int, count: int, begin: int) -> Run:
+        """`count` elements from `first` on, of a contiguous tensor; they begin at byte `begin` of a weight."""
+        size = ITEM_BYTES[self.dtype]
+        return Run(begin, count * size, self.path, self.offset + first * size)
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.sizes)
+
+
+def read_torch_file(path: Path, *, begin: int = 0, length: int | None = None) -> Any:
+    """The content of an archive, with a `StoredTensor` for each tensor and an `Inert` for each other object.
+
+    Args:
+        path: of the file.
+        begin: where in the file the archive begins.
+        length: of the archive; None for the rest of the file.
+
+    Raises:
+        CheckpointError: it is damaged, or of the format before zip archives.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(_Window(file, begin, length)) as archive:
+                return _read(path, begin, archive, file)
+        except (zipfile.BadZipFile, ValueError, KeyError, EOFError, NotImplementedError) as error:
+            raise CheckpointError(f"{path.name} is no archive of torch: {error}") from error
+
+
+def _read(path: Path, begin: int, archive: zipfile.ZipFile, file: BinaryIO) -> Any:
+    records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    pickled = records["data.pkl"]
+    if pickled.file_size > _MAX_PICKLE_BYTES or pickled.compress_type != zipfile.ZIP_STORED:
+        raise CheckpointError(f"the pickle of {path.name} is too large or compressed")
+    places: dict[str, tuple[int, int]] = {}
+
+    def storage(identity: Any) -> tuple[str, str]:
+        kind, dtype, key = cast("tuple[str, Any, Any]", tuple(identity)[:3])
+        if kind != "storage" or not isinstance(dtype, str):
+            raise CheckpointError("it refers to something that is no storage")
+        info = records[f"data/{key}"]
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError("a storage is compressed")
+        if key not in places:
+            file.seek(begin + info.header_offset + _LOCAL_HEADER_BYTES - 4)
+            name_bytes, extra_bytes = (int.from_bytes(file.read(2), "little") for _ in range(2))
+            data = begin + info.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+            places[key] = data, info.file_size
+        return dtype, key
+
+    def rebuild(stored: tuple[str, str], offset: int, sizes: Any, strides: Any, *_: Any) -> StoredTensor:
+        dtype, key = stored
+        data, size = places[key]
+        sizes, strides = _numbers(sizes), _numbers(strides)
+        last = offset + sum((count - 1) * stride for count, stride in zip(sizes, strides, strict=True))
+        if offset < 0 or (math.prod(sizes) and (last + 1) * ITEM_BYTES[dtype] > size):
+            raise CheckpointError("a tensor is larger than its storage")
+        return StoredTensor(dtype, sizes, strides, path, data + offset * ITEM_BYTES[dtype])
+
+    known: dict[tuple[str, str], Any] = {
+        ("torch._utils", "_rebuild_tensor_v2"): rebuild,
+        ("torch._utils", "_rebuild_parameter"): _first,
+        ("torch._tensor", "_rebuild_from_type_v2"): _without_attributes,
+        ("torch", "Size"): tuple,
+        **{("torch", name): dtype for name, dtype in _STORAGES.items()},
+        ("torch.storage", "UntypedStorage"): "uint8",
+        **{("torch", dtype): dtype for dtype in ITEM_BYTES},
+    }
+    return read_inert(archive.read(pickled), known, storage)
+
+
+def _first(value: Any, *_: Any) -> Any:
+    return value
+
+
+def _without_attributes(rebuild: Callable[..., Any], kind: Any, args: Any, state: Any) -> Any:
+    """A tensor on which somebody has set attributes."""
+    return rebuild(*args)
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    numbers = tuple(values)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise CheckpointError("a shape is not made of numbers")
+    return numbers
+
+
+class _Window(io.RawIOBase):
+    """A part of a file, as a file."""
+
+    def __init__(self, file: BinaryIO, begin: int, length: int | None) -> None:
+        self._file = file
+        self._begin = begin
+        self._length = file.seek(0, io.SEEK_END) - begin if length is None else length
+        self._place = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._length}[whence]
+        if origin + offset < 0:
+            raise OSError("a place before the beginning")
+        self._place = origin + offset
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._length - self._place))
+        self._file.seek(self._begin + self._place)
+        data = self._file.read(count)
+        view[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+
+def strides_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+__all__ = ["ITEM_BYTES", "StoredTensor", "read_torch_file", "strides_of"]

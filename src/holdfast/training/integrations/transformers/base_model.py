@@ -1,0 +1,109 @@
+"""The frozen model that adapters belong to: a checkpoint names it, and never holds it.
+
+Adapters that go on with other weights below them are no continuation, and nothing in the files would show it. So the
+checkpoint says which weights they were, and a start compares.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import xxhash
+
+from holdfast.checkpoint.digest import Digester
+from holdfast.errors import ConflictError
+
+_BASE_PREFIX = "base_model.model."
+_WRAPPED = ".base_layer."
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether PEFT's adapters are what is trained."""
+    return bool(getattr(model, "peft_config", None)) and hasattr(model, "get_base_model")
+
+
+def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
+    """Name, revision and digest of the model below the adapters.
+
+    The digest covers name, type, shape and content of every weight that is not trained, read once. Where DeepSpeed
+    has split the weights while they were loaded, it covers what this rank has of them.
+
+    Args:
+        model: what is trained, not yet wrapped for training.
+        num_ranks: how many share the weights where they are split.
+
+    Returns:
+        See `Manifest.base`; None when there are no adapters.
+    """
+    if not has_adapters(model):
+        return None
+    config = next(iter(model.peft_config.values()))
+    inner = getattr(model.get_base_model(), "config", None)
+    name = getattr(config, "base_model_name_or_path", None) or getattr(inner, "_name_or_path", None) or ""
+    revision = getattr(inner, "_commit_hash", None) or getattr(config, "revision", None) or ""
+    return {"name": str(name), "revision": str(revision), "digest": _digest_of(model, num_ranks)}
+
+
+def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, step: int) -> None:
+    """Compare what a checkpoint's adapters were trained on with what was loaded.
+
+    Args:
+        saved: by the checkpoint of `step`.
+        now: by this start.
+        step: names the checkpoint.
+
+    Raises:
+        ConflictError: they are not the same weights, or only one of both has adapters.
+    """
+    if saved is None and now is None:
+        return
+    if saved is None or now is None:
+        has, lacks = (
+            ("this run trains", "the checkpoint of step {0} has none")
+            if saved is None
+            else ("the checkpoint of step {0} holds", "this run trains the whole model")
+        )
+        raise ConflictError(
+            f"{has} adapters, {lacks}".format(step) + "; training was not started",
+            hint="train as the run began, or begin anew with --from-scratch",
+        )
+    if saved["digest"] != now["digest"]:
+        raise ConflictError(
+            f"the adapters of step {step} were trained on {_called(saved)}, this run has loaded {_called(now)}: "
+            "the weights differ; training was not started",
+            hint="load the weights that the run began with, or begin anew with --from-scratch",
+        )
+
+
+def _called(base: Mapping[str, str]) -> str:
+    name = base["name"] or "a model without a name"
+    revision = f" at {base['revision'][:12]}" if base["revision"] else ""
+    return f"{name}{revision} ({base['digest'].partition(':')[2][:12]})"
+
+
+def _digest_of(model: Any, num_ranks: int) -> str:
+    # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
+    digests: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            continue
+        plain = name.removeprefix(_BASE_PREFIX).replace(_WRAPPED, ".")
+        split = getattr(parameter, "ds_tensor", None)
+        where = "" if split is None else f"one of {num_ranks} "
+        tensor: torch.Tensor = (parameter if split is None else split).data
+        digests[plain] = f"{where}{tensor.dtype} {tuple(tensor.shape)} {_hash(tensor)}"
+    digester = Digester()
+    for name in sorted(digests):
+        digester.update(f"{name} {digests[name]}\n".encode())
+    return digester.digest
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    if tensor.device.type == "meta":  # only the first rank has loaded it
+        return ""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return xxhash.xxh3_128_hexdigest(content.numpy().data)
+
+
+__all__ = ["base_of", "check_base", "has_adapters"]

@@ -1,0 +1,220 @@
+"""The finished model in the layout of `from_pretrained`, written while no rank holds more of it than in training.
+
+The Trainer's own routine runs on the first rank with stand-ins for the weights, which have a shape and no content.
+What it would write is the plan: files, names, metadata. Then the content comes, stretch by stretch, from whoever has
+it.
+"""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.checkpoint.safetensors_layout import KINDS, Shape, lay_out
+from holdfast.snapshot.replacing import Replacing
+from holdfast.training.integrations.transformers.base_model import has_adapters
+from holdfast.training.integrations.transformers.shards import Span, Weight, owners_of, weights_of
+from holdfast.training.peers import Peers
+
+_BLOCK_BYTES = 16 << 20
+
+
+class PlannedFile(NamedTuple):
+    """A safetensors file.
+
+    Args:
+        path: where it goes.
+        names: in the file → in the model.
+        metadata: see `lay_out`.
+    """
+
+    path: str
+    names: dict[str, str]
+    metadata: dict[str, str] | None
+
+
+class UnplannableError(Exception):
+    """The weights are not written as they are: the library's own way has to write them."""
+
+
+def write_final_model(
+    model: Any, folder: Path, peers: Peers, save: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    """Write the model into `folder` of the first rank; all ranks call it.
+
+    Of a model with adapters only these are written, and the first rank has all of them for a moment: they are small.
+
+    Args:
+        model: on all ranks.
+        folder: of the first rank.
+        peers: all ranks.
+        save: writes a state dict and what belongs beside it into the folder; the first rank's alone is called.
+
+    Raises:
+        UnplannableError: it must be written in another way; on all ranks, before weights were written.
+        OSError: the disk is full or gone; on the first rank.
+        PeerError: a rank is gone.
+    """
+    weights: dict[str, Weight] = {}
+    problem = ""
+    is_small = has_adapters(model)
+    try:
+        weights = weights_of(model, trained_only=is_small)
+    except ValueError as error:
+        problem = str(error)
+    answers = peers.gather((problem, {name: weight.span for name, weight in weights.items()}))
+    problem = next((text for text, _ in answers if text), "")
+    plan: list[PlannedFile] = []
+    owners: dict[str, list[tuple[int, Span]]] = {}
+    if not problem and peers.place.is_first:
+        try:
+            owners = owners_of((spans for _, spans in answers), weights)
+            plan = [] if is_small else _plan(weights, save)
+        except Exception as error:  # noqa: BLE001  the other ranks wait for the plan
+            problem = str(error) or type(error).__name__
+    problem, plan, owners = peers.from_first((problem, plan, owners))
+    if problem:
+        raise UnplannableError(problem)
+    if is_small:
+        state = _whole(owners, weights, peers)
+        if peers.place.is_first:
+            save(state)
+    else:
+        _write(plan, owners, weights, folder, peers)
+
+
+def _plan(weights: Mapping[str, Weight], save: Callable[[dict[str, torch.Tensor]], None]) -> list[PlannedFile]:
+    stand_ins: dict[int, torch.Tensor] = {}
+    names: dict[int, str] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        if weight.identity not in stand_ins:
+            stand_in = stand_ins[weight.identity] = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+            names[id(stand_in)] = name
+        state[name] = stand_ins[weight.identity]
+    planned: list[PlannedFile] = []
+
+    def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None, **_: Any) -> None:
+        unknown = [name for name, tensor in tensors.items() if id(tensor) not in names]
+        if unknown:
+            raise UnplannableError(f"{unknown[0]} is computed when it is saved")
+        if any(str(tensor.dtype).removeprefix("torch.") not in KINDS for tensor in tensors.values()):
+            raise UnplannableError("a weight's type is not known")
+        found = {name: names[id(tensor)] for name, tensor in tensors.items()}
+        planned.append(PlannedFile(os.fspath(filename), found, metadata))
+
+    with _saving_with(save_file):
+        save(state)
+    return planned
+
+
+@contextlib.contextmanager
+def _saving_with(save_file: Callable[..., None]) -> Generator[None]:
+    library: Any = importlib.import_module("safetensors.torch")
+    with Replacing().exchanged({library.save_file: save_file}):
+        yield
+
+
+def _write(
+    plan: list[PlannedFile],
+    owners: Mapping[str, list[tuple[int, Span]]],
+    weights: Mapping[str, Weight],
+    folder: Path,
+    peers: Peers,
+) -> None:
+    buffer = torch.empty(_BLOCK_BYTES if peers.place.world_size > 1 else 0, dtype=torch.uint8)
+    problem: OSError | None = None
+    for file in plan:
+        shapes = [_shape(name, weights[inner]) for name, inner in file.names.items()]
+        layout = lay_out(shapes, file.metadata)
+        target = _Target(folder / os.path.basename(file.path)) if peers.place.is_first else None
+        with target or contextlib.nullcontext():
+            problem = _try(target, layout.header, 0) or problem
+            for shape, place in layout.places:
+                inner = file.names[shape.name]
+                for rank, span in owners[inner]:
+                    for begin in range(span.begin, span.begin + span.num_bytes, _BLOCK_BYTES):
+                        count = min(_BLOCK_BYTES, span.begin + span.num_bytes - begin)
+                        # Whoever has failed to write goes on receiving: the others would wait for ever.
+                        block = _block(weights[inner], rank, begin, count, buffer, peers)
+                        if block is not None and problem is None:
+                            problem = _try(target, block.numpy().data, place + begin)
+    if problem is not None:
+        raise problem
+
+
+def _whole(
+    owners: Mapping[str, list[tuple[int, Span]]], weights: Mapping[str, Weight], peers: Peers
+) -> dict[str, torch.Tensor]:
+    """All weights on the first rank; nothing on the others."""
+    state: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        size = torch.Size(weight.shape).numel() * weight.dtype.itemsize
+        content = torch.empty(size if peers.place.is_first else 0, dtype=torch.uint8)
+        for rank, span in owners[name]:
+            buffer = content[span.begin : span.begin + span.num_bytes]
+            block = _block(weight, rank, span.begin, span.num_bytes, buffer, peers)
+            if block is not None:
+                buffer.copy_(block)
+        if peers.place.is_first:
+            state[name] = content.view(weight.dtype).reshape(weight.shape)
+    return state
+
+
+def _shape(name: str, weight: Weight) -> Shape:
+    return Shape(name, KINDS[str(weight.dtype).removeprefix("torch.")], weight.shape)
+
+
+def _block(
+    weight: Weight, rank: int, begin: int, count: int, buffer: torch.Tensor, peers: Peers
+) -> torch.Tensor | None:
+    """A stretch of a weight on the first rank; None on all others."""
+    mine = peers.place.rank
+    if mine == rank:
+        block = weight.bytes_of(begin, count)
+        peers.to_first(block, rank)
+        return block if mine == 0 else None
+    if mine == 0:
+        peers.to_first(buffer[:count], rank)
+        return buffer[:count]
+    return None
+
+
+class _Target:
+    """A file that is written from several places."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> "_Target":
+        return self
+
+    def write(self, data: bytes | memoryview, place: int) -> None:
+        if self._descriptor < 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._descriptor, view, place)
+            view, place = view[written:], place + written
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+def _try(target: _Target | None, data: bytes | memoryview, place: int) -> OSError | None:
+    try:
+        if target is not None:
+            target.write(data, place)
+    except OSError as error:
+        return error
+    return None
+
+
+__all__ = ["PlannedFile", "UnplannableError", "write_final_model"]

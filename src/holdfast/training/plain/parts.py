@@ -1,0 +1,140 @@
+"""What a loop's state consists of, and how it is written and read."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from holdfast.errors import UsageError
+from holdfast.foundation.environment import Place
+from holdfast.training.plain.loading import load_plain
+from holdfast.training.plain.sharded import sharded_parts
+
+_SHARDS = "sharded"
+
+
+class Parts(Protocol):
+    """Model, optimizer and whatever belongs to them."""
+
+    @property
+    def strategy(self) -> str:
+        """See `engine.framework.Framework`."""
+        ...
+
+    @property
+    def share(self) -> float:
+        """See `engine.framework.Framework`."""
+        ...
+
+    def modules(self) -> list[torch.nn.Module]:
+        """All models."""
+        ...
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that step."""
+        ...
+
+    def write(self, folder: Path) -> None:
+        """Write this rank's files; the folder is there."""
+        ...
+
+    def write_final(self, folder: Path) -> None:
+        """Write the models alone; the folder is there."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Load what any number of ranks has written.
+
+        Raises:
+            UsageError: the checkpoint has other parts.
+        """
+        ...
+
+
+class NamedParts:
+    """Parts that the script has named, each with `state_dict` and `load_state_dict`: each is a file.
+
+    Args:
+        parts: by name.
+        place: this rank.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], place: Place) -> None:
+        self._parts = {name: _unwrapped(part) for name, part in parts.items()}
+        self._place = place
+        self._sharded = sharded_parts(self._parts)
+
+    @property
+    def strategy(self) -> str:
+        """How the ranks share the model."""
+        if self._sharded is not None:
+            return "fsdp"
+        return "ddp" if self._place.world_size > 1 else "single"
+
+    @property
+    def share(self) -> float:
+        """The first rank writes what all of them have; of what is sharded each has its own."""
+        if self._sharded is not None:
+            return 1 / self._place.world_size
+        return 1.0 if self._place.is_first else 0.0
+
+    def modules(self) -> list[torch.nn.Module]:
+        """All that were named."""
+        return [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """All that were named."""
+        return [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
+
+    def write(self, folder: Path) -> None:
+        """What is sharded through DCP, everything else by the first rank."""
+        if self._sharded is not None:
+            self._sharded.save(folder / _SHARDS)
+        self._write(folder, self._whole_parts())
+
+    def write_final(self, folder: Path) -> None:
+        """The modules alone; what is sharded as it is in a checkpoint."""
+        if self._sharded is not None:
+            self._sharded.save(folder / _SHARDS)
+        self._write(folder, {n: part for n, part in self._whole_parts().items() if isinstance(part, torch.nn.Module)})
+
+    def _write(self, folder: Path, parts: Mapping[str, Any]) -> None:
+        if self._place.is_first:
+            for name, part in parts.items():
+                torch.save(part.state_dict(), folder / f"{name}.pt")
+
+    def _whole_parts(self) -> dict[str, Any]:
+        sharded = self._sharded.names if self._sharded is not None else []
+        return {name: part for name, part in self._parts.items() if name not in sharded}
+
+    def load(self, folder: Path) -> None:
+        """See `Parts`."""
+        missing = [name for name in self._whole_parts() if not (folder / f"{name}.pt").exists()]
+        if self._sharded is not None and not (folder / _SHARDS).exists():
+            missing += self._sharded.names
+        if missing:
+            raise UsageError(
+                f"{folder.name} has no {missing[0]}: it was written by a session with other parts",
+                hint="give the session what it was given then, or begin anew with --from-scratch",
+            )
+        if self._sharded is not None:
+            self._sharded.load(folder / _SHARDS)
+        for name, part in self._whole_parts().items():
+            part.load_state_dict(load_plain(folder / f"{name}.pt"))
+
+
+def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """Of all of them, trained or not."""
+    return [parameter for module in modules for parameter in module.parameters()]
+
+
+def _unwrapped(part: Any) -> Any:
+    """What DistributedDataParallel and torch.compile have wrapped: names of parameters stay those of the model."""
+    for wrapper in ("_orig_mod", "module", "_orig_mod"):
+        if wrapper != "module" or isinstance(part, torch.nn.parallel.DistributedDataParallel):
+            part = getattr(part, wrapper, part)
+    return part
+
+
+__all__ = ["NamedParts", "Parts", "parameters_of"]

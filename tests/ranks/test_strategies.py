@@ -1,0 +1,273 @@
+"""Every strategy of the Trainer, interrupted in every way, with all weights trained and with adapters.
+
+`make test` runs a cut of the matrix, `make test-strategies` all of it.
+"""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from holdfast.checkpoint.catalog import list_checkpoints
+from holdfast.checkpoint.verify import verify
+from tests.support.equality import logged
+from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events, tiny
+from tests.support.moto_server import MotoServer
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+
+STRATEGIES = ("single", "ddp", "fsdp", "fsdp-full", "zero1", "zero2", "zero3")
+KINDS = ("full", "lora")
+CASES = ("periodic", "signal", "rank killed", "everything killed", "object store")
+_CUT = {
+    ("fsdp", "lora", "signal"),
+    ("fsdp", "full", "rank killed"),
+    ("zero3", "full", "signal"),
+    ("zero2", "lora", "everything killed"),
+    ("fsdp-full", "full", "object store"),
+}
+_MATRIX = [
+    pytest.param(strategy, kind, case, marks=[] if (strategy, kind, case) in _CUT else pytest.mark.long)
+    for strategy in STRATEGIES
+    for kind in KINDS
+    for case in CASES
+]
+_SAVES = ("--save-strategy", "steps", "--save-steps", "4")
+
+
+def _program(output: Path, strategy: str, kind: str, *arguments: str) -> list[str]:
+    given = () if strategy in {"single", "ddp"} else ("--strategy", strategy)
+    # Not the folder whose model would be taken for the final one.
+    return tiny(output, "--end", "end", *given, *(("--lora",) if kind == "lora" else ()), *arguments)
+
+
+def _start(output: Path, strategy: str, kind: str, *arguments: str, options: tuple[str, ...] = (), **env: str) -> Job:
+    ranks = ("--nproc-per-node", "1" if strategy == "single" else "2")
+    return holdfast(output, *ranks, *options, program=_program(output, strategy, kind, *arguments), **env)
+
+
+def _skip_without_compiler(strategy: str) -> None:
+    if strategy.startswith("zero") and shutil.which("g++") is None:
+        pytest.skip("DeepSpeed builds its communication for the CPU with g++, which is not here")
+
+
+def _end(job: Job, code: int = 0) -> None:
+    with no_orphans(job):
+        assert job.wait(120) == code, job.text
+
+
+@pytest.fixture(scope="module")
+def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Gives the output of a run that nothing happens to; made once for each strategy and kind."""
+
+    @functools.cache
+    def make(strategy: str, kind: str) -> Path:
+        output = tmp_path_factory.mktemp("reference") / f"{strategy}-{kind}"
+        _end(_start(output, strategy, kind))
+        return output
+
+    return make
+
+
+@pytest.mark.parametrize(("strategy", "kind", "case"), _MATRIX)
+def test_interrupted_is_uninterrupted(
+    strategy: str, kind: str, case: str, reference_of: Any, moto: MotoServer, tmp_path: Path
+) -> None:
+    """Weights, optimizer and every logged figure are those of the reference."""
+    _skip_without_compiler(strategy)
+    reference: Path = reference_of(strategy, kind)
+    output = tmp_path / "run"
+    _INTERRUPT[case](output, strategy, kind, moto)
+    for checkpoint in list_checkpoints(output):
+        verdict = verify(checkpoint)
+        assert verdict.is_valid, verdict.faults
+    assert not read_events(output, "save_failed")
+    assert_same_state(output, reference)
+    if kind == "lora":
+        _assert_without_base(list_checkpoints(output)[0])
+
+
+def _periodic(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
+    job = _start(output, strategy, kind, *_SAVES)
+    _end(job)
+    assert committed_steps(output) == [4, 8, 12, 16]
+    assert "synchronous" not in job.text
+    assert "while training waited" not in job.text
+
+
+def _signal(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
+    """One rank first, the other half a second later."""
+    job = _start(output, strategy, kind, "--step-ms", "60")
+    with no_orphans(job):
+        job.wait_for_step(3)
+        pids = job.rank_pids()
+        os.kill(pids[-1], signal.SIGTERM)
+        time.sleep(0.5)
+        if len(pids) > 1 and job.process.poll() is None:
+            job.signal()
+        assert job.wait() == 75, job.text
+    assert job.events("interrupted")[-1]["saved"]
+    _end(_start(output, strategy, kind))
+
+
+def _rank_killed(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
+    rank = "0" if strategy == "single" else "1"
+    job = _start(output, strategy, kind, *_SAVES, "--crash-step", "6", "--crash-rank", rank, "--step-ms", "30")
+    _end(job)
+    assert len(job.events("attempt_started")) == 2
+    resumed = job.events("resumed") + job.events("resumed_from_memory")
+    assert resumed[-1]["step"] >= 4
+
+
+def _everything_killed(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
+    job = _start(output, strategy, kind, *_SAVES, "--step-ms", "60")
+    with no_orphans(job):
+        job.wait_for_event("saved", step=4)
+        job.kill_everything()
+    _end(_start(output, strategy, kind, *_SAVES))
+
+
+def _object_store(output: Path, strategy: str, kind: str, moto: MotoServer) -> None:
+    prefix = f"strategies-{uuid.uuid4().hex}"
+    options = ("--output-dir", str(moto.location(prefix)), "--local-dir", str(output))
+    job = _start(output, strategy, kind, "--step-ms", "60", options=options, **moto.variables)
+    with no_orphans(job):
+        job.wait_for_step(5)
+        os.kill(job.rank_pids()[-1], signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    step = job.events("uploaded")[-1]["step"]
+    shutil.rmtree(output)
+    job = _start(output, strategy, kind, *_SAVES, options=options, **moto.variables)
+    _end(job)
+    assert [event["step"] for event in job.events("fetched")] == [step]
+    final = output.parent / "final"
+    store = moto.store(prefix)
+    for item in store.list("final"):
+        (final / item.key).parent.mkdir(parents=True, exist_ok=True)
+        (final / item.key).write_bytes(store.read(item.key))
+    _assert_can_be_loaded(final / "final", output / "end" / "whole.pt", kind)
+
+
+def _assert_can_be_loaded(model: Path, whole: Path, kind: str) -> None:
+    """`final/` is what `from_pretrained` reads, and its weights are those at the end."""
+    if kind == "lora":
+        assert (model / "adapter_config.json").is_file()
+        ours = load_file(model / "adapter_model.safetensors")
+        assert ours
+    else:
+        found, report = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
+        assert not report["missing_keys"]
+        ours = found.state_dict()
+    if whole.is_file():
+        theirs = torch.load(whole, weights_only=False)["weights"]
+        named = {name.replace(".default.", "."): tensor for name, tensor in theirs.items()}
+        assert all(torch.equal(tensor, named[name]) for name, tensor in ours.items() if name in named)
+        assert len(ours.keys() & named.keys()) >= len(ours) - 1  # tied weights have one name there
+
+
+_INTERRUPT = {
+    "periodic": _periodic,
+    "signal": _signal,
+    "rank killed": _rank_killed,
+    "everything killed": _everything_killed,
+    "object store": _object_store,
+}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["fsdp", "zero3", *(pytest.param(name, marks=pytest.mark.long) for name in ("zero1", "zero2"))],
+)
+def test_a_checkpoint_in_pieces_is_exported(strategy: str, tmp_path: Path) -> None:
+    """What `holdfast checkpoints export` writes is what the strategy's own tool makes of it."""
+    _skip_without_compiler(strategy)
+    output, model = tmp_path / "run", tmp_path / "model"
+    _end(_start(output, strategy, "full", "--save-strategy", "steps", "--save-steps", "16"))
+    checkpoint = output / "checkpoint-16"
+    (checkpoint / "model.safetensors").unlink(missing_ok=True)  # the Trainer's own copy, under ZeRO-1 and 2
+    foreign = tmp_path / "foreign"
+    shutil.copytree(checkpoint, foreign)
+    (foreign / "holdfast-manifest.json").unlink()
+    for source, target in ((checkpoint, model), (foreign, tmp_path / "again")):
+        if strategy in {"zero1", "zero2"} and source is checkpoint:
+            continue
+        command = [sys.executable, "-m", "holdfast.cli.main", "checkpoints", "export", str(source), str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    ours = load_file(tmp_path / "again" / "model.safetensors")
+    if strategy == "fsdp":
+        theirs = torch.load(output / "end" / "whole.pt", weights_only=False)["weights"]
+    else:
+        theirs = _by_deepspeed(foreign)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def _by_deepspeed(folder: Path) -> dict[str, torch.Tensor]:
+    code = (
+        "import sys, torch\n"
+        "from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as read\n"
+        "state = read(sys.argv[1])\n"
+        "torch.save({name: tensor.contiguous() for name, tensor in state.items()}, sys.argv[2])"
+    )
+    target = folder.parent / "by-deepspeed.pt"
+    subprocess.run(
+        [sys.executable, "-c", code, str(folder), str(target)], check=True, env=environment(DS_ACCELERATOR="cpu")
+    )
+    return torch.load(target, weights_only=True)
+
+
+# ---- what is compared -------------------------------------------------------------------------------------------
+
+
+def assert_same_state(output: Path, reference: Path) -> None:
+    """All tensors and numbers at the end, and everything that was logged."""
+    ours, theirs = ([_without_flos(entry) for entry in logged(folder, "end")] for folder in (output, reference))
+    assert ours == theirs
+    names = sorted(path.name for path in (reference / "end").glob("*") if path.suffix in {".pt", ".safetensors"})
+    assert names
+    for name in names:
+        ours, theirs = (_load(folder / "end" / name) for folder in (output, reference))
+        assert _equal(ours, theirs), f"{name} differs"
+
+
+def _without_flos(entry: dict[str, Any]) -> dict[str, Any]:
+    """Under ZeRO-3 the Trainer counts the weights that happen to be gathered."""
+    return {name: value for name, value in entry.items() if name != "total_flos"}
+
+
+def _load(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    return torch.load(path, weights_only=False)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(theirs, torch.Tensor):
+        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    if isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(_equal(ours[name], theirs[name]) for name in theirs)
+    if isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
+    return not isinstance(theirs, int | float | str) or ours == theirs
+
+
+def _assert_without_base(checkpoint: Path) -> None:
+    """Adapters, their optimizer, and what the base is; the base itself is many times as large."""
+    manifest = verify(checkpoint).manifest
+    assert manifest is not None
+    assert manifest.base is not None
+    assert manifest.base["digest"].startswith("xxh3-128:")
+    large = [entry for entry in manifest.files if entry.path.endswith((".safetensors", ".distcp", "model_states.pt"))]
+    assert large
