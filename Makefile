@@ -25,6 +25,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install -c constraints.txt -e '.[transformers,trl]' --group dev
 	$(BIN)/python -m pip check
+	rm -rf .venv/deepspeed
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/deepspeed --group deepspeed
 	touch $@
 
 demo: $(INSTALLED) ## preempt a training run and prove that nothing was lost (about 2 minutes, no GPU)

@@ -58,8 +58,9 @@ def watch(target: Path) -> None:
         return
     import transformers
 
-    from holdfast.snapshot import arena, capture, snapshotter, staging, torch_image
-    from holdfast.training.integrations.transformers import run, saving, snapshots, state
+    from holdfast.snapshot import arena, capture, replacing, snapshotter, staging, torch_image
+    from holdfast.training.engine import snapshots
+    from holdfast.training.integrations.transformers import framework, run, state
 
     parts = Parts()
     for owner, name, part in (
@@ -68,10 +69,10 @@ def watch(target: Path) -> None:
         (snapshots.Snapshots, "_agree", "agreement of the ranks"),
         (snapshots.Snapshots, "_images", "scratch folder made and removed"),
         (snapshots.Snapshots, "_facts", "facts for the manifest"),
-        (capture.Capture, "_find", "looking for names of save functions"),
+        (replacing.Replacing, "find", "looking for names of save functions"),
         (capture.Capture, "collect", "small files read back"),
-        (saving.Saver, "write", "the Trainer's save: the rest"),
-        (saving.Saver, "_finish_trainer_state", "trainer_state.json again"),
+        (transformers.Trainer, "_save_checkpoint", "the Trainer's save: the rest"),
+        (framework.TrainerFramework, "_finish_trainer_state", "trainer_state.json again"),
         (state.RankState, "write", "the rank's own state"),
         (transformers.Trainer, "save_model", "the Trainer's save_model"),
         (transformers.PreTrainedModel, "save_pretrained", "save_pretrained"),
@@ -89,8 +90,7 @@ def watch(target: Path) -> None:
         (staging.Stager, "wait", "waiting for the last snapshot's copy"),
         (staging.Stager, "before_step", "guard before the next optimizer.step"),
     ):
-        if hasattr(owner, name):
-            parts.wrap(owner, name, part)
+        parts.wrap(owner, name, part)
 
     def write() -> None:
         target.write_text(json.dumps({"own": parts.own, "num_saves": parts.num_saves}))

@@ -54,13 +54,25 @@ def _let_accelerate_take_the_cpu() -> None:
     state.set_device = set_device
 
 
+def _plain(value: Any) -> Any:
+    """Without the objects of DeepSpeed, which only DeepSpeed can load."""
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value if type(value) in {bool, int, float, str} else None
+
+
 def save_final(trainer: Any, strategy: str, folder: Path) -> None:
     """Write weights and optimizer in a form in which they can be compared; all ranks call it."""
     folder.mkdir(parents=True, exist_ok=True)
     if strategy.startswith("zero"):
         # Each rank's fp32 partition of the weights is among it.
         torch.save(
-            trainer.model_wrapped.optimizer.state_dict(), folder / f"partition-{trainer.args.process_index}.pt"
+            _plain(trainer.model_wrapped.optimizer.state_dict()),
+            folder / f"partition-{trainer.args.process_index}.pt",
         )
         return
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict

@@ -33,6 +33,32 @@ class Blocks(torch.utils.data.Dataset):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
+class Counted(torch.utils.data.Dataset):
+    """Counts what is read of it, over all processes: a byte in a file for each sample."""
+
+    def __init__(self, blocks: Blocks, file: Path) -> None:
+        self.blocks, self.file = blocks, file
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        with self.file.open("ab") as file:
+            file.write(b".")
+        return self.blocks[index]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The same blocks, over and over, and no index."""
+
+    def __init__(self, counted: Counted) -> None:
+        self.counted = counted
+
+    def __iter__(self):
+        for index in range(len(self.counted)):
+            yield self.counted[index]
+
+
 class SlowTrainer(Trainer):
     step_s = 0.0
     eval_s = 0.0
@@ -102,6 +128,7 @@ def main() -> None:
     parser.add_argument("--raise-at-start", action="store_true")
     parser.add_argument("--jit", action="store_true", help="the Trainer's own JIT checkpoints")
     parser.add_argument("--strategy", default="", choices=("", *SHARDED))
+    parser.add_argument("--data", default="map", choices=("map", "stream", "stateful"))
     parser.add_argument("--end", default="final", help="the folder for what there is at the end")
     parser.add_argument("--lora", action="store_true")
     options = parser.parse_args()
@@ -155,7 +182,13 @@ def main() -> None:
         model = get_peft_model(
             model, LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
         )
-    trainer = SlowTrainer(model, args, train_dataset=Blocks(options.samples, 3), eval_dataset=Blocks(16, 4))
+    data: torch.utils.data.Dataset = Blocks(options.samples, 3)
+    if options.data != "map":
+        data = Counted(data, Path(options.out, "reads"))
+    if options.data == "stream":
+        data = Stream(data)
+    trainer = SlowTrainer(model, args, train_dataset=data, eval_dataset=Blocks(16, 4))
+    trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data == "stateful"
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000
     trainer.slow_from, trainer.marks = options.slow_from, options.marks
     if options.crash_step:

@@ -6,9 +6,11 @@ counted (the patience of an early stopping), the place in the data when ranks or
 run had already decided to end.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
+from holdfast.training.integrations.transformers.data_position import DataPosition
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
 from holdfast.training.integrations.transformers.sharing import check_sharing
 from holdfast.training.integrations.transformers.state import Pending, RankState, load_rng
@@ -47,6 +49,9 @@ class Continuation:
         """Seconds of training in the attempts before."""
         if point is not None:
             self._adapt_to(point)
+        is_same = point is not None and point.manifest.world_size == session.place.world_size and not self._moved
+        self.data = DataPosition(session, self._state.loader if self._state is not None and is_same else None)
+        """The place in the data."""
 
     def _adapt_to(self, point: ResumePoint) -> None:
         session, manifest = self._session, point.manifest
@@ -143,6 +148,8 @@ class Continuation:
         return position
 
     def _wrap_run_epoch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
         def run_epoch(*args: Any, **kwargs: Any) -> None:
             trainer = self._trainer
             ended = trainer.control.should_training_stop or trainer.state.global_step >= trainer.state.max_steps > 0
@@ -150,7 +157,8 @@ class Continuation:
                 # Resumed at the end: the Trainer itself would train one step too many before it noticed.
                 trainer.control.should_training_stop = True
                 return
-            original(*args, **kwargs)
+            with self.data.epoch(signature.bind(*args, **kwargs).arguments["train_dataloader"]):
+                original(*args, **kwargs)
 
         return run_epoch
 

@@ -385,6 +385,7 @@ class TrainerRun:
             loss=LossSoFar.of(self._trainer),
             pending=dataclasses.replace(self._pending, complete=complete),
             epoch_rng=self._continuation.epoch_rng,
+            loader=self._continuation.data.state,
             elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
 

@@ -85,12 +85,14 @@ class RankState:
         pending: see `Pending`.
         epoch_rng: random number states when the running epoch began; empty at an epoch's boundary.
         elapsed_s: seconds of training up to here, over all attempts.
+        loader: the data loader's own state, where it has one.
     """
 
     loss: LossSoFar
     pending: Pending
     epoch_rng: dict[str, Any]
     elapsed_s: float
+    loader: Any = None
 
     def write(self, folder: Path, rank: int) -> None:
         """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
@@ -99,6 +101,7 @@ class RankState:
             "pending": {name: getattr(self.pending, name) for name in Pending.__slots__},
             "epoch_rng": self.epoch_rng,
             "elapsed_s": self.elapsed_s,
+            "loader": self.loader,
         }
         torch.save(record, folder / _NAME.format(rank=rank))
 
@@ -132,6 +135,7 @@ class RankState:
             pending=Pending(**record["pending"]),
             epoch_rng=record["epoch_rng"],
             elapsed_s=record["elapsed_s"],
+            loader=record.get("loader"),
         )
 
 

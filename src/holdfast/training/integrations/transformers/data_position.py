@@ -1,0 +1,121 @@
+"""The Trainer's place in its data, found again without reading what was seen, where the loader can.
+
+The Trainer leaves out what was seen by Accelerate's `skip_first_batches`: of map-style data it skips indices, of a
+stream it reads everything again and says nothing. Here a loader that keeps a state of its own, as Accelerate makes it
+with `use_stateful_dataloader`, is given that state, and reading is watched.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from holdfast.foundation import clock
+from holdfast.foundation.units import format_duration
+from holdfast.training.session import Session
+
+_TELL_EVERY_S = 5.0
+_PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor, np.ndarray)
+
+
+class DataPosition:
+    """The place of one rank.
+
+    Args:
+        session: this rank.
+        saved: the loader's state at the checkpoint; None when there is none that could be used.
+    """
+
+    def __init__(self, session: Session, saved: Any) -> None:
+        self._session = session
+        self._saved = saved
+        self._loader: Any = None
+        self._has_told = False
+
+    @property
+    def state(self) -> Any:
+        """The loader's state, for a checkpoint of now; None when it has none, or one that cannot be stored."""
+        if not getattr(self._loader, "use_stateful_dataloader", False):
+            return None
+        state = self._loader.state_dict()
+        if not _is_plain(state):
+            if not self._has_told:
+                self._has_told = True
+                self._session.log.warning(
+                    "the data loader's state holds objects that are not stored; a resume reads what was seen"
+                )
+            return None
+        return state
+
+    @contextlib.contextmanager
+    def epoch(self, loader: Any) -> Generator[None]:
+        """For the time of an epoch over `loader`: what it leaves out first is left out in the best way."""
+        self._loader = loader
+        module: Any = importlib.import_module("transformers.trainer")
+        original: Callable[[Any, int], Any] = module.skip_first_batches
+
+        def skip(loader: Any, count: int) -> Any:
+            module.skip_first_batches = original
+            return self._without_first(loader, count, original)
+
+        module.skip_first_batches = skip
+        try:
+            yield
+        finally:
+            module.skip_first_batches = original
+
+    def _without_first(self, loader: Any, count: int, original: Callable[[Any, int], Any]) -> Any:
+        is_stateful = getattr(loader, "use_stateful_dataloader", False)
+        if is_stateful and self._saved is not None:
+            loader.load_state_dict(self._saved)
+            return loader
+        if is_stateful or isinstance(getattr(loader, "dataset", None), IterableDataset):
+            return _Reading(loader, count, self._tell)
+        return original(loader, count)
+
+    def _tell(self, done: int, count: int, seconds: float) -> None:
+        if self._session.place.is_first:
+            left = format_duration(seconds / done * (count - done))
+            self._session.log.info("reading what was seen already: %s of %s batches, %s left", done, count, left)
+
+
+class _Reading:
+    """A loader whose first batches are read and thrown away; everything else is the loader's."""
+
+    def __init__(self, loader: Any, count: int, tell: Callable[[int, int, float], None]) -> None:
+        self._loader = loader
+        self._count = count
+        self._tell = tell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader)
+        began_s = told_s = clock.monotonic_s()
+        for number in range(1, self._count + 1):
+            next(batches, None)
+            now_s = clock.monotonic_s()
+            if now_s - told_s > _TELL_EVERY_S:
+                told_s = now_s
+                self._tell(number, self._count, now_s - began_s)
+        return batches
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        mapping = cast("dict[Any, Any]", value)
+        return all(type(key) in {str, int} for key in mapping) and all(map(_is_plain, mapping.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, cast("list[Any]", value)))
+    return type(value) in _PLAIN
+
+
+__all__ = ["DataPosition"]

@@ -1,0 +1,52 @@
+"""Where the Trainer goes on in data that has no index, and in a loader that keeps its own state."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.equality import assert_same_run
+from tests.support.jobs import holdfast, no_orphans, tiny
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+_BATCH, _ACCUMULATION, _STEPS = 2, 2, 24
+_PER_STEP = _BATCH * _ACCUMULATION
+KINDS = {
+    "stream": ("--data", "stream"),
+    "stateful": ("--data", "stateful"),
+    "stateful with workers": ("--data", "stateful", "--workers", "2"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long if "workers" in kind else []) for kind in KINDS]
+)
+def test_the_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
+    """Everything is the uninterrupted run's; of a loader with a state nothing is read again."""
+    shape = (*KINDS[kind], "--max-steps", str(_STEPS), "--samples", "64")
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = holdfast(reference, program=tiny(reference, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    job = holdfast(output, program=tiny(output, *shape, "--step-ms", "50"))
+    with no_orphans(job):
+        job.wait_for_step(6)
+        os.kill(job.rank_pids()[0], signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    step = job.events("saved")[-1]["step"]
+    before = (output / "reads").stat().st_size
+    job = holdfast(output, program=tiny(output, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert_same_run(output, reference)
+    read = (output / "reads").stat().st_size - before
+    left = (_STEPS - step) * _PER_STEP
+    in_epoch = step * _PER_STEP % 64
+    if kind == "stream":
+        assert read >= left + in_epoch
+    elif kind == "stateful":
+        assert left <= read <= left + 2 * _BATCH  # Accelerate reads one batch ahead
+    else:
+        assert left <= read < left + in_epoch  # workers read ahead, and that is thrown away when training ends
