@@ -36,11 +36,17 @@ def _accelerated(output: Path, *arguments: str) -> Job:
     return holdfast(output, "--nproc-per-node", "2", program=program)
 
 
+def _accelerated_alone(output: Path, *arguments: str) -> Job:
+    return holdfast(output, program=[str(LOOP), "--accelerate", "--out", str(output), *arguments])
+
+
+_LONG = {"holdfast run", "accelerate"}
 STARTS: dict[str, tuple[Start, int]] = {
     "python": (_plain, 1),
     "holdfast run": (_launched, 1),
     "two ranks": (_two_ranks, 2),
     "accelerate": (_accelerated, 2),
+    "accelerate alone": (_accelerated_alone, 1),
 }
 
 
@@ -58,9 +64,7 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.long if way == "holdfast run" else []) for way in STARTS]
-)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long if way in _LONG else []) for way in STARTS])
 def test_stopped_and_killed_it_ends_with_the_same_bits(way: str, tmp_path: Path) -> None:
     """A signal in the first epoch, SIGKILL of everything in the second, and the same command each time."""
     start, num_ranks = STARTS[way]

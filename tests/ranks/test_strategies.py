@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from transformers import AutoModelForCausalLM
 
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.verify import verify
+from holdfast.checkpoint.weights.dcp_weights import dcp_weights
+from holdfast.checkpoint.weights.torch_file import read_torch_file
 from tests.support.equality import logged
 from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events, tiny
 from tests.support.moto_server import MotoServer
@@ -108,7 +111,10 @@ def _periodic(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
     _end(job)
     assert committed_steps(output) == [4, 8, 12, 16]
     assert "synchronous" not in job.text
-    assert "while training waited" not in job.text
+    for path in (output / "checkpoint-16").rglob("*"):
+        if path.suffix in {".pt", ".pth", ".bin"} and path.name != "training_args.bin":
+            with zipfile.ZipFile(path) as archive:  # torch itself leaves a mark in each
+                assert not any(name.endswith(".data/serialization_id") for name in archive.namelist()), path
 
 
 def _signal(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
@@ -228,7 +234,9 @@ def _by_deepspeed(folder: Path) -> dict[str, torch.Tensor]:
     )
     target = folder.parent / "by-deepspeed.pt"
     subprocess.run(
-        [sys.executable, "-c", code, str(folder), str(target)], check=True, env=environment(DS_ACCELERATOR="cpu")
+        [sys.executable, "-c", code, str(folder), str(target)],
+        check=True,
+        env=environment(DS_ACCELERATOR="cpu", PYTHONPATH=str(_DEEPSPEED)),
     )
     return torch.load(target, weights_only=True)
 
@@ -274,5 +282,13 @@ def _assert_without_base(checkpoint: Path) -> None:
     assert manifest is not None
     assert manifest.base is not None
     assert manifest.base["digest"].startswith("xxh3-128:")
-    large = [entry for entry in manifest.files if entry.path.endswith((".safetensors", ".distcp", "model_states.pt"))]
-    assert large
+    names: set[str] = set()
+    for path in (checkpoint / entry.path for entry in manifest.files):
+        if path.suffix == ".safetensors":
+            names |= load_file(path).keys()
+        elif path.name == ".metadata" and "model" in path.parent.name:
+            names |= {weight.shape.name for weight in dcp_weights(path.parent)}
+        elif path.name.endswith("model_states.pt"):
+            names |= read_torch_file(path)["module"].keys()
+    assert names
+    assert all("lora_" in name for name in names), names

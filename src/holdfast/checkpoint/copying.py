@@ -31,7 +31,9 @@ Progress = Callable[[int, int], None]
 
 _TRAINING_ONLY = re.compile(
     r"optimizer\..*|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|training_args\.bin"
-    r"|holdfast_state_.*\.pt|latest|zero_to_fp32\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+/.*"
+    r"|holdfast_state_.*\.pt|latest|zero_to_\w+\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+/.*"
+    r"|pytorch_model_fsdp.*\.bin|scheduler.*\.bin|sampler.*\.bin|dl_state_dict.*\.bin|random_states_\d+\.pkl"
+    r"|custom_checkpoint_\d+\.pkl|rank_\d+\.pt|sharded/.*"
 )
 WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
 """Names of files that hold a model as a whole."""

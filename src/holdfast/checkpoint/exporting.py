@@ -25,6 +25,7 @@ from holdfast.foundation import files
 from holdfast.foundation.units import ByteCounter, format_bytes
 from holdfast.storage.location import Location, Scheme
 from holdfast.storage.opening import open_store
+from holdfast.storage.store import Store
 
 _DCP_FOLDERS = (".", "pytorch_model_fsdp_0", "sharded", "model")
 _BESIDE = re.compile(
@@ -65,6 +66,13 @@ def export_pieces(folder: Path, target: Location, *, progress: Progress | None =
     store = open_store(target)
     if next(iter(store.list()), None) is not None:
         raise ConflictError(f"{target} is not empty; nothing was exported", hint="name a new place")
+    with contextlib.ExitStack() as lease:
+        if (folder / MANIFEST_NAME).is_file():  # or retention of a running training takes it away meanwhile
+            lease.enter_context(files.reading(folder / MANIFEST_NAME))
+        return _export(folder, target, store, progress)
+
+
+def _export(folder: Path, target: Location, store: Store, progress: Progress | None) -> list[str]:
     try:
         weights = _weights(folder)
         size_bytes = sum(weight.shape.num_bytes for weight in weights)
@@ -84,21 +92,42 @@ def export_pieces(folder: Path, target: Location, *, progress: Progress | None =
 
 
 def _weights(folder: Path) -> list[StoredWeight]:
+    _check_files(folder)
     dcp, zero = _dcp_folder(folder), zero_folder(folder)
     if dcp is None and zero is None:
         raise CheckpointError(f"{folder} holds no model in pieces")
     try:
         weights = dcp_weights(dcp) if dcp is not None else zero_weights(zero) if zero is not None else []
-    except (TypeError, KeyError, AttributeError, IndexError, ValueError) as error:
+    except (CheckpointError, OSError):
+        raise
+    except Exception as error:  # whatever hostile content makes of it
         raise CheckpointError(f"{folder} is not laid out in a way that is known here: {error!r}") from error
+    if len({weight.shape.name for weight in weights}) != len(weights):
+        raise CheckpointError(f"two weights in {folder} have one name; nothing was exported")
     if (folder / MANIFEST_NAME).is_file():
         _verify(folder, dcp or zero or folder, weights)
     return weights
 
 
+def _check_files(folder: Path) -> None:
+    """Refuse what is not the checkpoint's own, and what would be half of it."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path} is a link or a special file; nothing was exported")
+    if (folder / "pytorch_model_fsdp_1").exists():
+        raise CheckpointError(f"{folder} holds several models, and one of them is meant; nothing was exported")
+
+
 def _verify(folder: Path, pieces: Path, weights: Sequence[StoredWeight]) -> None:
     """Compare what is going to be read with the manifest."""
-    entries = {folder / entry.path: entry for entry in read_manifest(folder).files}
+    manifest = read_manifest(folder)
+    if manifest.base is not None:
+        raise CheckpointError(
+            f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, in pieces; "
+            "nothing was exported",
+            hint="resume from it, and save the model from there",
+        )
+    entries = {folder / entry.path: entry for entry in manifest.files}
     read = {run.path for weight in weights for run in weight.runs} | {pieces / METADATA}
     for path in sorted(path for path in read if path.exists()):
         entry = entries.get(path)

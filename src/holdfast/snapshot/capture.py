@@ -6,10 +6,13 @@ places, or with options that are not known here, are the library's own.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
+import pickle
 import sys
-from collections.abc import Generator
+import uuid
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +27,8 @@ from holdfast.snapshot.torch_image import TorchImages, UncomposableError
 
 _log = logging.getLogger("holdfast")
 _LARGE_BYTES = 64 << 20
+_NOTE = f"holdfast image {uuid.uuid4().hex} ".encode()
+_USUAL = {"_use_new_zipfile_serialization": True, "pickle_protocol": 2, "pickle_module": pickle}
 
 
 class Captured:
@@ -35,7 +40,16 @@ class Captured:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.by_path: dict[str, Image] = {}
+        self.images: list[Image] = []
+
+    def keep(self, path: str, image: Image) -> None:
+        """Instead of the file there is now its image, and a note that stands for it: it may be moved or deleted.
+
+        Raises:
+            OSError: the note cannot be written, as the file could not have been.
+        """
+        (self.root / path).write_bytes(_NOTE + str(len(self.images)).encode())
+        self.images.append(image)
 
     def relative(self, target: Any) -> str | None:
         """The path of `target` below the folder; None when it is elsewhere."""
@@ -86,14 +100,14 @@ class Capture:
     def _saving_with_torch(self, captured: Captured, original: Function) -> Function:
         def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> Any:
             path = captured.relative(f)
-            if path is None or args or kwargs:
+            if path is None or args or not _are_usual(kwargs):
                 return original(obj, f, *args, **kwargs)
             images = self._torch_images.setdefault(path.rsplit("/", 1)[-1], TorchImages(path))
             images.path = path
             try:
-                captured.by_path[path] = images.compose(obj)
+                captured.keep(path, images.compose(obj))
             except UncomposableError:
-                return original(obj, f)
+                return original(obj, f, **kwargs)
             return None
 
         return save
@@ -106,7 +120,7 @@ class Capture:
                 image = compose_safetensors(path, tensors, metadata)
             if image is None or path is None:
                 return original(tensors, filename, metadata, *args, **kwargs)
-            captured.by_path[path] = image
+            captured.keep(path, image)
             return None
 
         return save_file
@@ -130,7 +144,7 @@ class Capture:
             path = f"{folder}/{plan.storage_data.prefix}0.distcp"
             images = self._dcp_images.setdefault(path, DcpImages(path))
             image, results = images.compose([(item, planner.resolve_data(item)) for item in plan.items])
-            captured.by_path[path] = image
+            captured.keep(path, image)
             future = cast("Any", torch.futures.Future)()
             future.set_result(results)
             return future
@@ -143,11 +157,14 @@ class Capture:
         Raises:
             OSError: a file that it wrote cannot be read.
         """
-        images = dict(captured.by_path)
+        images: list[Image] = []
         for path, status in regular_files(captured.root):
-            if path in images:
-                continue  # written as well: what was handed over last is what the routine means
-            images[path] = Image.of_bytes(path, (captured.root / path).read_bytes())
+            content = (captured.root / path).read_bytes()
+            if content.startswith(_NOTE):
+                image = captured.images[int(content[len(_NOTE) :])]
+                images.append(image if image.path == path else dataclasses.replace(image, path=path))
+                continue
+            images.append(Image.of_bytes(path, content))
             name = path.rsplit("/", 1)[-1]
             if status.st_size >= _LARGE_BYTES and name not in self._told:
                 self._told.add(name)
@@ -156,7 +173,12 @@ class Capture:
                     name,
                     format_bytes(status.st_size),
                 )
-        return list(images.values())
+        return images
+
+
+def _are_usual(options: Mapping[str, Any]) -> bool:
+    """Whether options of `torch.save` change nothing of what it writes."""
+    return all(name in _USUAL and _USUAL[name] == value for name, value in options.items())
 
 
 def _originals() -> list[Function]:

@@ -70,7 +70,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     content = state()
     images = captured(Capture(), tmp_path / "scratch", content)
     assert sorted(images) == ["sub/.metadata", "sub/__0_0.distcp"]
-    assert not list((tmp_path / "scratch").rglob("*.distcp"))
+    assert all(path.stat().st_size < 100 for path in (tmp_path / "scratch").rglob("*.distcp"))
     assert len(images["sub/__0_0.distcp"].pieces) == 7  # one is empty, one is of a type that torch has to pickle
     assert equal(loaded(images, tmp_path / "out", content), content)
 
@@ -128,7 +128,7 @@ def test_a_save_elsewhere_passes(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     with Capture().below(tmp_path / "scratch") as found:
         dcp.save(content, checkpoint_id=tmp_path / "elsewhere")
-    assert not found.by_path
+    assert not found.images
     result = {"weight": torch.zeros(5)}
     dcp.load(result, checkpoint_id=tmp_path / "elsewhere")
     assert same(result, content)

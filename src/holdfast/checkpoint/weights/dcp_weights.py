@@ -14,7 +14,7 @@ from holdfast.errors import CheckpointError
 
 METADATA = ".metadata"
 _MODEL = ("model", "state_dict", "module")
-_NOT_MODEL = ("optim", "optimizer", "scheduler", "rng", "trainer")
+_NOT_MODEL = {"optim", "optimizer", "optimizers", "scheduler", "lr_scheduler", "rng", "rng_state", "trainer_state"}
 _MOST_RUNS = 1 << 20
 _KNOWN: dict[tuple[str, str], Any] = {
     ("torch", "Size"): tuple,
@@ -79,14 +79,22 @@ def _places(storage: Any) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, i
 
 
 def _names(described: dict[str, Any], paths: dict[str, Any]) -> dict[str, str]:
-    """Keys of the model's tensors → their names in the model."""
+    """Keys of the model's tensors → their names in the model.
+
+    Raises:
+        CheckpointError: there are several models.
+    """
     tensors = [key for key, entry in described.items() if type(entry).__name__ == "TensorStorageMetadata"]
     split = {key: tuple(map(str, paths.get(key) or (key,))) for key in tensors}
-    for part in _MODEL:
-        of_part = {key: ".".join(path[1:]) for key, path in split.items() if path[0] == part and len(path) > 1}
-        if of_part:
-            return of_part
-    return {key: ".".join(path) for key, path in split.items() if not path[0].lower().startswith(_NOT_MODEL)}
+    split = {key: path for key, path in split.items() if not _NOT_MODEL & set(path)}
+    parts: dict[tuple[str, ...], dict[str, str]] = {}
+    for key, path in split.items():
+        depth = next((number for number, name in enumerate(path[:-1], start=1) if name in _MODEL), 0)
+        parts.setdefault(path[:depth], {})[key] = ".".join(path[depth:])
+    named = [names for prefix, names in parts.items() if prefix]
+    if len(named) > 1:
+        raise CheckpointError(f"it holds {len(named)} models, and one of them is meant")
+    return named[0] if named else parts.get((), {})
 
 
 def _tensor(folder: Path, place: tuple[str, int, int] | None, key: str) -> StoredTensor:

@@ -64,7 +64,13 @@ class StoredTensor:
         return True
 
     def run(self, first: int, count: int, begin: int) -> Run:
-        """`count` elements from `first` on, of a contiguous tensor; they begin at byte `begin` of a weight."""
+        """`count` elements from `first` on; they begin at byte `begin` of a weight.
+
+        Raises:
+            CheckpointError: the tensor is not contiguous.
+        """
+        if not self.is_contiguous:
+            raise CheckpointError("a weight is stored in another order of dimensions; load it with torch")
         size = ITEM_BYTES[self.dtype]
         return Run(begin, count * size, self.path, self.offset + first * size)
 
@@ -117,6 +123,14 @@ def _read(path: Path, begin: int, archive: zipfile.ZipFile, file: BinaryIO) -> A
 
     def rebuild(stored: tuple[str, str], offset: int, sizes: Any, strides: Any, *_: Any) -> StoredTensor:
         dtype, key = stored
+        return build(dtype, key, offset, sizes, strides)
+
+    def rebuild_as(
+        stored: tuple[str, str], offset: int, sizes: Any, strides: Any, grad: Any, hooks: Any, dtype: str, *_: Any
+    ) -> StoredTensor:
+        return build(dtype, stored[1], offset, sizes, strides)
+
+    def build(dtype: str, key: str, offset: int, sizes: Any, strides: Any) -> StoredTensor:
         data, size = places[key]
         sizes, strides = _numbers(sizes), _numbers(strides)
         last = offset + sum((count - 1) * stride for count, stride in zip(sizes, strides, strict=True))
@@ -126,6 +140,7 @@ def _read(path: Path, begin: int, archive: zipfile.ZipFile, file: BinaryIO) -> A
 
     known: dict[tuple[str, str], Any] = {
         ("torch._utils", "_rebuild_tensor_v2"): rebuild,
+        ("torch._utils", "_rebuild_tensor_v3"): rebuild_as,
         ("torch._utils", "_rebuild_parameter"): _first,
         ("torch._tensor", "_rebuild_from_type_v2"): _without_attributes,
         ("torch", "Size"): tuple,

@@ -50,6 +50,8 @@ class StoredWeight:
         Raises:
             CheckpointError: something is, or the type is not known.
         """
+        if type(name) is not str or not name.isprintable() or name == "__metadata__":
+            raise CheckpointError(f"a weight cannot be called {name!r}")
         if dtype not in KINDS:
             raise CheckpointError(f"{name} is of type {dtype}, which safetensors does not have")
         shape = Shape(name, KINDS[dtype], sizes)

@@ -58,12 +58,14 @@ def zero_weights(folder: Path) -> list[StoredWeight]:
     stage = _count(states[0]["zero_stage"])
     trained = _trained_in_stage_3(states, model[0]) if stage == 3 else _trained(states, model[0])
     weights = {weight.shape.name: weight for weight in trained}
-    for weight in (*_frozen(model, stage), *_buffers(model[0])):
+    for weight in _frozen(model, stage):
         weights.setdefault(weight.shape.name, weight)
     for alias, name in _pairs(model[0].get("shared_params")):
         if name in weights and alias not in weights:
             known = weights[name]
             weights[alias] = StoredWeight(known.shape._replace(name=alias), known.runs)
+    for weight in _others(model[0], stage):
+        weights.setdefault(weight.shape.name, weight)
     return list(weights.values())
 
 
@@ -84,13 +86,17 @@ def _shapes(model: Mapping[str, Any]) -> list[Mapping[str, tuple[int, ...]]]:
 
 def _trained(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Iterator[StoredWeight]:
     """Of stages 1 and 2."""
+    paddings: Any = states[0].get("param_alignment_paddings")
     for number, group in enumerate(_shapes(model)):
         parts = [cast("StoredTensor", state["single_partition_of_fp32_groups"][number]) for state in states]
+        after = [0] * len(group) if paddings is None else list(paddings[number])
         first = 0
-        for name, sizes in group.items():
+        for (name, sizes), padding in zip(group.items(), after, strict=True):
             count = math.prod(sizes)
             yield StoredWeight.of(name, parts[0].dtype, sizes, _stretch(parts, first, count))
-            first += count
+            first += count + int(padding)
+        align = 2 * len(states)
+        _check_all_used(first, sum(part.count for part in parts), align)
 
 
 def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Iterator[StoredWeight]:
@@ -107,6 +113,15 @@ def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str,
                 runs += [run._replace(begin=run.begin + rank * part * item) for run in _stretch(flat, first, mine)]
             yield StoredWeight.of(name, flats[0][0].dtype, sizes, runs)
             first += part
+    _check_all_used(first, sum(tensor.count for tensor in flats[0]), 1)
+
+
+def _check_all_used(used: int, there: int, align: int) -> None:
+    """What is left over in a flat group is at most its alignment; anything else is another layout than is known."""
+    if -(-used // align) != -(-there // align):
+        raise CheckpointError(
+            f"{used} of {there} elements of a partition belong to a weight: its layout is not known"
+        )
 
 
 def _stretch(parts: Sequence[StoredTensor], first: int, count: int) -> list[Run]:
@@ -131,11 +146,12 @@ def _frozen(models: Sequence[Mapping[str, Any]], stage: int) -> Iterator[StoredW
         yield StoredWeight.of(name, fragments[0].dtype, tuple(sizes), _stretch(fragments, 0, count))
 
 
-def _buffers(model: Mapping[str, Any]) -> Iterator[StoredWeight]:
+def _others(model: Mapping[str, Any], stage: int) -> Iterator[StoredWeight]:
+    """Buffers; and below stage 3, where each rank has the whole model, whatever else is in it."""
     module: dict[str, Any] = model.get("module") or {}
-    for name in model.get("buffer_names") or ():
-        tensor = module.get(name)
-        if isinstance(tensor, StoredTensor) and tensor.is_contiguous:
+    buffers: set[str] = set(model.get("buffer_names") or ())
+    for name, tensor in module.items():
+        if isinstance(tensor, StoredTensor) and (stage < 3 or name in buffers):
             yield StoredWeight.of(name, tensor.dtype, tensor.sizes, [tensor.run(0, tensor.count, 0)])
 
 

@@ -6,6 +6,8 @@ none does and the save is the synchronous one of `saving`.
 
 import contextlib
 import enum
+import errno
+import os
 import shutil
 import statistics
 import tempfile
@@ -34,6 +36,7 @@ from holdfast.training.folders import Folders
 from holdfast.training.peers import NUM_VALUES, Peers
 from holdfast.training.session import Session
 
+_SCRATCH_BYTES = 16 << 20
 _FILE_SLACK_BYTES = 1 << 20
 _SLOW_BYTES_PER_S = 200e6
 _COMMIT_S = 0.1
@@ -203,6 +206,14 @@ class Snapshots:
             self._find_keeper()
             return Handover.IMPOSSIBLE
         self._snapshotter.wait_staged()
+        try:
+            self._make_scratch()
+        except OSError as error:
+            # Now, while all can still agree: a rank that failed later would be missed by those that save with it.
+            self._tell_once(
+                f"saves are synchronous: there is no room for their small files: {error}", about="scratch"
+            )
+            return Handover.IMPOSSIBLE
         could = self._snapshotter.arena.could_take(self._sizes, more_slots=more_slots)
         return Handover.TAKEN if could else Handover.BUSY
 
@@ -248,10 +259,7 @@ class Snapshots:
         return Handover.TAKEN if taken else Handover.BUSY
 
     def _images(self, step: int, write: Write) -> list[Image]:
-        if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._session.settings.record_folder))
-            assert self._snapshotter is not None
-            self._snapshotter.keeper.entrust(str(self._scratch))
+        assert self._scratch is not None
         folder = self._scratch / checkpoint_name(step)
         folder.mkdir()
         try:
@@ -260,6 +268,19 @@ class Snapshots:
             return self._capture.collect(captured)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _make_scratch(self) -> None:
+        """A folder for the small files of a save.
+
+        Raises:
+            OSError: there is no room for them.
+        """
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._session.settings.record_folder))
+            assert self._snapshotter is not None
+            self._snapshotter.keeper.entrust(str(self._scratch))
+        if shutil.disk_usage(self._scratch).free < _SCRATCH_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._scratch))
 
     def _facts(self, step: int) -> dict[str, Any]:
         limit, protected = self._framework.retention()

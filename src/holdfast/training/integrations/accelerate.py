@@ -77,12 +77,12 @@ class AcceleratedParts:
     def _naming_nothing(self) -> Generator[None]:
         """Holdfast names checkpoints; Accelerate would put them elsewhere."""
         configuration = self._accelerator.project_configuration
-        before = configuration.automatic_checkpoint_naming
+        before, iteration = configuration.automatic_checkpoint_naming, configuration.iteration
         configuration.automatic_checkpoint_naming = False
         try:
             yield
         finally:
-            configuration.automatic_checkpoint_naming = before
+            configuration.automatic_checkpoint_naming, configuration.iteration = before, iteration
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:

@@ -8,9 +8,11 @@ The order of an epoch is drawn from the random number states of its beginning; t
 the states of the checkpoint after it. Generators that belong to the loader or its samplers count among them.
 
 A loader that Accelerate has prepared is looked through: it counts its epochs by itself, and Accelerate's own function
-leaves out what was seen.
+leaves out what was seen. It reads one batch ahead: a data set that draws random numbers in this process draws others
+after a resume.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -127,7 +129,7 @@ class Data:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)  # pyright: ignore
         if _is_accelerates(self._loader):
-            self._loader.iteration = self.epoch  # pyright: ignore
+            self._loader.set_epoch(self.epoch)  # pyright: ignore
         if resumed is not None:
             for generator, state in zip(self._generators, resumed.generators, strict=False):
                 generator.set_state(state)
@@ -143,6 +145,8 @@ class Data:
         else:
             batches = self._forward(resumed.batches)
         if rng is not None:
+            if _is_accelerates(self._loader):
+                batches = _begun(batches)  # it draws the order when the first batch is asked of it
             restore_rng(rng)
         for batch in batches:
             self.batches += 1
@@ -179,6 +183,12 @@ class Data:
                 told_s = now_s
                 self._tell(number + 1, count, now_s - began_s)
         return batches
+
+
+def _begun(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches, the first of which has been fetched."""
+    first = next(batches, _END)
+    return iter(()) if first is _END else itertools.chain((first,), batches)
 
 
 _END = object()

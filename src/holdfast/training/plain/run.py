@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from holdfast.checkpoint.manifest import Trigger
+from holdfast.checkpoint.manifest import Manifest, Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import Interrupted, PeerError, UsageError
+from holdfast.errors import ConflictError, Interrupted, PeerError, UsageError
 from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Finished, StopRequested
 from holdfast.foundation.units import format_duration
@@ -114,6 +114,7 @@ class Run:
     def _load(self, start: Start) -> None:
         assert start.point is not None
         manifest, session = start.point.manifest, self._session
+        _check_strategy(manifest, self._framework.strategy, session.place.world_size)
         with lease(start.point):
             position, rng = self._framework.load(start.point.path, ranks_before=manifest.world_size)
         position = moved(
@@ -357,6 +358,23 @@ def session(
     if steps is not None and steps < 1:
         raise UsageError(f"save_steps {steps} must be at least 1")
     return Run(current, parts=parts, data=data, output_dir=str(folder), save_steps=steps)
+
+
+def _check_strategy(manifest: Manifest, now: str, world_size: int) -> None:
+    """Refuse a checkpoint that this session cannot read.
+
+    Raises:
+        ConflictError: it was written under another strategy, or by another number of DeepSpeed's ranks.
+    """
+    before = manifest.strategy
+    is_same = before == now or {before, now} <= {"single", "ddp"}
+    if is_same and (now != "deepspeed" or manifest.world_size == world_size):
+        return
+    raise ConflictError(
+        f"the checkpoint of step {manifest.step} was written under {before} on {manifest.world_size} rank(s), this "
+        f"run uses {now} on {world_size}; training was not started",
+        hint="train as the run began, or begin anew with --from-scratch",
+    )
 
 
 def _parts_of(named: dict[str, Any], accelerator: Any, place: Place) -> Parts:

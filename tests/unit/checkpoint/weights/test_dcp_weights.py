@@ -64,6 +64,22 @@ def test_several_files(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
 
 
+def test_a_model_inside_of_a_part(tmp_path: Path) -> None:
+    """As an application state holds it; a weight may be called like a part of another."""
+    model = {**state(), "optimized_head": torch.ones(3)}
+    optimizer = {"state": {"layer.weight": {"exp_avg": torch.ones(5, 7)}}}
+    dcp.save({"app": {"model": model, "optim": optimizer}}, checkpoint_id=tmp_path / "saved")
+    assert_same(exported(tmp_path / "saved", tmp_path / "out"), model)
+
+
+def test_several_models_are_refused(tmp_path: Path) -> None:
+    """Nobody knows which is meant."""
+    content = {"a": {"model": {"weight": torch.ones(2)}}, "b": {"model": {"weight": torch.ones(2)}}}
+    dcp.save(content, checkpoint_id=tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="it holds 2 models"):
+        dcp_weights(tmp_path / "saved")
+
+
 def test_an_optimizer_alone_is_no_model(tmp_path: Path) -> None:
     """And says so."""
     dcp.save({"optimizer": {"moment": torch.ones(3)}}, checkpoint_id=tmp_path / "saved")

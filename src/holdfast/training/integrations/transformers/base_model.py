@@ -4,6 +4,7 @@ Adapters that go on with other weights below them are no continuation, and nothi
 checkpoint says which weights they were, and a start compares.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from holdfast.errors import ConflictError
 
 _BASE_PREFIX = "base_model.model."
 _WRAPPED = ".base_layer."
+_REPLACED = ".original_module."
 
 
 def has_adapters(model: Any) -> bool:
@@ -25,8 +27,10 @@ def has_adapters(model: Any) -> bool:
 def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     """Name, revision and digest of the model below the adapters.
 
-    The digest covers name, type, shape and content of every weight that is not trained, read once. Where DeepSpeed
-    has split the weights while they were loaded, it covers what this rank has of them.
+    The digest covers name, type, shape and content of every weight that is not trained, read once. Left out are
+    embeddings, which PEFT saves beside the adapters when their number has changed, and what stands in for a module
+    that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest covers what
+    this rank has of them.
 
     Args:
         model: what is trained, not yet wrapped for training.
@@ -84,8 +88,9 @@ def _called(base: Mapping[str, str]) -> str:
 def _digest_of(model: Any, num_ranks: int) -> str:
     # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
     digests: dict[str, str] = {}
+    embeddings = {id(parameter) for parameter in _embeddings(model)}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad or _REPLACED in name or id(parameter) in embeddings:
             continue
         plain = name.removeprefix(_BASE_PREFIX).replace(_WRAPPED, ".")
         split = getattr(parameter, "ds_tensor", None)
@@ -96,6 +101,16 @@ def _digest_of(model: Any, num_ranks: int) -> str:
     for name in sorted(digests):
         digester.update(f"{name} {digests[name]}\n".encode())
     return digester.digest
+
+
+def _embeddings(model: Any) -> list[Any]:
+    inner = model.get_base_model()
+    found: list[Any] = []
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            module = getattr(inner, name)()
+            found += [] if module is None else list(module.parameters())
+    return found
 
 
 def _hash(tensor: torch.Tensor) -> str:

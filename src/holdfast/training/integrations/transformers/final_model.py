@@ -64,8 +64,8 @@ def write_final_model(
     is_small = has_adapters(model)
     try:
         weights = weights_of(model, trained_only=is_small)
-    except ValueError as error:
-        problem = str(error)
+    except Exception as error:  # noqa: BLE001  the other ranks wait for what this one has
+        problem = str(error) or type(error).__name__
     answers = peers.gather((problem, {name: weight.span for name, weight in weights.items()}))
     problem = next((text for text, _ in answers if text), "")
     plan: list[PlannedFile] = []
@@ -127,22 +127,23 @@ def _write(
     peers: Peers,
 ) -> None:
     buffer = torch.empty(_BLOCK_BYTES if peers.place.world_size > 1 else 0, dtype=torch.uint8)
-    problem: OSError | None = None
+    problem: Exception | None = None
     for file in plan:
         shapes = [_shape(name, weights[inner]) for name, inner in file.names.items()]
         layout = lay_out(shapes, file.metadata)
         target = _Target(folder / os.path.basename(file.path)) if peers.place.is_first else None
-        with target or contextlib.nullcontext():
-            problem = _try(target, layout.header, 0) or problem
-            for shape, place in layout.places:
-                inner = file.names[shape.name]
-                for rank, span in owners[inner]:
-                    for begin in range(span.begin, span.begin + span.num_bytes, _BLOCK_BYTES):
-                        count = min(_BLOCK_BYTES, span.begin + span.num_bytes - begin)
-                        # Whoever has failed to write goes on receiving: the others would wait for ever.
-                        block = _block(weights[inner], rank, begin, count, buffer, peers)
-                        if block is not None and problem is None:
-                            problem = _try(target, block.numpy().data, place + begin)
+        problem = _try(target, layout.header, 0) or problem
+        for shape, place in layout.places:
+            inner = file.names[shape.name]
+            for rank, span in owners[inner]:
+                for begin in range(span.begin, span.begin + span.num_bytes, _BLOCK_BYTES):
+                    count = min(_BLOCK_BYTES, span.begin + span.num_bytes - begin)
+                    # Whoever has failed goes on sending and receiving: the others would wait for ever.
+                    block, error = _block(weights[inner], rank, begin, count, buffer, peers)
+                    problem = problem or error
+                    if block is not None and problem is None:
+                        problem = _try(target, block.numpy().data, place + begin)
+        problem = _try(target, None, 0) or problem
     if problem is not None:
         raise problem
 
@@ -152,16 +153,20 @@ def _whole(
 ) -> dict[str, torch.Tensor]:
     """All weights on the first rank; nothing on the others."""
     state: dict[str, torch.Tensor] = {}
+    problem: Exception | None = None
     for name, weight in weights.items():
         size = torch.Size(weight.shape).numel() * weight.dtype.itemsize
         content = torch.empty(size if peers.place.is_first else 0, dtype=torch.uint8)
         for rank, span in owners[name]:
             buffer = content[span.begin : span.begin + span.num_bytes]
-            block = _block(weight, rank, span.begin, span.num_bytes, buffer, peers)
+            block, error = _block(weight, rank, span.begin, span.num_bytes, buffer, peers)
+            problem = problem or error
             if block is not None:
                 buffer.copy_(block)
         if peers.place.is_first:
             state[name] = content.view(weight.dtype).reshape(weight.shape)
+    if problem is not None:
+        raise problem
     return state
 
 
@@ -171,17 +176,21 @@ def _shape(name: str, weight: Weight) -> Shape:
 
 def _block(
     weight: Weight, rank: int, begin: int, count: int, buffer: torch.Tensor, peers: Peers
-) -> torch.Tensor | None:
-    """A stretch of a weight on the first rank; None on all others."""
+) -> tuple[torch.Tensor | None, Exception | None]:
+    """A stretch of a weight on the first rank, None on all others; and why this rank could not give its own."""
     mine = peers.place.rank
+    error: Exception | None = None
     if mine == rank:
-        block = weight.bytes_of(begin, count)
+        try:
+            block = weight.bytes_of(begin, count)
+        except Exception as reason:  # noqa: BLE001  the first rank waits for it
+            block, error = torch.zeros(count, dtype=torch.uint8), reason
         peers.to_first(block, rank)
-        return block if mine == 0 else None
+        return (block if mine == 0 else None), error
     if mine == 0:
         peers.to_first(buffer[:count], rank)
-        return buffer[:count]
-    return None
+        return buffer[:count], None
+    return None, None
 
 
 class _Target:
@@ -190,9 +199,6 @@ class _Target:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = -1
-
-    def __enter__(self) -> "_Target":
-        return self
 
     def write(self, data: bytes | memoryview, place: int) -> None:
         if self._descriptor < 0:
@@ -203,15 +209,19 @@ class _Target:
             written = os.pwrite(self._descriptor, view, place)
             view, place = view[written:], place + written
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
 
 
-def _try(target: _Target | None, data: bytes | memoryview, place: int) -> OSError | None:
+def _try(target: _Target | None, data: bytes | memoryview | None, place: int) -> OSError | None:
+    """Write, or close when there is nothing to write."""
     try:
-        if target is not None:
+        if target is not None and data is not None:
             target.write(data, place)
+        elif target is not None:
+            target.close()
     except OSError as error:
         return error
     return None

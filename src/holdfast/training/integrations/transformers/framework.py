@@ -79,6 +79,12 @@ class TrainerFramework:
             return 1 / self._geometry.world_size
         return 1.0 if self._trainer.args.should_save else 0.0
 
+    @property
+    def _splits_weights(self) -> bool:
+        """Whether no rank has all weights."""
+        plugin = getattr(self._trainer.accelerator.state, "deepspeed_plugin", None)
+        return self.strategy == "fsdp" or (plugin is not None and int(plugin.zero_stage) == 3)
+
     def parameters(self) -> Iterable[torch.Tensor]:
         """Of the model, trained or not; of one with adapters only what is trained, because nothing else is saved."""
         every: Iterable[torch.nn.Parameter] = self._trainer.model.parameters()
@@ -124,9 +130,18 @@ class TrainerFramework:
             with self._led_to(root), shards_in_place(self._trainer.accelerator):
                 self._save(model, trial)
             self._finish_trainer_state(folder)
+            if writes_shards(self._trainer.accelerator) and self._rank == 0:
+                self._write_config(folder)
             self._rank_state().write(folder, self._rank)
 
         return write
+
+    def _write_config(self, folder: Path) -> None:
+        """What the Trainer leaves out of a checkpoint in shards, and whoever exports the model needs."""
+        model = self._trainer.model
+        for part in (getattr(model, "config", None), getattr(model, "generation_config", None)):
+            if part is not None and self._base is None:
+                part.save_pretrained(str(folder))
 
     def write_again(self) -> Write:
         """As at the end of a step."""
@@ -138,13 +153,16 @@ class TrainerFramework:
         if _saves_in_its_own_way(trainer):
             trainer.save_model(str(folder))
             return
+        if self._base is not None and not self._splits_weights:
+            trainer.save_model(str(folder), _internal_call=True)  # adapters are small, and PEFT knows what is theirs
+            return
         try:
             write_final_model(
                 trainer.model, folder, self._peers, lambda state: trainer._save(str(folder), state_dict=state)
             )
         except UnplannableError as error:
             _log.info("the final model is written by the Trainer itself, whatever memory that takes: %s", error)
-            trainer.save_model(str(folder))
+            trainer.save_model(str(folder), _internal_call=True)
 
     @contextlib.contextmanager
     def _led_to(self, root: Path) -> Generator[None]:
