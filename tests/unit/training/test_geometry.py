@@ -73,12 +73,11 @@ def test_every_pair_of_world_sizes_keeps_the_batch(before: int, after: int) -> N
 
 
 def test_what_cannot_be_kept_is_refused_with_the_option() -> None:
-    """No whole number of micro-batches, a changed script, a sharded checkpoint, an order bound to the batch."""
+    """No whole number of micro-batches, a changed script, an order bound to the batch."""
     old = Geometry.of(trainer(2, 1, 2), 2)
     for ranks, batch, strategy, order, word in [
         (3, 2, "ddp", "random", "no gradient accumulation"),
         (2, 3, "ddp", "random", "was changed"),
-        (1, 2, "fsdp", "random", "fsdp"),
         (1, 2, "ddp", "group_by_length", "group_by_length"),
     ]:
         now = trainer(batch, 1, ranks)

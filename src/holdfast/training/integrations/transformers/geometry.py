@@ -137,8 +137,6 @@ def _obstacle(trainer: Any, manifest: Manifest, now: Geometry) -> str | None:
     per_micro_step = now.global_batch // now.accumulation
     if manifest.world_size == now.world_size:
         return "the script's batch size or gradient accumulation was changed"
-    if manifest.strategy == "deepspeed":
-        return "a DeepSpeed checkpoint is tied to its number of ranks"
     if manifest.global_batch % per_micro_step:
         return f"no gradient accumulation makes {manifest.global_batch} of {per_micro_step} samples per micro-step"
     if getattr(trainer.args, "train_sampling_strategy", "random") in {"group_by_length", "batch_rebalance"}:

@@ -23,9 +23,16 @@ def check_sharing(trainer: Any, manifest: Manifest) -> None:
     """Refuse a checkpoint that the Trainer, as it is set up now, cannot read.
 
     Raises:
-        ConflictError: it was written under another strategy.
+        ConflictError: it was written under another strategy, or by another number of DeepSpeed's ranks.
     """
     now = strategy_of(trainer)
+    ranks = trainer.args.world_size
+    if now == manifest.strategy == "deepspeed" and ranks != manifest.world_size:
+        raise ConflictError(
+            f"the checkpoint of step {manifest.step} was written by {manifest.world_size} rank(s) of DeepSpeed, and "
+            f"its partitions are theirs; this run has {ranks}; training was not started",
+            hint=f"train on {manifest.world_size} rank(s), or begin anew with --from-scratch",
+        )
     if now == manifest.strategy == "fsdp":
         had_shards = any(entry.path.startswith(_SHARDS) for entry in manifest.files)
         if had_shards == writes_shards(trainer.accelerator):
