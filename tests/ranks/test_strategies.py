@@ -35,9 +35,7 @@ KINDS = ("full", "lora")
 CASES = ("periodic", "signal", "rank killed", "everything killed", "object store")
 _CUT = {
     ("fsdp", "lora", "signal"),
-    ("fsdp", "full", "rank killed"),
     ("zero3", "full", "signal"),
-    ("fsdp-full", "full", "object store"),
 }
 _MATRIX = [
     pytest.param(strategy, kind, case, marks=[] if (strategy, kind, case) in _CUT else pytest.mark.long)
@@ -198,7 +196,7 @@ _INTERRUPT = {
 
 @pytest.mark.parametrize(
     "strategy",
-    ["zero3", *(pytest.param(name, marks=pytest.mark.long) for name in ("fsdp", "zero1", "zero2"))],
+    [pytest.param(name, marks=pytest.mark.long) for name in ("fsdp", "zero1", "zero2", "zero3")],
 )
 def test_a_checkpoint_in_pieces_is_exported(strategy: str, tmp_path: Path) -> None:
     """What `holdfast checkpoints export` writes is what the strategy's own tool makes of it."""
