@@ -56,7 +56,7 @@ test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 ki
 	HOLDFAST_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
 	HOLDFAST_TEST_SNAPSHOT_KILLS=200 $(BIN)/pytest tests/ranks/test_snapshot_kills.py
 
-test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters (40 minutes)
+test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters
 	$(BIN)/pytest tests/ranks/test_strategies.py
 
 bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark

@@ -7,6 +7,8 @@ import pytest
 from tests.support.ceph_rgw import CephRgw, ceph_rgw
 from tests.support.moto_server import MotoServer, moto_server
 
+pytest.register_assert_rewrite("tests.support.equality")
+
 
 @pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:

@@ -137,19 +137,54 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     if not any(WEIGHTS.fullmatch(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no weights in one piece (strategy {manifest.strategy}); nothing was exported",
-            hint="copy the checkpoint to a folder of this machine, and export it from there",
+            hint="resume from it and save the model from there"
+            if source.folder is not None
+            else "copy the checkpoint to a folder of this machine, and export it from there",
         )
+    paths = [entry.path for entry in entries]
+
+    def fill(working: Path, counter: ByteCounter) -> list[str]:
+        _bring(source, item, entries, working, counter)
+        return paths
+
+    size_bytes = sum(entry.size_bytes for entry in entries)
+    return deliver(target, size_bytes, fill, beside=source.folder, progress=progress)
+
+
+def deliver(
+    target: Location,
+    size_bytes: int,
+    fill: Callable[[Path, ByteCounter], list[str]],
+    *,
+    beside: Path | None,
+    progress: Progress | None,
+) -> list[str]:
+    """Make a model at a place of its own, so that it appears whole or not at all.
+
+    Args:
+        target: a folder or a prefix in which there is nothing yet.
+        size_bytes: of the model.
+        fill: makes the files in a folder that is not there yet, durably, and returns their paths.
+        beside: the output folder on whose disk the files wait for a store; None for the system's place.
+        progress: see `Progress`.
+
+    Returns:
+        What `fill` returned.
+
+    Raises:
+        ConflictError: there is something at the target.
+        StorageError: the store cannot be used.
+        OSError: the disk is full or gone.
+    """
     store = open_store(target)
     if next(iter(store.list()), None) is not None:
         raise ConflictError(f"{target} is not empty; nothing was exported", hint="name a new place")
-    size_bytes = sum(entry.size_bytes for entry in entries)
-    paths = [entry.path for entry in entries]
     if target.scheme is Scheme.FILE:
         folder = target.folder.absolute()
         folder.parent.mkdir(parents=True, exist_ok=True)
         working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
         try:
-            _bring(source, item, entries, working, ByteCounter(progress, size_bytes))
+            paths = fill(working, ByteCounter(progress, size_bytes))
             with contextlib.suppress(FileNotFoundError):
                 folder.rmdir()  # it is empty
             working.rename(folder)
@@ -158,8 +193,8 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
             files.delete_tree(working)
         return paths
     counter = ByteCounter(progress, 2 * size_bytes)
-    with _staging(source.folder) as staging:
-        _bring(source, item, entries, staging / "model", counter)
+    with _staging(beside) as staging:
+        paths = fill(staging / "model", counter)
         for path in paths:
             store.upload(path, staging / "model" / path, progress=counter.add)
     return paths
@@ -203,4 +238,4 @@ def _staging(source: Path | None) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["WEIGHTS", "Progress", "copy", "export", "is_there"]
+__all__ = ["WEIGHTS", "Progress", "copy", "deliver", "export", "is_there"]

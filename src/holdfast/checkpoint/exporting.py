@@ -6,9 +6,8 @@ Written by Holdfast or not. Nothing is loaded: bytes go from file to file, a str
 import contextlib
 import re
 import shutil
-import tempfile
-import uuid
-from collections.abc import Generator, Sequence
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.checkpoint import copying
@@ -20,12 +19,10 @@ from holdfast.checkpoint.weights.dcp_weights import METADATA, dcp_weights
 from holdfast.checkpoint.weights.gathering import write_weights
 from holdfast.checkpoint.weights.weight import StoredWeight
 from holdfast.checkpoint.weights.zero_weights import zero_folder, zero_weights
-from holdfast.errors import CheckpointError, ConflictError, StorageError
+from holdfast.errors import CheckpointError, StorageError
 from holdfast.foundation import files
 from holdfast.foundation.units import ByteCounter, format_bytes
-from holdfast.storage.location import Location, Scheme
-from holdfast.storage.opening import open_store
-from holdfast.storage.store import Store
+from holdfast.storage.location import Location
 
 _DCP_FOLDERS = (".", "pytorch_model_fsdp_0", "sharded", "model")
 _BESIDE = re.compile(
@@ -63,63 +60,52 @@ def export_pieces(folder: Path, target: Location, *, progress: Progress | None =
         ConflictError: there is something at the target.
         StorageError: a store cannot be used, or the disk has too little room.
     """
-    store = open_store(target)
-    if next(iter(store.list()), None) is not None:
-        raise ConflictError(f"{target} is not empty; nothing was exported", hint="name a new place")
     with contextlib.ExitStack() as lease:
         if (folder / MANIFEST_NAME).is_file():  # or retention of a running training takes it away meanwhile
             lease.enter_context(files.reading(folder / MANIFEST_NAME))
-        return _export(folder, target, store, progress)
+        try:
+            weights = _weights(folder)
+            size_bytes = sum(weight.shape.num_bytes for weight in weights)
 
+            def fill(working: Path, counter: ByteCounter) -> list[str]:
+                return _fill(folder, weights, working, counter)
 
-def _export(folder: Path, target: Location, store: Store, progress: Progress | None) -> list[str]:
-    try:
-        weights = _weights(folder)
-        size_bytes = sum(weight.shape.num_bytes for weight in weights)
-        if target.scheme is Scheme.FILE:
-            place = target.folder.absolute()
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with _appearing(place) as working:
-                return _fill(folder, weights, working, ByteCounter(progress, size_bytes))
-        counter = ByteCounter(progress, 2 * size_bytes)
-        with tempfile.TemporaryDirectory(prefix="holdfast-export-") as staging:
-            paths = _fill(folder, weights, Path(staging), counter)
-            for path in paths:
-                store.upload(path, Path(staging) / path, progress=counter.add)
-            return paths
-    except OSError as error:
-        raise StorageError(f"the model cannot be exported: {error}") from error
+            return copying.deliver(target, size_bytes, fill, beside=None, progress=progress)
+        except OSError as error:
+            raise StorageError(f"the model cannot be exported: {error}") from error
 
 
 def _weights(folder: Path) -> list[StoredWeight]:
     _check_files(folder)
-    dcp, zero = _dcp_folder(folder), zero_folder(folder)
-    if dcp is None and zero is None:
+    pieces, find = _dcp_folder(folder), dcp_weights
+    if pieces is None:
+        pieces, find = zero_folder(folder), zero_weights
+    if pieces is None:
         raise CheckpointError(f"{folder} holds no model in pieces")
+    if (folder / MANIFEST_NAME).is_file():
+        _check_manifest(folder, pieces)
     try:
-        weights = dcp_weights(dcp) if dcp is not None else zero_weights(zero) if zero is not None else []
+        weights = find(pieces)
     except (CheckpointError, OSError):
         raise
     except Exception as error:  # whatever hostile content makes of it
         raise CheckpointError(f"{folder} is not laid out in a way that is known here: {error!r}") from error
     if len({weight.shape.name for weight in weights}) != len(weights):
         raise CheckpointError(f"two weights in {folder} have one name; nothing was exported")
-    if (folder / MANIFEST_NAME).is_file():
-        _verify(folder, dcp or zero or folder, weights)
     return weights
 
 
 def _check_files(folder: Path) -> None:
     """Refuse what is not the checkpoint's own, and what would be half of it."""
-    for path in folder.rglob("*"):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path} is a link or a special file; nothing was exported")
+    for path, status in files.regular_files(folder):
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} in {folder} is a link or a special file; nothing was exported")
     if (folder / "pytorch_model_fsdp_1").exists():
         raise CheckpointError(f"{folder} holds several models, and one of them is meant; nothing was exported")
 
 
-def _verify(folder: Path, pieces: Path, weights: Sequence[StoredWeight]) -> None:
-    """Compare what is going to be read with the manifest."""
+def _check_manifest(folder: Path, pieces: Path) -> None:
+    """Refuse adapters, and compare every file that is going to be read with the manifest."""
     manifest = read_manifest(folder)
     if manifest.base is not None:
         raise CheckpointError(
@@ -127,18 +113,18 @@ def _verify(folder: Path, pieces: Path, weights: Sequence[StoredWeight]) -> None
             "nothing was exported",
             hint="resume from it, and save the model from there",
         )
-    entries = {folder / entry.path: entry for entry in manifest.files}
-    read = {run.path for weight in weights for run in weight.runs} | {pieces / METADATA}
-    for path in sorted(path for path in read if path.exists()):
-        entry = entries.get(path)
-        if entry is None or digest_file(path).digest != entry.digest:
+    digests = {entry.path: entry.digest for entry in manifest.files}
+    for path, _ in files.regular_files(pieces):
+        name = (pieces / path).relative_to(folder).as_posix()
+        if name != MANIFEST_NAME and digests.get(name) != digest_file(pieces / path).digest:
             raise CheckpointError(
-                f"{path.relative_to(folder)} is not what was saved; nothing was exported",
+                f"{name} in {folder} is not what was saved; nothing was exported",
                 hint="see `holdfast checkpoints verify --deep`",
             )
 
 
 def _fill(folder: Path, weights: Sequence[StoredWeight], working: Path, counter: ByteCounter) -> list[str]:
+    working.mkdir()
     needed = sum(weight.shape.num_bytes for weight in weights) + _ROOM
     free = shutil.disk_usage(working).free
     if free < needed:
@@ -148,27 +134,12 @@ def _fill(folder: Path, weights: Sequence[StoredWeight], working: Path, counter:
         )
     paths = write_weights(weights, working, progress=counter.add)
     for path in folder.iterdir():
-        if path.is_file() and not path.is_symlink() and _BESIDE.fullmatch(path.name):
+        if path.is_file() and _BESIDE.fullmatch(path.name):
             shutil.copyfile(path, working / path.name)
             paths.append(path.name)
+    for name in paths:
+        files.fsync_file(working / name)
     return sorted(paths)
-
-
-@contextlib.contextmanager
-def _appearing(folder: Path) -> Generator[Path]:
-    """A working folder that becomes `folder` when all is well, and is gone otherwise."""
-    working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    working.mkdir()
-    try:
-        yield working
-        for path in working.iterdir():
-            files.fsync_file(path)
-        with contextlib.suppress(FileNotFoundError):
-            folder.rmdir()  # it is empty
-        working.rename(folder)
-        files.fsync_folder(folder.parent)
-    finally:
-        files.delete_tree(working)
 
 
 __all__ = ["export_pieces", "is_in_pieces"]

@@ -149,7 +149,9 @@ class Manifest:
         if not all(math.isfinite(value) for value in self.metrics.values()):
             raise ValueError("metrics must be finite")
         if self.base is not None and (set(self.base) != _BASE or not _DIGEST.fullmatch(self.base["digest"])):
-            raise ValueError("base must have a name, a revision and a digest")
+            raise ValueError(
+                f"base {dict(self.base)!r} must have a name, a revision and a digest {ALGORITHM}:<32 hex digits>"
+            )
         paths = [entry.path for entry in self.files]
         if not paths:
             raise ValueError("files must name at least one file")

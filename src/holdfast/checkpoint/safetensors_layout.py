@@ -30,13 +30,13 @@ KINDS = {
 }
 """Names of torch's types → the format's."""
 # The order of the library: by the size of an element, and within one size by its own list of types.
-_SIZES = {
+SIZES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
     **dict.fromkeys(("F32", "U32", "I32"), 4),
     **dict.fromkeys(("BF16", "F16", "U16", "I16"), 2),
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
 }
-_RANKS = {kind: rank for rank, kind in enumerate(_SIZES)}
+_RANKS = {kind: rank for rank, kind in enumerate(SIZES)}
 
 
 class Shape(NamedTuple):
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Of its data."""
-        return math.prod(self.sizes) * _SIZES[self.kind]
+        return math.prod(self.sizes) * SIZES[self.kind]
 
 
 class Layout(NamedTuple):
@@ -95,4 +95,4 @@ def lay_out(shapes: Iterable[Shape], metadata: Mapping[str, str] | None) -> Layo
     return Layout(head, [(shape, len(head) + begin) for shape, begin in begins], len(head) + end)
 
 
-__all__ = ["KINDS", "Layout", "Shape", "lay_out"]
+__all__ = ["KINDS", "SIZES", "Layout", "Shape", "lay_out"]

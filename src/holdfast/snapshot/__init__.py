@@ -1,7 +1,8 @@
 """A copy of the training state in host memory, and the keeper that makes it durable (docs/adr/0009).
 
-image, torch_image, safetensors_image    what files will hold, before the tensors in them are copied
-capture                                  the calls of a framework's save routine, handed over as images
+image, torch_image, safetensors_image,
+dcp_image, torch_archive, archive        what files will hold, before the tensors in them are copied
+capture, replacing                       the calls of a framework's save routine, handed over as images
 host_memory, block, arena                memory: how much there is, nameless and shared, used again and again
 guard, staging, device_copy, snapshotter copying beside the training, and who waits for it
 messages, keeper, keeper_host            the keeper as a rank sees it

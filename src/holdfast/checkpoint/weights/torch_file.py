@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from holdfast.checkpoint.safetensors_layout import KINDS, SIZES
 from holdfast.checkpoint.weights.inert_pickle import read_inert
 from holdfast.checkpoint.weights.weight import Run
 from holdfast.errors import CheckpointError
 
 _LOCAL_HEADER_BYTES = 30
 _MAX_PICKLE_BYTES = 1 << 30
-ITEM_BYTES = {
-    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
-    **dict.fromkeys(("float32", "int32", "uint32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("uint8", "int8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
-}
+ITEM_BYTES = {dtype: SIZES[kind] for dtype, kind in KINDS.items()}
+"""Torch's names of types → the size of an element."""
 _STORAGES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",

@@ -21,10 +21,8 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from holdfast.foundation import clock
+from holdfast.training.rereading import read_past
 from holdfast.training.rng import capture_rng, restore_rng
-
-_TELL_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +52,10 @@ class Data:
 
     Args:
         loader: a DataLoader, or anything that can be iterated once for each epoch.
-        tell: told now and then how far reading what was seen already has come: (batches, of how many, seconds).
+        tell: see `read_past`.
     """
 
-    def __init__(self, loader: Iterable[Any] | None, tell: Callable[[int, int, float], None]) -> None:
+    def __init__(self, loader: Iterable[Any] | None, tell: Callable[[str], None]) -> None:
         self._loader = loader
         self._tell = tell
         self._has_state = (
@@ -160,7 +158,7 @@ class Data:
         name = "batch_sampler" if getattr(loader, "batch_sampler", None) is not None else "sampler"
         is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
         if is_stream or name not in getattr(loader, "__dict__", {}):
-            return self._read_past(iter(loader), count)
+            return read_past(iter(loader), count, self._tell)
         # Workers that stay draw their seed before the first epoch only; all others before the order of each.
         is_early = self.epoch > 0 and getattr(loader, "persistent_workers", False)
         skipping = _Skipping(vars(loader)[name], count, is_early=is_early)
@@ -171,17 +169,6 @@ class Data:
             vars(loader)[name] = skipping.sampler
         # Now, because the sampler may draw its order only when the first batch is asked of it.
         skipping.skip()
-        return batches
-
-    def _read_past(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
-        began_s = told_s = clock.monotonic_s()
-        for number in range(count):
-            if next(batches, _END) is _END:
-                break
-            now_s = clock.monotonic_s()
-            if now_s - told_s > _TELL_EVERY_S:
-                told_s = now_s
-                self._tell(number + 1, count, now_s - began_s)
         return batches
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from holdfast.checkpoint.manifest import Manifest, Trigger
+from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import ConflictError, Interrupted, PeerError, UsageError
+from holdfast.errors import Interrupted, PeerError, UsageError
 from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Finished, StopRequested
-from holdfast.foundation.units import format_duration
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.cadence import Cadence
 from holdfast.training.engine.deadline import Deadline
@@ -35,6 +34,7 @@ from holdfast.training.progress import ProgressFile
 from holdfast.training.resume import lease
 from holdfast.training.session import Session, current_session, start_session
 from holdfast.training.start import Start, agree_on_start, announce
+from holdfast.training.strategy import check_strategy
 
 
 class Run:
@@ -54,7 +54,7 @@ class Run:
         place = place_output(output_dir, local_dir=session.settings.local_dir)
         self._output, self._location = OutputFolder(place.folder), place.remote
         self._output.check_usable()
-        self._data = Data(data, self._tell_of_reading)
+        self._data = Data(data, session.log.info)
         self._framework = PlainFramework(parts, self._data, session.place)
         self._batches_before = 0
         self._epochs = 0
@@ -114,7 +114,7 @@ class Run:
     def _load(self, start: Start) -> None:
         assert start.point is not None
         manifest, session = start.point.manifest, self._session
-        _check_strategy(manifest, self._framework.strategy, session.place.world_size)
+        check_strategy(manifest, self._framework.strategy, session.place.world_size)
         with lease(start.point):
             position, rng = self._framework.load(start.point.path, ranks_before=manifest.world_size)
         position = moved(
@@ -298,12 +298,6 @@ class Run:
             force=force,
         )
 
-    def _tell_of_reading(self, done: int, count: int, seconds: float) -> None:
-        left_s = seconds / done * (count - done)
-        self._session.log.info(
-            "reading what was seen already: %s of %s batches, %s left", done, count, format_duration(left_s)
-        )
-
 
 def session(
     *,
@@ -358,23 +352,6 @@ def session(
     if steps is not None and steps < 1:
         raise UsageError(f"save_steps {steps} must be at least 1")
     return Run(current, parts=parts, data=data, output_dir=str(folder), save_steps=steps)
-
-
-def _check_strategy(manifest: Manifest, now: str, world_size: int) -> None:
-    """Refuse a checkpoint that this session cannot read.
-
-    Raises:
-        ConflictError: it was written under another strategy, or by another number of DeepSpeed's ranks.
-    """
-    before = manifest.strategy
-    is_same = before == now or {before, now} <= {"single", "ddp"}
-    if is_same and (now != "deepspeed" or manifest.world_size == world_size):
-        return
-    raise ConflictError(
-        f"the checkpoint of step {manifest.step} was written under {before} on {manifest.world_size} rank(s), this "
-        f"run uses {now} on {world_size}; training was not started",
-        hint="train as the run began, or begin anew with --from-scratch",
-    )
 
 
 def _parts_of(named: dict[str, Any], accelerator: Any, place: Place) -> Parts:

@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from holdfast.foundation import clock
-from holdfast.foundation.units import format_duration
+from holdfast.training.rereading import read_past
 from holdfast.training.session import Session
 
-_TELL_EVERY_S = 5.0
 _PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor, np.ndarray)
 
 
@@ -39,7 +37,7 @@ class DataPosition:
     @property
     def state(self) -> Any:
         """The loader's state, for a checkpoint of now; None when it has none, or one that cannot be stored."""
-        if not getattr(self._loader, "use_stateful_dataloader", False):
+        if not _is_stateful(self._loader):
             return None
         state = self._loader.state_dict()
         if not _is_plain(state):
@@ -54,6 +52,10 @@ class DataPosition:
     @contextlib.contextmanager
     def epoch(self, loader: Any) -> Generator[None]:
         """For the time of an epoch over `loader`: what it leaves out first is left out in the best way."""
+        if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
+            # Accelerate has begun the first epoch when it made the loader, with a sampler that it then replaced: an
+            # order that cannot be found again. An empty state drops that beginning.
+            loader.load_state_dict({})
         self._loader = loader
         module: Any = importlib.import_module("transformers.trainer")
         original: Callable[[Any, int], Any] = module.skip_first_batches
@@ -69,7 +71,7 @@ class DataPosition:
             module.skip_first_batches = original
 
     def _without_first(self, loader: Any, count: int, original: Callable[[Any, int], Any]) -> Any:
-        is_stateful = getattr(loader, "use_stateful_dataloader", False)
+        is_stateful = _is_stateful(loader)
         if is_stateful and self._saved is not None:
             loader.load_state_dict(self._saved)
             return loader
@@ -77,16 +79,15 @@ class DataPosition:
             return _Reading(loader, count, self._tell)
         return original(loader, count)
 
-    def _tell(self, done: int, count: int, seconds: float) -> None:
+    def _tell(self, sentence: str) -> None:
         if self._session.place.is_first:
-            left = format_duration(seconds / done * (count - done))
-            self._session.log.info("reading what was seen already: %s of %s batches, %s left", done, count, left)
+            self._session.log.info(sentence)
 
 
 class _Reading:
     """A loader whose first batches are read and thrown away; everything else is the loader's."""
 
-    def __init__(self, loader: Any, count: int, tell: Callable[[int, int, float], None]) -> None:
+    def __init__(self, loader: Any, count: int, tell: Callable[[str], None]) -> None:
         self._loader = loader
         self._count = count
         self._tell = tell
@@ -98,15 +99,11 @@ class _Reading:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._loader)
-        began_s = told_s = clock.monotonic_s()
-        for number in range(1, self._count + 1):
-            next(batches, None)
-            now_s = clock.monotonic_s()
-            if now_s - told_s > _TELL_EVERY_S:
-                told_s = now_s
-                self._tell(number, self._count, now_s - began_s)
-        return batches
+        return read_past(iter(self._loader), self._count, self._tell)
+
+
+def _is_stateful(loader: Any) -> bool:
+    return bool(getattr(loader, "use_stateful_dataloader", False))
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,9 +5,9 @@ from typing import Any
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConflictError
 from holdfast.training.integrations.accelerate import writes_shards
+from holdfast.training.strategy import check_strategy
 
 _SHARDS = "pytorch_model_fsdp_0/"
-_WHOLE = {"single", "ddp"}
 
 
 def strategy_of(trainer: Any) -> str:
@@ -25,28 +25,17 @@ def check_sharing(trainer: Any, manifest: Manifest) -> None:
     Raises:
         ConflictError: it was written under another strategy, or by another number of DeepSpeed's ranks.
     """
-    now = strategy_of(trainer)
-    ranks = trainer.args.world_size
-    if now == manifest.strategy == "deepspeed" and ranks != manifest.world_size:
-        raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {manifest.world_size} rank(s) of DeepSpeed, and "
-            f"its partitions are theirs; this run has {ranks}; training was not started",
-            hint=f"train on {manifest.world_size} rank(s), or begin anew with --from-scratch",
-        )
-    if now == manifest.strategy == "fsdp":
-        had_shards = any(entry.path.startswith(_SHARDS) for entry in manifest.files)
-        if had_shards == writes_shards(trainer.accelerator):
-            return
-        before, after = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")[:: 1 if had_shards else -1]
-    elif now == manifest.strategy or {now, manifest.strategy} <= _WHOLE:
+    check_strategy(manifest, strategy_of(trainer), trainer.args.world_size)
+    if manifest.strategy != "fsdp":
         return
-    else:
-        before, after = manifest.strategy, now
-    raise ConflictError(
-        f"the checkpoint of step {manifest.step} was written under {before}, this run uses {after}, which reads "
-        "other files; training was not started",
-        hint=f"train under {before}, or begin anew with --from-scratch",
-    )
+    had_shards = any(entry.path.startswith(_SHARDS) for entry in manifest.files)
+    if had_shards != writes_shards(trainer.accelerator):
+        before, after = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")[:: 1 if had_shards else -1]
+        raise ConflictError(
+            f"the checkpoint of step {manifest.step} was written under {before}, this run uses {after}, which reads "
+            "other files; training was not started",
+            hint=f"train under {before}, or begin anew with --from-scratch",
+        )
 
 
 __all__ = ["check_sharing", "strategy_of"]
