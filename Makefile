@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Holdfast needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install -c constraints.txt -e '.[transformers,trl]' --group dev
+	$(BIN)/python -m pip install -c constraints.txt -e '.[lightning,transformers,trl]' --group dev
 	$(BIN)/python -m pip check
 	rm -rf .venv/deepspeed
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/deepspeed --group deepspeed

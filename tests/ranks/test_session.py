@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.support.equality import finals, same
 from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -50,20 +50,6 @@ STARTS: dict[str, tuple[Start, int]] = {
 }
 
 
-def _finals(output: Path, num_ranks: int) -> list[dict[str, object]]:
-    return [torch.load(output / f"final-{rank}.pt", weights_only=False) for rank in range(num_ranks)]
-
-
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return one == other
-
-
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long if way in _LONG else []) for way in STARTS])
 def test_stopped_and_killed_it_ends_with_the_same_bits(way: str, tmp_path: Path) -> None:
     """A signal in the first epoch, SIGKILL of everything in the second, and the same command each time."""
@@ -94,8 +80,8 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(way: str, tmp_path: Path)
     assert resumed[0]["step"] == stop["step"]
     assert resumed[1]["step"] >= 9
     assert read_events(output, "finished")[0]["step"] == 18
-    for mine, expected in zip(_finals(output, num_ranks), _finals(tmp_path / "reference", num_ranks), strict=True):
-        assert _same(mine, expected)
+    for mine, expected in zip(finals(output, num_ranks), finals(tmp_path / "reference", num_ranks), strict=True):
+        assert same(mine, expected)
 
 
 def test_a_finished_run_does_nothing(tmp_path: Path) -> None:

@@ -23,6 +23,22 @@ def logged(output: Path, end: str = "final") -> list[dict[str, Any]]:
     return [{name: value for name, value in entry.items() if name not in _TIMES} for entry in entries]
 
 
+def same(one: object, other: object) -> bool:
+    """Whether two nests of tensors and plain values are equal bit for bit, in the same order."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def finals(output: Path, num_ranks: int) -> list[dict[str, object]]:
+    """What each rank left at the end as `final-RANK.pt`."""
+    return [torch.load(output / f"final-{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+
+
 def assert_same_run(output: Path, reference: Path) -> None:
     """Final weights, optimizer state and every logged figure are equal."""
     assert logged(output) == logged(reference)

@@ -4,7 +4,8 @@ image, torch_image, safetensors_image,
 dcp_image, torch_archive, archive        what files will hold, before the tensors in them are copied
 capture, replacing                       the calls of a framework's save routine, handed over as images
 host_memory, block, arena                memory: how much there is, nameless and shared, used again and again
-guard, staging, device_copy, snapshotter copying beside the training, and who waits for it
+stepping, guard, staging,
+device_copy, snapshotter                 copying beside the training, and who waits for it
 messages, keeper, keeper_host            the keeper as a rank sees it
 ledger, writing, committing,
 keeper_process                           the keeper itself, without torch

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.snapshot.image import Piece
+from holdfast.snapshot.stepping import before_changes
 
 _data_ptr: Any = torch.Tensor.data_ptr
 _epochs = itertools.count(1)
@@ -76,9 +76,9 @@ class Guard:
         self._owners: dict[int, Owner | None] = {}
         self._answers: dict[tuple[int, int], Owner | None] = {}
         self._is_fresh = True
-        self._handle = register_optimizer_step_pre_hook(self._hook)
+        self._handle = before_changes(self._hook)
 
-    def _hook(self, optimizer: Any, *_: Any) -> None:
+    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
         self._before_step(self._numbers.get(id(optimizer)))
 
     def refresh(self, *, has_new_pieces: bool = True) -> None:

@@ -78,6 +78,11 @@ class Termination:
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         self._in_training = True
 
+    def take_back(self) -> None:
+        """Put the handlers back in the place of others that a framework installed since training began."""
+        for number in (*_STOP_SIGNALS, _SAVE_SIGNAL):
+            signal.signal(number, self._handle)
+
     def leave_training(self) -> None:
         """The loop no longer answers; handlers of the script get their place back."""
         self._in_training = False

@@ -15,40 +15,18 @@ after a resume.
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
+from holdfast.training.plain.position import Position
 from holdfast.training.rereading import read_past
 from holdfast.training.rng import capture_rng, restore_rng
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """A place in the data.
-
-    Args:
-        epoch: epochs done.
-        batches: batches of this rank that were seen in the running one.
-        epoch_rng: random number states when the running one began; empty at its very beginning.
-        loader: the loader's own state, where it has one; None otherwise.
-        sampler: the kind of the loader's sampler.
-        generators: states of the generators of loader and samplers: when the running epoch began, or now at its very
-            beginning.
-    """
-
-    epoch: int = 0
-    batches: int = 0
-    epoch_rng: dict[str, Any] | None = None
-    loader: Any = None
-    sampler: str = ""
-    generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-
-
 class Data:
-    """The data of one loop.
+    """The data of one loop; see `Feed`.
 
     Args:
         loader: a DataLoader, or anything that can be iterated once for each epoch.
@@ -94,9 +72,10 @@ class Data:
 
     def position(self) -> Position:
         """Where the loop stands now."""
+        if self._resumed is not None:
+            return self._resumed
         if self._epoch_rng is None:
-            states = [generator.get_state() for generator in self._generators]
-            return Position(epoch=self.epoch, batches=self.batches, sampler=self.sampler, generators=states)
+            return self._beginning(self.epoch)
         state = self._loader.state_dict() if self._has_state else None  # pyright: ignore
         return Position(
             epoch=self.epoch,
@@ -107,17 +86,35 @@ class Data:
             generators=self._generator_states,
         )
 
-    def resume(self, position: Position, rng: dict[str, Any]) -> None:
-        """Go on from `position`, with the random number states of that moment."""
-        self.epoch, self.batches = position.epoch, position.batches
+    def beginning(self) -> Position:
+        """Where the next epoch begins."""
+        return self._beginning(self.epoch + 1 if self._epoch_rng is not None else self.epoch)
+
+    def _beginning(self, epoch: int) -> Position:
+        states = [generator.get_state() for generator in self._generators]
+        return Position(epoch=epoch, sampler=self.sampler, generators=states)
+
+    def resume(self, position: Position, rng: dict[str, Any] | None) -> None:
+        """Go on from `position`, with the random number states of that moment; None leaves those of then."""
+        self.epoch, self.batches, self._epoch_rng = position.epoch, position.batches, None
         self._resumed, self._rng = position, rng
 
     def epochs(self, count: int) -> Iterator[Iterator[Any]]:
         """The batches of each epoch that is left of `count`."""
         while self.epoch < count:
             yield self._epoch()
-            self.epoch += 1
-            self.batches, self._epoch_rng = 0, None
+            self.end_epoch()
+
+    def next_epoch(self) -> Iterator[Any]:
+        """The batches of the next epoch, or what is left of it; the one before is over, however far it was read."""
+        if self._epoch_rng is not None:
+            self.end_epoch()
+        yield from self._epoch()
+
+    def end_epoch(self) -> None:
+        """The running epoch is over."""
+        self.epoch += 1
+        self.batches, self._epoch_rng = 0, None
 
     def _epoch(self) -> Iterator[Any]:
         assert self._loader is not None
@@ -241,4 +238,4 @@ class _Skipping:
         return next(self._entries)
 
 
-__all__ = ["Data", "Position"]
+__all__ = ["Data"]

@@ -9,9 +9,9 @@ import torch
 
 from holdfast.foundation.environment import Place
 from holdfast.training.engine.framework import Write
-from holdfast.training.plain.data import Data, Position
 from holdfast.training.plain.loading import load_plain
 from holdfast.training.plain.parts import Parts, parameters_of
+from holdfast.training.plain.position import Feed, Position
 from holdfast.training.rng import capture_rng
 
 _RANK_FILE = "rank_{rank}.pt"
@@ -26,7 +26,7 @@ class PlainFramework:
         place: this rank.
     """
 
-    def __init__(self, parts: Parts, data: Data, place: Place) -> None:
+    def __init__(self, parts: Parts, data: Feed, place: Place) -> None:
         self._parts = parts
         self._data = data
         self._place = place

@@ -4,14 +4,14 @@ import dataclasses
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConflictError
-from holdfast.training.plain.data import Data, Position
+from holdfast.training.plain.position import Feed, Position
 
 _OPTION = "allow it with --allow-batch-change: the place in the data is kept as well as it can be"
 _INDEPENDENT = "DistributedSampler"
 """The sampler whose order of all samples does not depend on how many ranks share them."""
 
 
-def moved(position: Position, manifest: Manifest, data: Data, world_size: int, *, allow_change: bool) -> Position:
+def moved(position: Position, manifest: Manifest, data: Feed, world_size: int, *, allow_change: bool) -> Position:
     """The place from which the ranks of now go on, with no sample of the running epoch seen twice or left out.
 
     Args:
@@ -39,7 +39,7 @@ def moved(position: Position, manifest: Manifest, data: Data, world_size: int, *
 
 
 def _obstacle(
-    position: Position, manifest: Manifest, data: Data, world_size: int, before: int, now: int
+    position: Position, manifest: Manifest, data: Feed, world_size: int, before: int, now: int
 ) -> tuple[str, str]:
     if before != now:
         fitting = f"give the loader batches of {before // world_size}; or " if before % world_size == 0 else ""

@@ -8,8 +8,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 from holdfast.errors import ConflictError
-from holdfast.training.plain.data import Data, Position
+from holdfast.training.plain.data import Data
 from holdfast.training.plain.moving import moved
+from holdfast.training.plain.position import Position
 
 SAMPLES = TensorDataset(torch.arange(96))
 

@@ -1,0 +1,44 @@
+"""The moment before an optimizer changes its parameters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+_TORCH = "torch.optim."
+
+
+def before_changes(call: Callable[[torch.optim.Optimizer], None]) -> RemovableHandle:
+    """Call `call` with each optimizer of the process when it steps, before anything is changed.
+
+    An optimizer that is given a closure runs forward and backward inside of its step. Those of torch change nothing
+    before the closure has returned; of others nobody knows, and the moment is that when the step begins.
+
+    Args:
+        call: may raise; the step is then not done.
+
+    Returns:
+        What ends it, by `remove()`.
+    """
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        closure = kwargs.get("closure") if "closure" in kwargs else next(iter(args[1:2]), None)
+        if closure is None or not type(optimizer).step.__module__.startswith(_TORCH):
+            call(optimizer)
+            return None
+
+        def with_call() -> Any:
+            loss = closure()
+            call(optimizer)
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": with_call}
+        return (args[0], with_call, *args[2:]), kwargs
+
+    return register_optimizer_step_pre_hook(hook)
+
+
+__all__ = ["before_changes"]

@@ -1,0 +1,172 @@
+"""The place of a Lightning Trainer in its data.
+
+Lightning finds its place in loaders that keep a state of their own, and reads all others from their beginning in the
+middle of an epoch. So each loader is wrapped: it draws its batches by way of `plain.data.Data`, which finds the place
+of any loader.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from holdfast.errors import ConflictError
+from holdfast.training.plain.data import Data
+from holdfast.training.plain.position import Position
+from holdfast.training.rng import restore_rng
+
+
+class TrackedLoader:
+    """A loader and its place; everything else is the loader's.
+
+    Args:
+        loader: as Lightning has prepared it.
+        tell: see `rereading.read_past`.
+    """
+
+    def __init__(self, loader: Any, tell: Callable[[str], None]) -> None:
+        self._loader = loader
+        self._before: Position | None = None
+        self.data = Data(loader, tell)
+        """Where the loader stands."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"state_dict", "load_state_dict"}:  # Lightning would save by them, and for the first rank only
+            raise AttributeError(name)
+        return getattr(self.__dict__["_loader"], name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: Lightning makes an iterator before it has restored anything. The epoch begins with a batch.
+        batches = self.data.next_epoch()
+        is_endless = self.data.num_batches is None
+        while True:
+            if is_endless:
+                self._before = self.data.position()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
+    def position(self, *, is_ahead: bool) -> Position:
+        """The place of what has been trained on.
+
+        Args:
+            is_ahead: whether a batch has been fetched that waits for its step.
+        """
+        if not is_ahead:
+            return self.data.position()
+        if self._before is not None:
+            return self._before
+        now = self.data.position()
+        return dataclasses.replace(now, batches=now.batches - 1)
+
+
+class LightningFeed:
+    """See `plain.position.Feed`.
+
+    Args:
+        trainer: a `lightning.pytorch.Trainer`.
+        tell: see `rereading.read_past`.
+    """
+
+    def __init__(self, trainer: Any, tell: Callable[[str], None]) -> None:
+        self._trainer = trainer
+        self._tell = tell
+        self._rng: dict[str, Any] | None = None
+        self.is_between_epochs = False
+        """Whether the running epoch has been ended and the next one has not begun."""
+        self.resumed_between_epochs = False
+        """Whether that was so where the run goes on from."""
+
+    def track(self, loader: Any) -> TrackedLoader:
+        """Wrap a loader for training."""
+        return TrackedLoader(loader, self._tell)
+
+    @property
+    def _loaders(self) -> list[TrackedLoader]:
+        combined = self._trainer.fit_loop._combined_loader
+        return [] if combined is None else list(combined.flattened)
+
+    @property
+    def num_batches(self) -> int | None:
+        """As Lightning counts them."""
+        count = self._trainer.num_training_batches
+        return int(count) if count != float("inf") else None
+
+    @property
+    def batch_size(self) -> int:
+        """Of the first loader."""
+        return self._loaders[0].data.batch_size if self._loaders else 1
+
+    @property
+    def sampler(self) -> str:
+        """Of the first loader."""
+        return self._loaders[0].data.sampler if self._loaders else ""
+
+    @property
+    def epoch(self) -> int:
+        """As Lightning counts them."""
+        return int(self._trainer.current_epoch)
+
+    @property
+    def batches(self) -> int:
+        """Those that were trained on."""
+        return (
+            0 if self.is_between_epochs else int(self._trainer.fit_loop.epoch_loop.batch_progress.current.processed)
+        )
+
+    def position(self) -> Position:
+        """The first loader's, and in `loader` those of all."""
+        if self.is_between_epochs:
+            return Position(epoch=self.epoch, sampler=self.sampler, loader=self._begins())
+        is_ahead = bool(getattr(self._trainer.fit_loop._data_fetcher, "batches", None))
+        places = [loader.position(is_ahead=is_ahead) for loader in self._loaders]
+        return Position(
+            epoch=self.epoch,
+            batches=self.batches,
+            epoch_rng=places[0].epoch_rng if places else None,
+            loader=[_as_plain(place) for place in places],
+            sampler=self.sampler,
+        )
+
+    def _begins(self) -> list[dict[str, Any]] | None:
+        """Where loaders begin the next epoch; None when that is the same on any number of ranks."""
+        places = [loader.data.beginning() for loader in self._loaders]
+        return [_as_plain(place) for place in places] if any(place.generators for place in places) else None
+
+    def resume(self, position: Position, rng: dict[str, Any]) -> None:
+        """See `Feed`.
+
+        Raises:
+            ConflictError: the place in the middle of an epoch was left by another number of ranks.
+        """
+        if position.batches and position.loader is None:
+            raise ConflictError(
+                "Lightning's count of an epoch's batches cannot be kept with another number of ranks or another size "
+                "of their batches; training was not started",
+                hint="train as the run began, go on from the end of an epoch, or begin anew with --from-scratch",
+            )
+        states: list[dict[str, Any]] = position.loader or []
+        places = [Position(**state) for state in states]
+        for number, loader in enumerate(self._loaders):
+            place = places[number] if number < len(places) else Position(epoch=position.epoch)
+            loader.data.resume(place, rng if position.batches else None)
+        self._rng = None if position.batches else rng
+        self.resumed_between_epochs = not position.batches
+
+    def begin_epoch(self) -> None:
+        """The epoch's hooks are being called."""
+        self.is_between_epochs = False
+        rng, self._rng = self._rng, None
+        if rng is not None:
+            restore_rng(rng)
+
+
+def _as_plain(position: Position) -> dict[str, Any]:
+    return {field.name: getattr(position, field.name) for field in dataclasses.fields(position)}
+
+
+__all__ = ["LightningFeed", "TrackedLoader"]

@@ -1,0 +1,79 @@
+"""What a Lightning Trainer's state consists of: what `Trainer.save_checkpoint` puts into its file."""
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.errors import UsageError
+from holdfast.foundation.environment import Place
+from holdfast.training.integrations.lightning.checkpoint_io import DirectCheckpointIO
+
+_STATE = "lightning.ckpt"
+_MODEL = "model.ckpt"
+
+
+class LightningParts:
+    """See `plain.parts.Parts`.
+
+    Args:
+        trainer: a `lightning.pytorch.Trainer` that has set its strategy up.
+        place: this rank.
+    """
+
+    def __init__(self, trainer: Any, place: Place) -> None:
+        self._trainer = trainer
+        self._place = place
+
+    @property
+    def strategy(self) -> str:
+        """One process, or DDP: `callback` refuses others."""
+        return "ddp" if self._place.world_size > 1 else "single"
+
+    @property
+    def share(self) -> float:
+        """The first rank writes what all of them have."""
+        return 1.0 if self._place.is_first else 0.0
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The LightningModule."""
+        return [self._trainer.lightning_module]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Of the LightningModule."""
+        return list(self._trainer.optimizers)
+
+    def write(self, folder: Path) -> None:
+        """A file that `Trainer.fit(ckpt_path=…)` reads, too."""
+        with self._writing_directly():
+            self._trainer.save_checkpoint(folder / _STATE, weights_only=False)
+
+    def write_final(self, folder: Path) -> None:
+        """A file that `LightningModule.load_from_checkpoint` reads."""
+        with self._writing_directly():
+            self._trainer.save_checkpoint(folder / _MODEL, weights_only=True)
+
+    def load(self, folder: Path) -> None:
+        """Everything that `Trainer.fit(ckpt_path=…)` would restore."""
+        if not (folder / _STATE).exists():
+            raise UsageError(
+                f"{folder.name} has no {_STATE}: it was not written by a Lightning Trainer",
+                hint="resume from it with the script that wrote it, or begin anew with --from-scratch",
+            )
+        with self._writing_directly():
+            self._trainer._checkpoint_connector.restore(folder / _STATE)
+
+    @contextlib.contextmanager
+    def _writing_directly(self) -> Generator[None]:
+        strategy = self._trainer.strategy
+        before = strategy.checkpoint_io
+        strategy.checkpoint_io = DirectCheckpointIO()
+        try:
+            yield
+        finally:
+            strategy.checkpoint_io = before
+
+
+__all__ = ["LightningParts"]

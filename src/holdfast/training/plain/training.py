@@ -1,0 +1,288 @@
+"""A training that survives what happens to it.
+
+Whoever drives it tells where a step ends; everything else follows from that: the vote of the ranks, snapshots, saves,
+leaving.
+"""
+
+import contextlib
+import signal
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from holdfast.checkpoint.manifest import Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.errors import Interrupted, PeerError, UsageError
+from holdfast.foundation.events import Finished, StopRequested
+from holdfast.snapshot.stepping import before_changes
+from holdfast.training.engine.agreement import Agreement
+from holdfast.training.engine.cadence import Cadence
+from holdfast.training.engine.deadline import Deadline
+from holdfast.training.engine.saver import RunFacts, Saver
+from holdfast.training.engine.saves import Saves
+from holdfast.training.engine.snapshots import Snapshots
+from holdfast.training.output_place import place_output
+from holdfast.training.peers import Peers
+from holdfast.training.plain.framework import PlainFramework
+from holdfast.training.plain.moving import moved
+from holdfast.training.plain.parts import Parts
+from holdfast.training.plain.position import Feed
+from holdfast.training.progress import ProgressFile
+from holdfast.training.resume import lease
+from holdfast.training.session import Session
+from holdfast.training.start import Start, agree_on_start, announce
+from holdfast.training.strategy import check_strategy
+
+
+class Training:
+    """One training, used in a `with` statement: entering it resumes, and `step` ends each step.
+
+    Args:
+        session: this rank.
+        parts: the state.
+        feed: what the loop trains on.
+        output_dir: where checkpoints go, a folder or an object store.
+        save_steps: optimizer steps between checkpoints; None saves when it is asked to, and at the end.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        parts: Parts,
+        feed: Feed,
+        output_dir: str,
+        save_steps: int | None,
+    ) -> None:
+        self._session = session
+        self._save_steps = save_steps
+        place = place_output(output_dir, local_dir=session.settings.local_dir)
+        self._output, self._location = OutputFolder(place.folder), place.remote
+        self._output.check_usable()
+        self._feed = feed
+        self._framework = PlainFramework(parts, self._feed, session.place)
+        self._batches_before = 0
+        self.epochs_to_do = 0
+        """Epochs of the whole run, for whoever looks how far it is; 0 when nobody knows."""
+        self._has_voted = False
+        self._is_inside = False
+        self._loss: Any = None
+        self._hook: Any = None
+
+    # ---- the call -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        session = self._session
+        if self._output.root in session.output_folders:
+            raise UsageError(
+                f"a second session in {self._output.root} would resume from the checkpoints of the first",
+                hint="give each session an output_dir of its own",
+            )
+        session.output_folders.add(self._output.root)
+        self._peers = session.peers or Peers(session.place, timeout_s=session.settings.peer_timeout_s)
+        session.peers = self._peers
+        self._agreement = Agreement(session, self._peers)
+        self._start: Start | None = None
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._release, is_orderly=False)
+            self._start = agree_on_start(session, self._peers, self._output, self._location)
+            self._prepare(self._start)
+            undo.pop_all()
+        self._is_inside = True
+        return self
+
+    def _prepare(self, start: Start) -> None:
+        session, place, framework = self._session, self._session.place, self._framework
+        if start.point is not None:
+            self._load(start)
+        facts = RunFacts(
+            run_id=start.attempt.run_id, attempt=start.attempt.attempt, attempt_id=start.attempt.attempt_id
+        )
+        self._saver = Saver(session, self._peers, framework, self._output, start.folders, facts)
+        self._snapshots = Snapshots(
+            session, self._peers, framework, self._saver, self._output, start.folders, start.attempt.attempt_id
+        )
+        self._snapshots.prepare()
+        self._saves = Saves(session, framework, self._agreement, self._snapshots, self._saver, self._output.root)
+        self._saves.is_postponed = start.point is not None and not start.point.is_durable
+        self._deadline = Deadline(session, self._agreement, self._snapshots)
+        self._cadence = Cadence(session.settings.snapshot_steps)
+        self._progress = ProgressFile(self._output.progress if place.is_first else None)
+        announce(session, self._peers, start.attempt, global_batch=self._feed.batch_size * place.world_size)
+        self._optimizers = {id(optimizer) for optimizer in framework.optimizers()}
+        self._hook = before_changes(self._before_optimizer)
+        self._snapshots.begin_loop()
+        session.step = framework.step
+        session.look_at_time = self._deadline.look
+        session.termination.enter_training()
+        self._agreement.boundary_ends()
+        self._agreement.step_begins(framework.step)
+
+    def _load(self, start: Start) -> None:
+        assert start.point is not None
+        manifest, session = start.point.manifest, self._session
+        check_strategy(manifest, self._framework.strategy, session.place.world_size)
+        with lease(start.point):
+            position, rng = self._framework.load(start.point.path, ranks_before=manifest.world_size)
+        position = moved(
+            position,
+            manifest,
+            self._feed,
+            session.place.world_size,
+            allow_change=session.settings.allow_batch_change,
+        )
+        self._framework.step = manifest.step
+        self._framework.batches_per_step = manifest.gradient_accumulation
+        self._feed.resume(position, rng)
+        self._batches_before = position.batches
+        session.step = manifest.step
+        session.saved_step = manifest.step if start.point.is_durable else None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_inside = False
+        is_orderly = error is None
+        try:
+            if error is None:
+                self._finish()
+        except Interrupted:
+            is_orderly = True
+            raise
+        finally:
+            self._release(is_orderly=is_orderly or self._session.interrupted is not None)
+        if self._session.interrupted is not None and error is None:
+            raise self._session.interrupted
+
+    def _finish(self) -> None:
+        """The loop has come to its end: what is not saved yet is."""
+        session, step = self._session, self._framework.step
+        self._agreement.settle(step)
+        self._saves.finish()
+        if 0 < step != session.saved_step:
+            stops = self._agreement.decision.stop
+            self._saves.save(Trigger.JIT if stops else Trigger.PERIODIC, self._framework.write_again(), is_last=True)
+            self._saves.finish()
+        if self._agreement.decision.stop:
+            raise self._leave()
+        session.termination.leave_training()
+        self._tell_progress(force=True)
+        session.report(Finished(step=step))
+        if self._location is not None:
+            self._saver.save_final()
+
+    def _release(self, *, is_orderly: bool) -> None:
+        session = self._session
+        session.termination.leave_training()
+        if self._hook is not None:
+            self._hook.remove()
+        if hasattr(self, "_snapshots"):
+            self._snapshots.close(is_orderly=is_orderly)
+        is_kept = not is_orderly and session.keeping.is_connected
+        self._output.release(self._start.attempt.attempt_id if self._start and not is_kept else None)
+
+    # ---- a step -----------------------------------------------------------------------------------------------
+
+    def step(self, *, loss: Any = None) -> None:
+        """Tell that the optimizer has stepped. This may save, and when somebody asked the job to stop, it leaves.
+
+        Args:
+            loss: of the step, for whoever looks how far the run is; a number or a tensor of one.
+
+        Raises:
+            Interrupted: all ranks agreed to stop; a `SystemExit`, which ends the program with the right code.
+            PeerError: a rank is gone.
+        """
+        if not self._is_inside:
+            raise UsageError("step() was called outside the session's `with` statement")
+        if self._session.interrupted is not None:
+            raise self._session.interrupted
+        framework, session, agreement = self._framework, self._session, self._agreement
+        self._gradients_complete()
+        self._has_voted = False
+        framework.step += 1
+        session.step = framework.step
+        session.record.stepped()
+        if self._feed.batches > self._batches_before:
+            framework.batches_per_step = self._feed.batches - self._batches_before
+        self._batches_before = self._feed.batches
+        self._loss = loss
+        agreement.step_ends()
+        session.watch_uploads()
+        self._saves.watch()
+        self._save_if_due()
+        self._tell_progress()
+        agreement.boundary_ends()
+        agreement.step_begins(framework.step)
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) in self._optimizers:
+            self._gradients_complete()
+
+    def _gradients_complete(self) -> None:
+        """Once in each step, however many optimizers there are."""
+        if not self._has_voted:
+            self._has_voted = True
+            self._agreement.gradients_complete(self._framework.step)
+
+    def _save_if_due(self) -> None:
+        agreement, step = self._agreement, self._framework.step
+        stops = agreement.decision.stop
+        is_periodic = self._save_steps is not None and step % self._save_steps == 0
+        if stops or agreement.decision.save or is_periodic or self._saves.is_postponed:
+            trigger = Trigger.JIT if stops else Trigger.ON_DEMAND if agreement.decision.save else Trigger.PERIODIC
+            if stops:
+                self._announce_stop()
+            waited = self._saves.save(trigger, self._framework.write_again(), is_last=stops)
+            agreement.save_done()
+            if waited and not stops:
+                agreement.settle(step)
+            if agreement.decision.stop:
+                raise self._leave()
+        elif self._cadence.is_due(
+            step=step,
+            last=self._snapshots.taken_step,
+            cost_s=self._snapshots.cost_s,
+            step_s=agreement.decision.step_ms / 1000,
+        ):
+            self._snapshots.take(Trigger.PERIODIC, self._framework.write_again(), is_wanted=False)
+
+    def _leave(self) -> Interrupted:
+        session, step = self._session, self._framework.step
+        self._announce_stop()
+        self._saves.finish()
+        saved = session.saved_step is not None and session.saved_step == step
+        self._tell_progress(force=True)
+        with contextlib.suppress(PeerError):
+            failures = [failure for failure in self._peers.gather(session.upload_failure) if failure]
+            session.upload_failure = failures[0] if failures else None
+        interrupted = session.interrupt(saved=saved, reason="" if saved else "the save failed")
+        session.finish_uploads(newest_only=True)
+        return interrupted
+
+    def _announce_stop(self) -> None:
+        if not self._deadline.is_met:
+            self._deadline.is_met = True
+            decision = self._agreement.decision
+            name = signal.Signals(decision.stop_signal).name
+            self._session.report(StopRequested(signal=name, rank=decision.stop_rank, step=self._framework.step))
+
+    # ---- figures ------------------------------------------------------------------------------------------------
+
+    def _tell_progress(self, *, force: bool = False) -> None:
+        in_epoch = self._feed.num_batches
+        steps = self.epochs_to_do * in_epoch // self._framework.batches_per_step if in_epoch else 0
+        epoch = self._feed.epoch + (self._feed.batches / in_epoch if in_epoch else 0.0)
+        # Reading a device's number waits for the device: at the end only.
+        loss = self._loss.item() if force and hasattr(self._loss, "item") else self._loss
+        self._progress.update(
+            step=self._framework.step,
+            max_steps=steps,
+            epoch=epoch,
+            loss=float(loss) if isinstance(loss, int | float) else None,
+            force=force,
+        )
+
+
+__all__ = ["Training"]

@@ -1,0 +1,106 @@
+"""Lightning's Trainer with the callback: stopped or killed anywhere, it ends with the very same bits."""
+
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.equality import finals, same
+from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+_PROGRAM = Path(__file__).parent.parent / "programs" / "lightning_loop.py"
+_STEPS = 18
+_IN_EPOCH = 6
+_VARIANTS = {
+    "validation within epochs": ("--validate", "0.28"),
+    "a plateau scheduler": ("--plateau",),
+    "workers": ("--workers", "2"),
+    "a stream": ("--stream",),
+    "two loaders": ("--two-loaders",),
+}
+
+
+def _start(output: Path, *arguments: str, ranks: int = 1) -> Job:
+    program = [str(_PROGRAM), "--out", str(output), *arguments]
+    return holdfast(output, "--nproc-per-node", str(ranks), program=program)
+
+
+def _finish(job: Job) -> None:
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_stopped_and_killed_it_ends_with_the_same_bits(ranks: int, tmp_path: Path) -> None:
+    """A signal in the first epoch, SIGKILL of everything in the second, and the same command each time."""
+    _finish(_start(tmp_path / "reference", "--step-ms", "0", ranks=ranks))
+    output = tmp_path / "run"
+    stopped = _start(output, "--save-steps", "3", ranks=ranks)
+    with no_orphans(stopped):
+        stopped.wait_for_mark("train 4")
+        stopped.signal(signal.SIGTERM)
+        assert stopped.wait() == 75, stopped.text
+    [stop] = read_events(output, "stop_requested")
+    assert committed_steps(output)[-1] == stop["step"]
+    killed = _start(output, "--save-steps", "3", ranks=ranks)
+    with no_orphans(killed):
+        killed.wait_for_mark("train 10")
+        killed.wait_for_event("saved", trigger="periodic", step=9)
+        killed.kill_everything()
+    _finish(_start(output, ranks=ranks))
+    assert read_events(output, "resumed")[0]["step"] == stop["step"]
+    assert read_events(output, "finished")[0]["step"] == _STEPS
+    for mine, expected in zip(finals(output, ranks), finals(tmp_path / "reference", ranks), strict=True):
+        assert same(mine, expected)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=[] if name == "validation within epochs" else pytest.mark.long) for name in _VARIANTS],
+)
+def test_every_boundary_is_one_to_go_on_from(variant: str, tmp_path: Path) -> None:
+    """In mid-epoch, where a validation follows, and between two epochs: nothing is done twice or left out."""
+    shape = _VARIANTS[variant]
+    reference = tmp_path / "reference"
+    _finish(_start(reference, "--save-steps", "1", "--step-ms", "60", *shape))
+    for step in (2, 3, _IN_EPOCH, _IN_EPOCH + 1):
+        output = tmp_path / str(step)
+        shutil.copytree(reference / f"checkpoint-{step}", output / f"checkpoint-{step}")
+        job = _start(output, "--step-ms", "0", *shape)
+        _finish(job)
+        assert job.events("resumed")[0]["step"] == step
+        assert same(finals(output, 1), finals(reference, 1)), f"after step {step}"
+
+
+def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
+    """The same command again: it loads the end, and ends."""
+    output = tmp_path / "run"
+    _finish(_start(output, "--step-ms", "0"))
+    marks = (output / "marks-0").read_text()
+    _finish(_start(output, "--step-ms", "0"))
+    assert (output / "marks-0").read_text() == marks
+    assert committed_steps(output) == [_STEPS]
+    assert len(read_events(output, "finished")) == 2
+
+
+def test_ranks_that_lightning_starts_are_refused(tmp_path: Path) -> None:
+    """Nobody would know them: the message says how to start them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import lightning.pytorch as pl, torch\n"
+        "from lightning.pytorch.demos.boring_classes import BoringModel\n"
+        "from holdfast.lightning import HoldfastCallback\n"
+        "pl.Trainer(accelerator='cpu', devices=2, strategy='ddp', logger=False, max_steps=2,\n"
+        "           callbacks=[HoldfastCallback(output_dir=sys.argv[2])]).fit(BoringModel())\n"
+    )
+    output = tmp_path / "run"
+    command = [sys.executable, str(script), str(Path(__file__).parents[2]), str(output)]
+    job = Job(command, output, log=tmp_path / "log", env=environment())
+    with no_orphans(job):
+        assert job.wait() == 1, job.text
+    assert "start all ranks with `holdfast run --nproc-per-node N SCRIPT`" in job.text
