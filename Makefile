@@ -7,11 +7,13 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-long test-strategies test-s3 test-gpu check lint bench clean
+.PHONY: help venv demo test test-long test-strategies test-versions test-s3 test-gpu check lint bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+VERSIONS := .venv/versions
+EXTRAS := .[lightning,transformers,trl]
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Holdfast needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install -c constraints.txt -e '.[lightning,transformers,trl]' --group dev
+	$(BIN)/python -m pip install -c constraints.txt -e '$(EXTRAS)' --group dev
 	$(BIN)/python -m pip check
 	rm -rf .venv/deepspeed
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/deepspeed --group deepspeed
@@ -58,6 +60,25 @@ test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 ki
 
 test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters
 	$(BIN)/pytest tests/ranks/test_strategies.py
+
+$(VERSIONS)/oldest/.installed $(VERSIONS)/newest/.installed: pyproject.toml constraints.txt constraints-oldest.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	if [ $(notdir $(@D)) = oldest ]; then \
+	  awk -F== 'NR == FNR { old[$$1]; print; next } !($$1 in old)' constraints-oldest.txt constraints.txt; \
+	fi > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet -c $(@D)/constraints.txt -e '$(EXTRAS)' --group dev
+	$(@D)/bin/python -m pip install --quiet -c $(@D)/constraints.txt --no-deps --target $(@D)/deepspeed --group deepspeed
+	touch $@
+
+# The newest PyTorch comes with its CUDA packages from the common index: several GB.
+test-versions: $(VERSIONS)/oldest/.installed $(VERSIONS)/newest/.installed ## what meets the frameworks, with their oldest and newest releases
+	for which in oldest newest; do \
+	  $(VERSIONS)/$$which/bin/python -m pip freeze | grep -E '^(accelerate|lightning|peft|torch|transformers|trl)=='; \
+	  $(VERSIONS)/$$which/bin/pytest -m 'not s3 and not long' tests/unit/training tests/unit/snapshot \
+	    tests/ranks/test_{equivalence,data_position,interruptions,lightning,session,strategies,trl}.py; \
+	done
 
 bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench

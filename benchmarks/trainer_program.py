@@ -1,16 +1,24 @@
-"""The Trainer script that `bench_training.py` and `bench_commit.py` run: a small language model, real steps.
+"""The Trainer script of `bench_training.py`, `bench_commit.py` and `bench_strategies.py`: a small model, real steps.
 
 Nothing in it knows of Holdfast, but for `--parts`: then calls of the training thread are timed (`save_parts`).
-`--times` gets the time at which each step ended, from a clock that all processes of the machine share.
+`--times` gets the time at which each step ended, from a clock that all processes of the machine share; with
+`--stream` step 0 is the moment when training began.
 """
 
 import argparse
+import hashlib
 import os
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.programs.strategies import SHARDED, arguments_for
 
 BYTES_PER_PARAMETER = 12  # the parameter and two moments, fp32
 NUM_LAYERS = 6
@@ -28,13 +36,40 @@ class Blocks(torch.utils.data.Dataset):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Blocks without an index, each of which takes some milliseconds of work; knows its place."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._work = bytes(4_000_000)
+        self._place = 0
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        while self._place < len(self._blocks):
+            hashlib.sha256(self._work)
+            self._place += 1
+            yield self._blocks[self._place - 1]
+        self._place = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self._place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._place = state["place"]
+
+
 class Watch(TrainerCallback):
     """Stretches steps to a least length, and writes down when each ended and its save was handed over."""
 
-    def __init__(self, times: Path | None, least_s: float) -> None:
+    def __init__(self, times: Path | None, least_s: float, *, tells_beginning: bool) -> None:
         self._file = times.open("a", buffering=1) if times else None
         self._least_s = least_s
         self._began_s = 0.0
+        self._tells_beginning = tells_beginning
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self._file is not None and self._tells_beginning:
+            print(f"0 {time.monotonic():.6f}", file=self._file)
 
     def on_step_begin(self, args, state, control, **kwargs):
         self._began_s = time.monotonic()
@@ -78,6 +113,10 @@ def main() -> None:
     parser.add_argument("--save-steps", type=int, default=0)
     parser.add_argument("--times", type=Path)
     parser.add_argument("--parts", type=Path)
+    parser.add_argument("--strategy", default="", choices=("", *SHARDED))
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="the Trainer's own")
     options = parser.parse_args()
     if options.parts:
         import save_parts
@@ -93,16 +132,24 @@ def main() -> None:
         save_total_limit=1,
         logging_strategy="no",
         report_to="none",
-        use_cpu=True,
         disable_tqdm=True,
+        **arguments_for(options.strategy, "Qwen2DecoderLayer"),
         dataloader_num_workers=0,
         seed=7,
     )
     # Two ranks write to one file each.
     rank = int(os.environ.get("RANK", "0"))
-    trainer = Trainer(model_of(options.mb), args, train_dataset=Blocks(50_000, options.tokens))
-    trainer.add_callback(Watch(options.times if rank == 0 else None, options.step_ms / 1000))
-    trainer.train()
+    model: Any = model_of(options.mb)
+    if options.lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    blocks = Blocks(50_000, options.tokens)
+    trainer = Trainer(model, args, train_dataset=Stream(blocks) if options.stream else blocks)
+    trainer.accelerator.dataloader_config.use_stateful_dataloader = options.stream
+    times = options.times if rank == 0 else None
+    trainer.add_callback(Watch(times, options.step_ms / 1000, tells_beginning=options.stream))
+    trainer.train(resume_from_checkpoint=options.resume or None)
 
 
 if __name__ == "__main__":
