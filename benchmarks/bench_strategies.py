@@ -123,7 +123,9 @@ def compare(strategies: list[str], root: Path, options: argparse.Namespace) -> N
     for strategy in strategies:
         ratio = sizes[strategy, False] / sizes[strategy, True]
         print(
-            verdict(f"{strategy}: all weights over LoRA, bytes", value=ratio, goal=GOAL_LORA, at_most=False, unit="×")
+            verdict(
+                f"{strategy}: all weights over LoRA, bytes", value=ratio, goal=GOAL_LORA, at_most=False, unit="times"
+            )
         )
 
 
