@@ -42,8 +42,16 @@ class Saves:
         """The newest step that was saved or handed over in this call, unless that has failed since."""
         self.handed_step: int | None = None
         """The step that was handed over and has not been waited for."""
-        self.is_postponed = False
+        self._postponed: Trigger | None = None
+
+    @property
+    def is_postponed(self) -> bool:
         """Whether a save is due that could not begin."""
+        return self._postponed is not None
+
+    def postpone(self, trigger: Trigger) -> None:
+        """A save is due at the next boundary."""
+        self._postponed = trigger
 
     def watch(self) -> None:
         """Look whether the keeper has finished the last save, and how."""
@@ -69,8 +77,10 @@ class Saves:
         Raises:
             PeerError: a rank is gone.
         """
+        if trigger == Trigger.PERIODIC and self._postponed is not None:
+            trigger = self._postponed
         handover = self._hand_over(trigger, write, is_last=is_last)
-        self.is_postponed = handover == Handover.BUSY
+        self._postponed = trigger if handover == Handover.BUSY else None
         if self.is_postponed:
             self._session.log.info(
                 "the save at step %s waits: the one before is still being written", self._framework.step
@@ -101,7 +111,7 @@ class Saves:
         if committed:
             self.step = self._framework.step
             self.handed_step = self._framework.handed_step = None  # an older one: nobody is going to wait for it
-            self.is_postponed = False
+            self._postponed = None
             self._agreement.save_s = self._saver.last_duration_s
 
     def want(self, step: int) -> bool:

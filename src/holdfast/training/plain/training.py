@@ -105,7 +105,8 @@ class Training:
         )
         self._snapshots.prepare()
         self._saves = Saves(session, framework, self._agreement, self._snapshots, self._saver, self._output.root)
-        self._saves.is_postponed = start.point is not None and not start.point.is_durable
+        if start.point is not None and not start.point.is_durable:
+            self._saves.postpone(Trigger.PERIODIC)
         self._deadline = Deadline(session, self._agreement, self._snapshots)
         self._cadence = Cadence(session.settings.snapshot_steps)
         self._progress = ProgressFile(self._output.progress if place.is_first else None)

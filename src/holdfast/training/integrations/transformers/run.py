@@ -168,7 +168,8 @@ class TrainerRun:
             session, self._framework, self._agreement, self._snapshots, self._saver, self._output.root
         )
         # What is in memory only is saved again at once.
-        self._saves.is_postponed = start.point is not None and not start.point.is_durable
+        if start.point is not None and not start.point.is_durable:
+            self._saves.postpone(Trigger.PERIODIC)
         announce(session, self._peers, start.attempt, global_batch=geometry.global_batch)
 
     def _resume_path(self, asked: Any) -> Any:
@@ -360,8 +361,6 @@ class TrainerRun:
         waited = False
         if self._its_saves.step != self._step:
             waited = self._save(trigger, model, trial)
-        if self._its_saves.is_postponed:
-            self._trigger = trigger
         agreement.save_done()
         if not stops and waited:
             # The save took long: a signal that came meanwhile must not wait for another step.
