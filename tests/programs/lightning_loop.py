@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -54,6 +55,7 @@ class Module(pl.LightningModule):
         self.validated[2] += torch.rand(())
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
+        os.write(self.marks, b"validate\n")
         time.sleep(self.options.step_ms / 1000)
         loss = (self.net(batch[0]) - batch[0]).square().mean()
         self.validated[0] += 1
@@ -82,6 +84,8 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--plateau", action="store_true")
     parser.add_argument("--two-loaders", action="store_true")
+    parser.add_argument("--max-steps", type=int, default=-1)
+    parser.add_argument("--stop-early", action="store_true", help="at the second validation; a ModelCheckpoint, too")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -95,17 +99,22 @@ def main() -> None:
     if options.two_loaders:
         loader = [loader, DataLoader(TensorDataset(torch.randn(40, 32)), **shape)]
     module = Module(options)
+    more: list[Any] = []
+    if options.stop_early:
+        more.append(EarlyStopping("val_loss", min_delta=1e6, patience=1))
+        more.append(ModelCheckpoint(options.out / "best", monitor="val_loss"))
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
         max_epochs=options.epochs,
+        max_steps=options.max_steps,
         accumulate_grad_batches=2,
         val_check_interval=options.validate,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[HoldfastCallback(output_dir=options.out, save_steps=options.save_steps)],
+        callbacks=[HoldfastCallback(output_dir=options.out, save_steps=options.save_steps), *more],
     )
     trainer.fit(module, loader, DataLoader(TensorDataset(torch.randn(16, 32)), batch_size=8))
     scheduler = trainer.lr_scheduler_configs[0].scheduler.state_dict()

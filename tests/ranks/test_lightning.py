@@ -17,7 +17,7 @@ _STEPS = 18
 _IN_EPOCH = 6
 _VARIANTS = {
     "validation within epochs": ("--validate", "0.28"),
-    "a plateau scheduler": ("--plateau",),
+    "a plateau scheduler": ("--plateau", "--validate", "0.28"),
     "workers": ("--workers", "2"),
     "a stream": ("--stream",),
     "two loaders": ("--two-loaders",),
@@ -60,7 +60,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(ranks: int, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "variant",
-    [pytest.param(name, marks=[] if name == "validation within epochs" else pytest.mark.long) for name in _VARIANTS],
+    [pytest.param(name, marks=pytest.mark.long if name != "a plateau scheduler" else []) for name in _VARIANTS],
 )
 def test_every_boundary_is_one_to_go_on_from(variant: str, tmp_path: Path) -> None:
     """In mid-epoch, where a validation follows, and between two epochs: nothing is done twice or left out."""
@@ -85,6 +85,39 @@ def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
     assert (output / "marks-0").read_text() == marks
     assert committed_steps(output) == [_STEPS]
     assert len(read_events(output, "finished")) == 2
+
+
+def test_a_signal_during_the_trial_validation(tmp_path: Path) -> None:
+    """Lightning itself would leave there with nothing trained, and call that a success."""
+    output = tmp_path / "run"
+    job = _start(output, "--step-ms", "500")
+    with no_orphans(job):
+        job.wait_for_mark("validate")
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    assert committed_steps(output) == [1]
+
+
+@pytest.mark.long
+def test_early_stopping_stays_stopped(tmp_path: Path) -> None:
+    """The same command again trains no further step; the script's own ModelCheckpoint has written beside."""
+    output = tmp_path / "run"
+    _finish(_start(output, "--step-ms", "0", "--stop-early"))
+    marks = (output / "marks-0").read_text()
+    assert committed_steps(output) == [2 * _IN_EPOCH]
+    assert list((output / "best").iterdir())
+    _finish(_start(output, "--step-ms", "0", "--stop-early"))
+    assert (output / "marks-0").read_text() == marks
+
+
+@pytest.mark.long
+def test_more_steps_than_before(tmp_path: Path) -> None:
+    """A run that `max_steps` has ended in mid-epoch goes on there."""
+    _finish(_start(tmp_path / "reference", "--step-ms", "0", "--plateau", "--max-steps", "9"))
+    output = tmp_path / "run"
+    _finish(_start(output, "--step-ms", "0", "--plateau", "--max-steps", "8"))
+    _finish(_start(output, "--step-ms", "0", "--plateau", "--max-steps", "9"))
+    assert same(finals(output, 1), finals(tmp_path / "reference", 1))
 
 
 def test_ranks_that_lightning_starts_are_refused(tmp_path: Path) -> None:

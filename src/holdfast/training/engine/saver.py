@@ -37,7 +37,7 @@ from holdfast.training.folders import Folders
 from holdfast.training.peers import Peers
 from holdfast.training.session import Session
 
-_LIBRARIES = ("torch", "transformers", "accelerate", "trl", "peft", "deepspeed", "numpy")
+_LIBRARIES = ("torch", "transformers", "accelerate", "trl", "peft", "deepspeed", "lightning", "numpy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

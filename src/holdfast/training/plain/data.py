@@ -105,10 +105,11 @@ class Data:
             yield self._epoch()
             self.end_epoch()
 
-    def next_epoch(self) -> Iterator[Any]:
-        """The batches of the next epoch, or what is left of it; the one before is over, however far it was read."""
+    def next_epoch(self, number: int) -> Iterator[Any]:
+        """The batches of epoch `number`, or what is left of it; the one before is over, however far it was read."""
         if self._epoch_rng is not None:
             self.end_epoch()
+        self.epoch = number
         yield from self._epoch()
 
     def end_epoch(self) -> None:

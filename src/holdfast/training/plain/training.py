@@ -6,6 +6,7 @@ leaving.
 
 import contextlib
 import signal
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -69,15 +70,31 @@ class Training:
         self._is_inside = False
         self._loss: Any = None
         self._hook: Any = None
+        self._reading = contextlib.ExitStack()
+
+    @property
+    def root(self) -> Path:
+        """Where checkpoints are on this machine."""
+        return self._output.root
 
     # ---- the call -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        self.meet()
+        self.begin()
+        return self
+
+    def meet(self) -> Path | None:
+        """Agree with the other ranks on where to go on.
+
+        Returns:
+            The folder of a verified checkpoint, which nobody takes away before `begin`; None to begin anew.
+        """
         session = self._session
         if self._output.root in session.output_folders:
             raise UsageError(
-                f"a second session in {self._output.root} would resume from the checkpoints of the first",
-                hint="give each session an output_dir of its own",
+                f"a second training into {self._output.root} would resume from the checkpoints of the first",
+                hint="give each its own output_dir",
             )
         session.output_folders.add(self._output.root)
         self._peers = session.peers or Peers(session.place, timeout_s=session.settings.peer_timeout_s)
@@ -87,10 +104,18 @@ class Training:
         with contextlib.ExitStack() as undo:
             undo.callback(self._release, is_orderly=False)
             self._start = agree_on_start(session, self._peers, self._output, self._location)
+            self._reading.enter_context(lease(self._start.point))
+            undo.pop_all()
+        return self._start.point.path if self._start.point is not None else None
+
+    def begin(self) -> None:
+        """Load what `meet` has found; the first step begins."""
+        assert self._start is not None
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._release, is_orderly=False)
             self._prepare(self._start)
             undo.pop_all()
         self._is_inside = True
-        return self
 
     def _prepare(self, start: Start) -> None:
         session, place, framework = self._session, self._session.place, self._framework
@@ -124,7 +149,7 @@ class Training:
         assert start.point is not None
         manifest, session = start.point.manifest, self._session
         check_strategy(manifest, self._framework.strategy, session.place.world_size)
-        with lease(start.point):
+        with self._reading:
             position, rng = self._framework.load(start.point.path, ranks_before=manifest.world_size)
         position = moved(
             position,
@@ -143,10 +168,10 @@ class Training:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._is_inside = False
+        was_inside, self._is_inside = self._is_inside, False
         is_orderly = error is None
         try:
-            if error is None:
+            if error is None and was_inside:
                 self._finish()
         except Interrupted:
             is_orderly = True
@@ -176,6 +201,7 @@ class Training:
     def _release(self, *, is_orderly: bool) -> None:
         session = self._session
         session.termination.leave_training()
+        self._reading.close()
         if self._hook is not None:
             self._hook.remove()
         if hasattr(self, "_snapshots"):
@@ -185,11 +211,12 @@ class Training:
 
     # ---- a step -----------------------------------------------------------------------------------------------
 
-    def step(self, *, loss: Any = None) -> None:
+    def step(self, *, loss: Any = None, is_saved: bool = False) -> None:
         """Tell that the optimizer has stepped. This may save, and when somebody asked the job to stop, it leaves.
 
         Args:
             loss: of the step, for whoever looks how far the run is; a number or a tensor of one.
+            is_saved: whether to make a checkpoint of it in any case.
 
         Raises:
             Interrupted: all ranks agreed to stop; a `SystemExit`, which ends the program with the right code.
@@ -212,7 +239,7 @@ class Training:
         agreement.step_ends()
         session.watch_uploads()
         self._saves.watch()
-        self._save_if_due()
+        self._save_if_due(is_wanted=is_saved)
         self._tell_progress()
         agreement.boundary_ends()
         agreement.step_begins(framework.step)
@@ -227,10 +254,10 @@ class Training:
             self._has_voted = True
             self._agreement.gradients_complete(self._framework.step)
 
-    def _save_if_due(self) -> None:
+    def _save_if_due(self, *, is_wanted: bool) -> None:
         agreement, step = self._agreement, self._framework.step
         stops = agreement.decision.stop
-        is_periodic = self._save_steps is not None and step % self._save_steps == 0
+        is_periodic = is_wanted or (self._save_steps is not None and step % self._save_steps == 0)
         if stops or agreement.decision.save or is_periodic or self._saves.is_postponed:
             trigger = Trigger.JIT if stops else Trigger.ON_DEMAND if agreement.decision.save else Trigger.PERIODIC
             if stops:

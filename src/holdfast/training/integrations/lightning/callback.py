@@ -1,18 +1,21 @@
 """What a script gives Lightning's Trainer, and all it has to.
 
-A step ends where Lightning can begin again without doing anything twice or leaving it out: after the batch; after the
-validation that follows it; and after the last batch of an epoch, when everything that ends an epoch is done.
+A step ends when everything that Lightning does after a batch is done, the validation that follows it too; the last
+one of an epoch when the epoch is. There Lightning's loops can be left and entered with nothing twice or left out.
 """
 
 import contextlib
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.errors import UsageError
 from holdfast.training.integrations.lightning.feed import LightningFeed
-from holdfast.training.integrations.lightning.parts import LightningParts
+from holdfast.training.integrations.lightning.parts import STATE, LightningParts
 from holdfast.training.plain.training import Training
 from holdfast.training.session import Session, current_session, start_session
 
@@ -33,14 +36,34 @@ class HoldfastCallback(Checkpoint):
     def __init__(self, output_dir: str | Path | None = None, save_steps: int | None = None) -> None:
         self._output_dir = output_dir
         self._save_steps = save_steps
+        self._undo = contextlib.ExitStack()
         self._session: Session | None = None
         self._training: Training | None = None
-        self._feed: LightningFeed | None = None
-        self._undo = contextlib.ExitStack()
-        self._steps = 0
+        self._trainer: Any = None
+        self._saved: dict[str, Any] = {}
+        self._steps: int = 0
+        self._root: Path | None = None
         self._loss: Any = None
-        self._waits_for = ""
-        """What comes before the end of the step: "validation", "epoch", or nothing."""
+        self._is_last_batch = False
+
+    @property
+    def best_model_path(self) -> str:
+        """The newest checkpoint's file, for `Trainer.test` where there is no ModelCheckpoint; empty without one."""
+        found = list_checkpoints(self._root) if self._root is not None else []
+        return str(found[0] / STATE) if found else ""
+
+    # ---- what Lightning saves and restores -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What Lightning forgets: whether it was told to stop, and the metrics that schedulers follow."""
+        if self._trainer is None:
+            return {}
+        metrics = {name: torch.as_tensor(value).clone() for name, value in self._trainer.callback_metrics.items()}
+        return {"should_stop": bool(self._trainer.should_stop), "metrics": metrics}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `state_dict`; counts when the loop begins."""
+        self._saved = state_dict
 
     # ---- Lightning's hooks, in their order -----------------------------------------------------------------------
 
@@ -52,76 +75,34 @@ class HoldfastCallback(Checkpoint):
         if session.interrupted is not None:
             raise session.interrupted
         _check(trainer, session)
-        self._session = session
-        self._feed = LightningFeed(trainer, session.log.info)
-        self._track_loaders(trainer, self._feed)
-
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """See `lightning.pytorch.Callback`."""
-        session, feed = self._session, self._feed
-        if session is None or feed is None:
-            return
+        # The last one: others have done their part before, and `trainer.checkpoint_callback` is the script's own.
+        trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
+        feed, parts = LightningFeed(trainer, session.log.info), LightningParts(trainer, session.place)
         settings = session.settings
         folder, steps = settings.output_dir or self._output_dir, settings.save_steps or self._save_steps
         if folder is None:
             raise UsageError("there is no place for checkpoints", hint="give HoldfastCallback an output_dir")
         if steps is not None and steps < 1:
             raise UsageError(f"save_steps {steps} must be at least 1")
-        trainer.fit_loop.setup_data()
-        parts = LightningParts(trainer, session.place)
         training = Training(session, parts=parts, feed=feed, output_dir=str(folder), save_steps=steps)
         training.epochs_to_do = max(0, trainer.max_epochs or 0)
-        training.__enter__()
-        self._training = training
-        self._steps = trainer.global_step
-        if feed.resumed_between_epochs:
-            _end_epoch(trainer)
+        self._session, self._trainer, self._training, self._root = session, trainer, training, training.root
+        self._follow(feed, parts, training.meet())
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """See `lightning.pytorch.Callback`."""
+        self._answer_signals()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
-        if self._training is None or self._session is None:
-            return
-        # Lightning answers SIGTERM by a collective call inside of the handler, and stops where the rank stands.
-        self._session.termination.take_back()
-        if self._steps and self._feed is not None and not self._feed.resumed_between_epochs:
-            iter(trainer.fit_loop._data_fetcher)  # a stream has been read ahead since before the resume
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """See `lightning.pytorch.Callback`."""
-        if self._training is None or self._feed is None:
-            return
-        if self._waits_for:
-            self._feed.is_between_epochs = True
-            self._end_step()
-        self._feed.begin_epoch()
+        self._answer_signals()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """See `lightning.pytorch.Callback`."""
-        trainer.fit_loop._restarting = False  # or plateau schedulers would not hear of this epoch's validation
-        if self._training is None or trainer.global_step == self._steps:
-            return
-        self._steps = trainer.global_step
         self._loss = outputs["loss"] if isinstance(outputs, dict) and "loss" in outputs else None
-        loop = trainer.fit_loop.epoch_loop
-        if loop._num_ready_batches_reached():
-            self._waits_for = "epoch"
-        elif loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
-            self._waits_for = "validation"
-        else:
-            self._end_step()
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """See `lightning.pytorch.Callback`."""
-        if self._waits_for == "validation":
-            self._end_step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
-        if self._training is None or self._feed is None:
-            return
-        self._feed.is_between_epochs = True
-        if self._waits_for:
-            self._end_step()
         self._close(None)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -132,49 +113,129 @@ class HoldfastCallback(Checkpoint):
         """See `lightning.pytorch.Callback`."""
         self._close(exception)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """See `lightning.pytorch.Callback`."""
-        self._undo.close()
+    # ---- where they are not enough -------------------------------------------------------------------------------
 
-    # ---- what they do --------------------------------------------------------------------------------------------
+    def _follow(self, feed: LightningFeed, parts: LightningParts, folder: Path | None) -> None:
+        """Stand where Lightning restores, makes its loaders, and ends batches and epochs."""
+        connector, strategy = self._trainer._checkpoint_connector, self._trainer.strategy
+        fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
 
-    def _end_step(self) -> None:
+        def restore(original: Callable[..., None], path: Any = None, *arguments: Any, **options: Any) -> None:
+            if folder is None:
+                original(path, *arguments, **options)
+                return
+            if path is not None and self._session is not None:
+                self._session.log.info("the run goes on from %s, not from ckpt_path", folder)
+            with _replaced(connector, "_restore_modules_and_callbacks", None):
+                parts.restore(folder)
+
+        def restored(original: Callable[[], None]) -> None:
+            original()
+            assert self._training is not None
+            self._training.begin()
+            self._steps = int(self._trainer.global_step)
+            if folder is not None:
+                self._go_on(feed)
+
+        def set_up_data(original: Callable[[], None]) -> None:
+            def track(process: Callable[[Any], Any], loader: Any) -> Any:
+                return feed.track(process(loader))
+
+            with _replaced(strategy, "process_dataloader", track):
+                original()
+
+        def begin_run(original: Callable[[], None]) -> None:
+            original()
+            feed.begin_loop()
+
+        def begin_epoch(original: Callable[[], None]) -> None:
+            feed.begin_epoch()
+            original()
+
+        def begin_batches(original: Callable[[], None]) -> None:
+            original()
+            # The batch of the checkpoint is done, and so is what follows it: no part of it is to be done again, and
+            # the end of this epoch is like that of any other.
+            fit._restarting = epoch._restarting = False
+
+        def end_batch(original: Callable[[Any], None], fetcher: Any) -> None:
+            original(fetcher)
+            self._end_batch()
+
+        def end_epoch(original: Callable[[], None]) -> None:
+            original()
+            feed.is_between_epochs = True
+            if self._is_last_batch:
+                self._end_step()
+
+        self._undo.callback(feed.untrack)
+        for place, name, instead in (
+            (connector, "_restore_modules_and_callbacks", restore),
+            (connector, "resume_end", restored),
+            (fit, "setup_data", set_up_data),
+            (fit, "on_run_start", begin_run),
+            (fit, "on_advance_start", begin_epoch),
+            (fit, "on_advance_end", end_epoch),
+            (epoch, "reset", begin_batches),
+            (epoch, "on_advance_end", end_batch),
+        ):
+            self._undo.enter_context(_replaced(place, name, instead))
+
+    def _go_on(self, feed: LightningFeed) -> None:
+        """Lightning has loaded everything that it knows."""
+        trainer, fit = self._trainer, self._trainer.fit_loop
+        trainer.should_stop = bool(self._saved.get("should_stop"))
+        trainer._logger_connector._callback_metrics.update(self._saved.get("metrics", {}))
+        if feed.is_between_epochs:
+            # The epoch is done, and this is no restart in the middle of the next one.
+            fit._restarting = fit.epoch_loop._restarting = fit._resuming_from_checkpoint = False
+        fit.epoch_loop.val_loop._restarting = True  # by this Lightning knows that it needs no trial validation
+
+    def _end_batch(self) -> None:
+        trainer = self._trainer
+        if trainer.global_step == self._steps:
+            return
+        self._steps = int(trainer.global_step)
+        loop = trainer.fit_loop.epoch_loop
+        self._is_last_batch = bool(loop._num_ready_batches_reached())
+        if not self._is_last_batch:
+            self._end_step(is_saved=loop.done)
+
+    def _end_step(self, *, is_saved: bool = False) -> None:
         assert self._training is not None
-        self._waits_for = ""
-        self._training.step(loss=self._loss)
+        self._is_last_batch = False
+        self._training.step(loss=self._loss, is_saved=is_saved)
+
+    def _answer_signals(self) -> None:
+        # Lightning answers SIGTERM by a collective call inside of the handler, and stops where the rank stands.
+        if self._training is not None and self._session is not None:
+            self._session.termination.take_back()
 
     def _close(self, error: BaseException | None) -> None:
         training, self._training = self._training, None
-        self._undo.close()
-        if training is not None:
-            training.__exit__(type(error) if error is not None else None, error, None)
-
-    def _track_loaders(self, trainer: Any, feed: LightningFeed) -> None:
-        """Wrap what Lightning prepares for training, and nothing that it prepares for something else."""
-        loop, strategy = trainer.fit_loop, trainer.strategy
-        set_up, process = loop.setup_data, strategy.process_dataloader
-
-        def track(loader: Any) -> Any:
-            return feed.track(process(loader))
-
-        def set_up_tracked() -> None:
-            strategy.process_dataloader = track
-            try:
-                set_up()
-            finally:
-                del strategy.process_dataloader
-
-        loop.setup_data = set_up_tracked
-        self._undo.callback(delattr, loop, "setup_data")
+        with self._undo:
+            if training is not None:
+                training.__exit__(type(error) if error is not None else None, error, None)
 
 
-def _end_epoch(trainer: Any) -> None:
-    """Let the fit loop see the last epoch as done: Lightning knows no restart between the hooks of two epochs."""
-    loop = trainer.fit_loop
-    for count in (loop.epoch_progress.total, loop.epoch_progress.current):
-        count.ready = count.completed
-    # Its validation loop stays as it is: by that Lightning knows that it needs no trial validation.
-    loop._restarting = loop.epoch_loop._restarting = loop._resuming_from_checkpoint = False
+@contextlib.contextmanager
+def _replaced(place: Any, name: str, instead: Callable[..., Any] | None) -> Generator[None]:
+    """Let `instead`, which is given the original first, stand for a method; None puts the class's own there."""
+    attributes = cast(dict[str, Any], vars(place))
+    before: Any = attributes.pop(name, None)
+    original = getattr(place, name)
+    if instead is not None:
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            return instead(original, *arguments, **options)
+
+        attributes[name] = call
+    try:
+        yield
+    finally:
+        attributes.pop(name, None)
+        if before is not None:
+            attributes[name] = before
 
 
 def _check(trainer: Any, session: Session) -> None:

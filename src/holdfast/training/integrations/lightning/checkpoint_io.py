@@ -3,6 +3,7 @@
 Lightning's own way serializes into memory first, twice the size of the state, and nobody could hand that to a keeper.
 """
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ class DirectCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file, as much of it as is used."""
-        # Hyperparameters are objects of the script's own, which the safe way of loading knows nothing of.
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=bool(weights_only))
+        """Read a file, as much of it as is used; objects of the script's own only where there are any."""
+        try:
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except pickle.UnpicklingError:  # hyperparameters may be anything
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a file."""

@@ -20,26 +20,37 @@ class TrackedLoader:
 
     Args:
         loader: as Lightning has prepared it.
+        trainer: whose epochs it is for.
         tell: see `rereading.read_past`.
     """
 
-    def __init__(self, loader: Any, tell: Callable[[str], None]) -> None:
-        self._loader = loader
-        self._before: Position | None = None
+    def __init__(self, loader: Any, trainer: Any, tell: Callable[[str], None]) -> None:
+        self.loader = loader
+        """What is wrapped."""
         self.data = Data(loader, tell)
-        """Where the loader stands."""
+        """Where it stands."""
+        self._trainer = trainer
+        self._before: Position | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name in {"state_dict", "load_state_dict"}:  # Lightning would save by them, and for the first rank only
             raise AttributeError(name)
-        return getattr(self.__dict__["_loader"], name)
+        return getattr(self.__dict__["loader"], name)
+
+    @property
+    def _iterator(self) -> Any:
+        return self.loader._iterator
+
+    @_iterator.setter
+    def _iterator(self, value: Any) -> None:
+        self.loader._iterator = value  # Lightning ends workers by it
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: Lightning makes an iterator before it has restored anything. The epoch begins with a batch.
-        batches = self.data.next_epoch()
+        batches = self.data.next_epoch(int(self._trainer.current_epoch))
         is_endless = self.data.num_batches is None
         while True:
             if is_endless:
@@ -75,20 +86,27 @@ class LightningFeed:
     def __init__(self, trainer: Any, tell: Callable[[str], None]) -> None:
         self._trainer = trainer
         self._tell = tell
-        self._rng: dict[str, Any] | None = None
+        self._resumed: Position | None = None
+        self._rng: dict[str, Any] = {}
         self.is_between_epochs = False
         """Whether the running epoch has been ended and the next one has not begun."""
-        self.resumed_between_epochs = False
-        """Whether that was so where the run goes on from."""
 
     def track(self, loader: Any) -> TrackedLoader:
         """Wrap a loader for training."""
-        return TrackedLoader(loader, self._tell)
+        return TrackedLoader(loader, self._trainer, self._tell)
+
+    def untrack(self) -> None:
+        """Give Lightning's loop its loaders back."""
+        combined = self._trainer.fit_loop._combined_loader
+        if combined is not None:
+            combined.flattened = [getattr(one, "loader", one) for one in combined.flattened]
 
     @property
     def _loaders(self) -> list[TrackedLoader]:
-        combined = self._trainer.fit_loop._combined_loader
-        return [] if combined is None else list(combined.flattened)
+        loop = self._trainer.fit_loop
+        if loop._combined_loader is None:
+            loop.setup_data()
+        return [] if loop._combined_loader is None else list(loop._combined_loader.flattened)
 
     @property
     def num_batches(self) -> int | None:
@@ -114,9 +132,8 @@ class LightningFeed:
     @property
     def batches(self) -> int:
         """Those that were trained on."""
-        return (
-            0 if self.is_between_epochs else int(self._trainer.fit_loop.epoch_loop.batch_progress.current.processed)
-        )
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        return 0 if self.is_between_epochs else int(progress.processed)
 
     def position(self) -> Position:
         """The first loader's, and in `loader` those of all."""
@@ -138,7 +155,7 @@ class LightningFeed:
         return [_as_plain(place) for place in places] if any(place.generators for place in places) else None
 
     def resume(self, position: Position, rng: dict[str, Any]) -> None:
-        """See `Feed`.
+        """See `Feed`; counts when the loop begins.
 
         Raises:
             ConflictError: the place in the middle of an epoch was left by another number of ranks.
@@ -149,20 +166,29 @@ class LightningFeed:
                 "of their batches; training was not started",
                 hint="train as the run began, go on from the end of an epoch, or begin anew with --from-scratch",
             )
+        self._resumed, self._rng = position, rng
+        self.is_between_epochs = not position.batches
+        restore_rng(rng)
+
+    def begin_loop(self) -> None:
+        """Lightning has made its loaders: those of a resumed run go to their places."""
+        position = self._resumed
+        if position is None:
+            return
         states: list[dict[str, Any]] = position.loader or []
         places = [Position(**state) for state in states]
         for number, loader in enumerate(self._loaders):
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
-            loader.data.resume(place, rng if position.batches else None)
-        self._rng = None if position.batches else rng
-        self.resumed_between_epochs = not position.batches
+            loader.data.resume(place, self._rng if position.batches else None)
+        if position.batches:
+            iter(self._trainer.fit_loop._data_fetcher)  # a stream has been read ahead from its beginning
 
     def begin_epoch(self) -> None:
-        """The epoch's hooks are being called."""
+        """The epoch's hooks are being called next."""
         self.is_between_epochs = False
-        rng, self._rng = self._rng, None
-        if rng is not None:
-            restore_rng(rng)
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and not resumed.batches:
+            restore_rng(self._rng)
 
 
 def _as_plain(position: Position) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from holdfast.errors import UsageError
 from holdfast.foundation.environment import Place
 from holdfast.training.integrations.lightning.checkpoint_io import DirectCheckpointIO
 
-_STATE = "lightning.ckpt"
+STATE = "lightning.ckpt"
+"""The file of a checkpoint that Lightning reads."""
 _MODEL = "model.ckpt"
 
 
@@ -19,7 +20,7 @@ class LightningParts:
     """See `plain.parts.Parts`.
 
     Args:
-        trainer: a `lightning.pytorch.Trainer` that has set its strategy up.
+        trainer: a `lightning.pytorch.Trainer`.
         place: this rank.
     """
 
@@ -47,23 +48,34 @@ class LightningParts:
 
     def write(self, folder: Path) -> None:
         """A file that `Trainer.fit(ckpt_path=…)` reads, too."""
-        with self._writing_directly():
-            self._trainer.save_checkpoint(folder / _STATE, weights_only=False)
+        self._write(folder / STATE, weights_only=False)
 
     def write_final(self, folder: Path) -> None:
         """A file that `LightningModule.load_from_checkpoint` reads."""
+        self._write(folder / _MODEL, weights_only=True)
+
+    def _write(self, path: Path, *, weights_only: bool) -> None:
+        # Not `Trainer.save_checkpoint`: it ends with a barrier, where ranks would wait for one whose save has failed.
         with self._writing_directly():
-            self._trainer.save_checkpoint(folder / _MODEL, weights_only=True)
+            checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only)
+            self._trainer.strategy.save_checkpoint(checkpoint, path)
 
     def load(self, folder: Path) -> None:
-        """Everything that `Trainer.fit(ckpt_path=…)` would restore."""
-        if not (folder / _STATE).exists():
+        """Nothing: Lightning has loaded by `restore` in its own time."""
+
+    def restore(self, folder: Path) -> None:
+        """Let Lightning restore modules and callbacks from a checkpoint, and keep the rest for its later steps.
+
+        Raises:
+            UsageError: the checkpoint is none of Lightning's.
+        """
+        if not (folder / STATE).exists():
             raise UsageError(
-                f"{folder.name} has no {_STATE}: it was not written by a Lightning Trainer",
+                f"{folder.name} has no {STATE}: it was not written by a Lightning Trainer",
                 hint="resume from it with the script that wrote it, or begin anew with --from-scratch",
             )
         with self._writing_directly():
-            self._trainer._checkpoint_connector.restore(folder / _STATE)
+            self._trainer._checkpoint_connector._restore_modules_and_callbacks(folder / STATE)
 
     @contextlib.contextmanager
     def _writing_directly(self) -> Generator[None]:
@@ -76,4 +88,4 @@ class LightningParts:
             strategy.checkpoint_io = before
 
 
-__all__ = ["LightningParts"]
+__all__ = ["STATE", "LightningParts"]
