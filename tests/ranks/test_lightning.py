@@ -58,10 +58,8 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(ranks: int, tmp_path: Pat
         assert same(mine, expected)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [pytest.param(name, marks=pytest.mark.long if name != "a plateau scheduler" else []) for name in _VARIANTS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("variant", _VARIANTS)
 def test_every_boundary_is_one_to_go_on_from(variant: str, tmp_path: Path) -> None:
     """In mid-epoch, where a validation follows, and between two epochs: nothing is done twice or left out."""
     shape = _VARIANTS[variant]
