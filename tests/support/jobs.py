@@ -148,8 +148,10 @@ def committed_steps(output: Path) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
+    """Whether a process has a thread that runs: what is killed keeps its files until its last thread has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        is_zombie = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        return not is_zombie or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
 
