@@ -21,7 +21,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.long if "workers" in kind else []) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=pytest.mark.long if kind != "stateful" else []) for kind in KINDS]
 )
 def test_the_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
     """Everything is the uninterrupted run's; of a loader with a state nothing is read again."""

@@ -21,7 +21,9 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.long if name == "epochs" else []) for name in SHAPES]
+)
 def shape(request: pytest.FixtureRequest) -> str:
     return request.param
 

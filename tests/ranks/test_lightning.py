@@ -74,6 +74,7 @@ def test_every_boundary_is_one_to_go_on_from(variant: str, tmp_path: Path) -> No
         assert same(finals(output, 1), finals(reference, 1)), f"after step {step}"
 
 
+@pytest.mark.long
 def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
     """The same command again: it loads the end, and ends."""
     output = tmp_path / "run"

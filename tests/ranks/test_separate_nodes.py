@@ -195,6 +195,7 @@ def test_everything_is_killed(server: MotoServer, prefix: str, nodes: tuple[Path
     assert read_events(nodes[0], "resumed")[-1]["step"] == newest
 
 
+@_LONG
 def test_retention_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """Each node prunes its own parts, the first one the store; what callbacks add belongs to the checkpoint."""
     jobs = start(

@@ -40,7 +40,7 @@ def _accelerated_alone(output: Path, *arguments: str) -> Job:
     return holdfast(output, program=[str(LOOP), "--accelerate", "--out", str(output), *arguments])
 
 
-_LONG = {"holdfast run", "accelerate"}
+_LONG = {"holdfast run", "accelerate", "accelerate alone"}
 STARTS: dict[str, tuple[Start, int]] = {
     "python": (_plain, 1),
     "holdfast run": (_launched, 1),

@@ -30,7 +30,7 @@ def _assert_goes_on(output: Path, step: int, *options: str) -> None:
     ("pace", "num_ranks", "receiver"),
     [
         # Two steps without a pause, then one far slower than they made believe: found out when time is almost up.
-        ("sudden", 1, "launcher"),
+        pytest.param("sudden", 1, "launcher", marks=pytest.mark.long),
         ("sudden", 2, "rank"),
         # Every step is too long: found out at once.
         *(
