@@ -155,6 +155,21 @@ def test_a_full_disk_costs_saves_and_not_the_training(tmp_path: Path) -> None:
         assert not list((output / ".holdfast" / "work").iterdir())
 
 
+def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
+    """The disk is full and stays so: training ends, and whoever started it is told."""
+    output, marks = tmp_path / "run", tmp_path / "marks"
+    marks.mkdir()
+    with _small_disk(output, "64m"):
+        options = ("--save-total-limit", "2", "--step-ms", "150", "--max-steps", "16", "--hidden", "256")
+        options = (*options, "--end", str(tmp_path / "end"))
+        job = _wrapped("true", output, program=tiny(output, *EVERY_STEP, *options, "--marks", str(marks)))
+        with no_orphans(job):
+            job.wait_for_event("saved", count=2)
+            _fill(output / "filler", leave_bytes=2 << 20)
+            assert job.wait() == 13, job.text
+        assert "the training ended at step 16, which could not be saved" in job.text
+
+
 def _fill(path: Path, *, leave_bytes: int) -> None:
     """Write until so many bytes are left; saves may take and give back space meanwhile."""
     with path.open("wb") as file:

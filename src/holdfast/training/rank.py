@@ -38,10 +38,19 @@ def main(arguments: list[str]) -> int:
     code = _run_to_its_end(session, arguments)
     if code == ExitCode.OK and not session.output_folders and session.place.is_first:
         _log.warning(
-            "the script called no Hugging Face or TRL trainer: nothing was saved, and no option had an effect"
+            "the script has no Trainer of Hugging Face or TRL, no HoldfastCallback and no session: nothing was "
+            "saved, and no option had an effect"
         )
     if session.interrupted is None:
         code = _finish_uploads(session, code)
+    if code == ExitCode.OK and session.unsaved_end is not None:
+        code = ExitCode.STORAGE
+        text = (
+            f"the training ended at step {session.unsaved_end}, which could not be saved; make room and run it again"
+        )
+        session.record.ended(code, text)
+        if session.place.is_first:
+            _log.error("%s", text)
     is_prompt = session.interrupted is not None or code == ExitCode.FAILED
     if session.interrupted is not None:  # also when the program caught the interruption and went on to its end
         code = session.interrupted.exit_code

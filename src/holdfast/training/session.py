@@ -69,6 +69,8 @@ class Session:
         """Whether this rank owns a folder of its node's own: then its warnings are heard too."""
         self.upload_failure: str | None = None
         """Why this run stops, when uploads fail and the user wants it to stop."""
+        self.unsaved_end: int | None = None
+        """The last step of a training that has ended without a checkpoint of it, because the save failed."""
         self.locations: dict[str, Location] = {}
         """The object store that a folder stands in front of, by the folder's path as the script sees it."""
         self.output_folders: set[Path] = set()
@@ -162,13 +164,21 @@ class Session:
             self.finish_uploads(newest_only=True)
             self.end_now(interrupted.exit_code)
 
+    def training_ended(self, step: int) -> None:
+        """Say so; whether the end is saved decides the exit code, when the program has ended."""
+        if 0 < step != self.saved_step:
+            self.unsaved_end = step
+        self.report(events.Finished(step=step))
+
     def _end_outside(self, number: int) -> None:
         # Nothing of the training is in danger here: it has not begun, or its last step is committed.
         with self._ending:
             if self.interrupted is not None:  # it is leaving already; only faster now
                 self.end_now(self.interrupted.exit_code)
             saved = self.saved_step is not None and self.saved_step == self.step
-            reason = "nothing was trained yet" if self.step == 0 else "the last step was not committed"
+            reason = (
+                "no training that can be saved has begun" if self.step == 0 else "the last step was not committed"
+            )
             event = events.Interrupted(step=self.step, saved=saved, reason=reason)
             code = ExitCode.INTERRUPTED_SAVED if saved else ExitCode.TERMINATED_UNSAVED
             self.record.ended(code, event.line)

@@ -15,7 +15,7 @@ import torch
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import Interrupted, PeerError, UsageError
-from holdfast.foundation.events import Finished, StopRequested
+from holdfast.foundation.events import StopRequested
 from holdfast.snapshot.stepping import before_changes
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.cadence import Cadence
@@ -194,7 +194,7 @@ class Training:
             raise self._leave()
         session.termination.leave_training()
         self._tell_progress(force=True)
-        session.report(Finished(step=step))
+        session.training_ended(step)
         if self._location is not None:
             self._saver.save_final()
 

@@ -17,7 +17,7 @@ from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import HoldfastError, Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
-from holdfast.foundation.events import Finished, StepGivenUp, StopRequested
+from holdfast.foundation.events import StepGivenUp, StopRequested
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.cadence import Cadence
 from holdfast.training.engine.deadline import Deadline
@@ -475,7 +475,7 @@ class TrainerRun:
             self._session.termination.leave_training()
             result = original(trial, num_train_samples, start_time - self._continuation.elapsed_s)
             self._tell_progress(force=True)
-            self._session.report(Finished(step=self._step))
+            self._session.training_ended(self._step)
             if self._location is not None:
                 self._saver.save_final()
             return result
