@@ -31,7 +31,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/deepspeed --group deepspeed
 	touch $@
 
-demo: $(INSTALLED) ## preempt a training run and prove that nothing was lost (about 2 minutes, no GPU)
+demo: $(INSTALLED) ## preempt a training run and prove that nothing was lost (about 3 minutes, no GPU)
 	$(BIN)/python examples/demo.py
 
 lint: $(INSTALLED)
