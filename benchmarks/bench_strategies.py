@@ -85,7 +85,7 @@ def measure(product: str, strategy: str, *, lora: bool, folder: Path, options: a
     intervals = {step: at[step + 1] - at[step] for step in range(2, steps)}
     usual = statistics.median(length for step, length in intervals.items() if step % SAVE_STEPS > 1)
     pauses = [intervals[step] - usual for step in intervals if step % SAVE_STEPS == 0 and step > SAVE_STEPS]
-    newest = output / f"checkpoint-{steps - 2}"
+    newest = max(output.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
     num_bytes = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     events = read_events(output, "saved") if product == HOLDFAST else []
     return Save(num_bytes, pauses, [event["duration_s"] for event in events[1:]])
