@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--plateau", action="store_true")
     parser.add_argument("--two-loaders", action="store_true")
+    parser.add_argument("--fit-twice", action="store_true")
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--stop-early", action="store_true", help="at the second validation; a ModelCheckpoint, too")
     options = parser.parse_args()
@@ -117,6 +118,8 @@ def main() -> None:
         callbacks=[HoldfastCallback(output_dir=options.out, save_steps=options.save_steps), *more],
     )
     trainer.fit(module, loader, DataLoader(TensorDataset(torch.randn(16, 32)), batch_size=8))
+    if options.fit_twice:
+        trainer.fit(module, loader)
     scheduler = trainer.lr_scheduler_configs[0].scheduler.state_dict()
     torch.save(
         {

@@ -119,6 +119,17 @@ def test_more_steps_than_before(tmp_path: Path) -> None:
     assert same(finals(output, 1), finals(tmp_path / "reference", 1))
 
 
+@pytest.mark.long
+def test_a_second_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """It would take the first one's checkpoints for its own."""
+    output = tmp_path / "run"
+    job = _start(output, "--step-ms", "0", "--epochs", "1", "--fit-twice")
+    with no_orphans(job):
+        assert job.wait() == 2, job.text
+    assert "a second training into" in job.text
+    assert "AttributeError" not in job.text
+
+
 def test_ranks_that_lightning_starts_are_refused(tmp_path: Path) -> None:
     """Nobody would know them: the message says how to start them."""
     script = tmp_path / "script.py"

@@ -27,7 +27,13 @@ class Run(Training):
     """
 
     def __init__(
-        self, session: Session, *, parts: Parts, data: Iterable[Any] | None, output_dir: str, save_steps: int | None
+        self,
+        session: Session,
+        *,
+        parts: Parts,
+        data: Iterable[Any] | None,
+        output_dir: str | Path | None,
+        save_steps: int | None,
     ) -> None:
         self._data = Data(data, session.log.info)
         super().__init__(session, parts=parts, feed=self._data, output_dir=output_dir, save_steps=save_steps)
@@ -97,10 +103,6 @@ def session(
     current = current_session() or start_session()
     if current.interrupted is not None:
         raise current.interrupted
-    settings = current.settings
-    folder = settings.output_dir or output_dir
-    if folder is None:
-        raise UsageError("there is no place for checkpoints", hint="give session() an output_dir")
     if current.place.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
             f"this is one of {current.place.world_size} ranks, and they have not found each other",
@@ -108,10 +110,7 @@ def session(
         )
     named: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
     parts = _parts_of({name: part for name, part in named.items() if part is not None}, accelerator, current.place)
-    steps = settings.save_steps or save_steps
-    if steps is not None and steps < 1:
-        raise UsageError(f"save_steps {steps} must be at least 1")
-    return Run(current, parts=parts, data=data, output_dir=str(folder), save_steps=steps)
+    return Run(current, parts=parts, data=data, output_dir=output_dir, save_steps=save_steps)
 
 
 def _parts_of(named: dict[str, Any], accelerator: Any, place: Place) -> Parts:

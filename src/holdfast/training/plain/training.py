@@ -43,8 +43,12 @@ class Training:
         session: this rank.
         parts: the state.
         feed: what the loop trains on.
-        output_dir: where checkpoints go, a folder or an object store.
-        save_steps: optimizer steps between checkpoints; None saves when it is asked to, and at the end.
+        output_dir: where checkpoints go, a folder or an object store, unless the settings name another place.
+        save_steps: optimizer steps between checkpoints, unless the settings say so; None saves when it is asked to,
+            and at the end.
+
+    Raises:
+        UsageError: there is no place to save to, or `save_steps` is none.
     """
 
     def __init__(
@@ -53,12 +57,18 @@ class Training:
         *,
         parts: Parts,
         feed: Feed,
-        output_dir: str,
+        output_dir: str | Path | None,
         save_steps: int | None,
     ) -> None:
+        settings = session.settings
+        folder, steps = settings.output_dir or output_dir, settings.save_steps or save_steps
+        if folder is None:
+            raise UsageError("there is no place for checkpoints", hint="give an output_dir, or --output-dir")
+        if steps is not None and steps < 1:
+            raise UsageError(f"save_steps {steps} must be at least 1")
         self._session = session
-        self._save_steps = save_steps
-        place = place_output(output_dir, local_dir=session.settings.local_dir)
+        self._save_steps = steps
+        place = place_output(str(folder), local_dir=settings.local_dir)
         self._output, self._location = OutputFolder(place.folder), place.remote
         self._output.check_usable()
         self._feed = feed

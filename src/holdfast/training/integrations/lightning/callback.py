@@ -78,16 +78,11 @@ class HoldfastCallback(Checkpoint):
         # The last one: others have done their part before, and `trainer.checkpoint_callback` is the script's own.
         trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
         feed, parts = LightningFeed(trainer, session.log.info), LightningParts(trainer, session.place)
-        settings = session.settings
-        folder, steps = settings.output_dir or self._output_dir, settings.save_steps or self._save_steps
-        if folder is None:
-            raise UsageError("there is no place for checkpoints", hint="give HoldfastCallback an output_dir")
-        if steps is not None and steps < 1:
-            raise UsageError(f"save_steps {steps} must be at least 1")
-        training = Training(session, parts=parts, feed=feed, output_dir=str(folder), save_steps=steps)
+        training = Training(session, parts=parts, feed=feed, output_dir=self._output_dir, save_steps=self._save_steps)
         training.epochs_to_do = max(0, trainer.max_epochs or 0)
+        folder = training.meet()
         self._session, self._trainer, self._training, self._root = session, trainer, training, training.root
-        self._follow(feed, parts, training.meet())
+        self._follow(feed, parts, folder)
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -131,8 +126,11 @@ class HoldfastCallback(Checkpoint):
 
         def restored(original: Callable[[], None]) -> None:
             original()
-            assert self._training is not None
-            self._training.begin()
+            # Until it has begun it is nobody else's to close.
+            training, self._training = self._training, None
+            assert training is not None
+            training.begin()
+            self._training = training
             self._steps = int(self._trainer.global_step)
             if folder is not None:
                 self._go_on(feed)
