@@ -5,6 +5,7 @@ The tree:
 ```
 HoldfastError                 anything this package raises on purpose
 ├── UsageError            2   a setting or an argument cannot be meant
+├── NotFoundError        10   what was named does not exist
 ├── ConflictError        11   somebody else holds the output folder, or the checkpoint contradicts the settings
 ├── StorageError         13   the place for checkpoints cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
@@ -13,6 +14,7 @@ HoldfastError                 anything this package raises on purpose
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is not what its manifest says
 │   └── ManifestError    14   the manifest itself is unreadable or unacceptable
+├── WaitTimeoutError     15   something that was waited for took longer
 ├── NothingValidError    14   checkpoints exist, and none of them is valid
 ├── SaveError             1   a save did not become a checkpoint
 └── PeerError             1   another rank is gone or disagrees
@@ -35,6 +37,7 @@ class ExitCode(IntEnum):
     CONFLICT = 11
     STORAGE = 13
     NOTHING_VALID = 14
+    TIMED_OUT = 15
     INTERRUPTED_SAVED = 75
     """`EX_TEMPFAIL`: interrupted, the state is saved, run the same command again."""
     SIGINT = 130
@@ -65,6 +68,12 @@ class UsageError(HoldfastError):
     """A setting or an argument cannot be meant."""
 
     exit_code = ExitCode.USAGE
+
+
+class NotFoundError(HoldfastError):
+    """What was named does not exist."""
+
+    exit_code = ExitCode.NOT_FOUND
 
 
 class ConflictError(HoldfastError):
@@ -111,6 +120,12 @@ class NothingValidError(HoldfastError):
     exit_code = ExitCode.NOTHING_VALID
 
 
+class WaitTimeoutError(HoldfastError):
+    """Something that was waited for took longer; it goes on."""
+
+    exit_code = ExitCode.TIMED_OUT
+
+
 class SaveError(HoldfastError):
     """A save did not become a checkpoint; nothing of it is left behind."""
 
@@ -144,6 +159,7 @@ __all__ = [
     "HoldfastError",
     "Interrupted",
     "ManifestError",
+    "NotFoundError",
     "NothingValidError",
     "ObjectNotFoundError",
     "PeerError",
@@ -151,4 +167,5 @@ __all__ = [
     "StorageError",
     "TransientError",
     "UsageError",
+    "WaitTimeoutError",
 ]

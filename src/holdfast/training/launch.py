@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -90,10 +90,15 @@ def _is_importable(module: str) -> bool:
         return False
 
 
-def launch(plan: LaunchPlan, settings: RunSettings) -> int:
+def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], None] | None = None) -> int:
     """Run the ranks of this node to their end.
 
     Call it on the main thread: it owns the process's signals from here on.
+
+    Args:
+        plan: which ranks.
+        settings: what they are asked to do.
+        on_exit: told the exit code when a signal ends the process before there is anything to return.
 
     Returns:
         The exit code for this process: 0, 75, 143, 14, 130, or the failed rank's own. Leave with it at once:
@@ -101,7 +106,7 @@ def launch(plan: LaunchPlan, settings: RunSettings) -> int:
     """
     console.set_up(settings.verbosity)
     with record_folder() as records:
-        stop = StopRequest(settings, records, is_alone=plan.nnodes == 1)
+        stop = StopRequest(settings, records, is_alone=plan.nnodes == 1, on_exit=on_exit)
         stop.listen()
         keeper = _start_keeper(settings, records)
         name = None if keeper is None else keeper.name
@@ -144,13 +149,22 @@ class StopRequest:
         settings: `grace_s`.
         records: the folder to remove when the process ends here.
         is_alone: whether there are no agents on other nodes.
+        on_exit: told the exit code before the process ends here.
     """
 
-    def __init__(self, settings: RunSettings, records: Path, *, is_alone: bool) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        records: Path,
+        *,
+        is_alone: bool,
+        on_exit: Callable[[int], None] | None = None,
+    ) -> None:
         # Ranks leave at grace - margin; what then still lives is killed with half the margin to spare.
         self._kill_after_s = settings.grace_s - settings.margin_s / 2
         self._records = records
         self._is_alone = is_alone
+        self._on_exit = on_exit
         self._lock = threading.Lock()
         self._pids: tuple[int, ...] = ()
         self._num_interrupts = 0
@@ -232,6 +246,8 @@ class StopRequest:
 
     def _exit(self, code: int) -> None:
         shutil.rmtree(self._records, ignore_errors=True)
+        if self._on_exit is not None:
+            self._on_exit(code)
         sys.stderr.flush()
         os._exit(code)
 

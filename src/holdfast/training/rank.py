@@ -20,6 +20,8 @@ from holdfast.training.session import Session, start_session
 
 _log = logging.getLogger("holdfast")
 _PR_SET_PDEATHSIG = 1
+LOGS_VARIABLE = "HOLDFAST_RANK_LOGS"
+"""A folder in which each rank has a file for what it prints; without it, ranks print where their launcher does."""
 _USAGE = "python -m holdfast.training SCRIPT [ARGS…]  or  python -m holdfast.training -m MODULE [ARGS…]"
 
 
@@ -35,6 +37,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"holdfast: error: {error}\n")
         return ExitCode.USAGE
     _die_with(session.settings.launcher_pid)
+    _print_into(os.environ.get(LOGS_VARIABLE), session.place.rank)
     code = _run_to_its_end(session, arguments)
     if code == ExitCode.OK and not session.output_folders and session.place.is_first:
         _log.warning(
@@ -160,6 +163,20 @@ def _die_with(launcher_pid: int | None) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _print_into(folder: str | None, rank: int) -> None:
+    """From here on, what this process and its children print goes to a file of its own, in the order of printing."""
+    if not folder:
+        return
+    try:
+        file = os.open(Path(folder) / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError as error:
+        _log.warning("rank %d prints here: %s cannot be written: %s", rank, folder, error.strerror)
+        return
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
 def _print_user_traceback(error: BaseException) -> None:
     """The traceback as Python would print it, without the frames that ran the script."""
     ours = (str(Path(__file__)), "<frozen runpy>", runpy.__file__)
@@ -169,4 +186,4 @@ def _print_user_traceback(error: BaseException) -> None:
     traceback.print_exception(type(error), error, frame or error.__traceback__)
 
 
-__all__ = ["main"]
+__all__ = ["LOGS_VARIABLE", "main"]

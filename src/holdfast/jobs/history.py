@@ -1,0 +1,348 @@
+"""The history of all jobs: one SQLite file, the only truth that commands and supervisors share.
+
+Promises: a change is there completely or not at all, and stays after a power cut; several processes may read and
+write at once; a file of a newer release is refused untouched.
+"""
+
+import contextlib
+import getpass
+import json
+import os
+import sqlite3
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from holdfast.errors import ConflictError, HoldfastError, NotFoundError, StorageError
+from holdfast.foundation import clock
+from holdfast.foundation.environment import host_name
+from holdfast.jobs.places import history_file, make_private
+from holdfast.jobs.processes import ProcessId
+from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord, NodeRecord
+from holdfast.jobs.spec import JobSpec
+from holdfast.jobs.state import JobState, Wanted
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE job (
+  name TEXT PRIMARY KEY, spec TEXT NOT NULL, state TEXT NOT NULL, wanted TEXT NOT NULL, created TEXT NOT NULL,
+  changed TEXT NOT NULL, message TEXT NOT NULL DEFAULT '', exit_code INTEGER, attempt INTEGER NOT NULL DEFAULT 0,
+  safe_step INTEGER, setbacks INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX job_by_state ON job (state);
+CREATE TABLE attempt (
+  job TEXT NOT NULL REFERENCES job (name) ON DELETE CASCADE, number INTEGER NOT NULL, num_nodes INTEGER NOT NULL,
+  started TEXT NOT NULL, ended TEXT, outcome TEXT NOT NULL DEFAULT '', exit_code INTEGER, PRIMARY KEY (job, number)
+) STRICT;
+CREATE TABLE node (
+  job TEXT NOT NULL, attempt INTEGER NOT NULL, node INTEGER NOT NULL, pid INTEGER NOT NULL,
+  start_ticks INTEGER NOT NULL, boot TEXT NOT NULL, gpus TEXT NOT NULL, PRIMARY KEY (job, attempt, node),
+  FOREIGN KEY (job, attempt) REFERENCES attempt (job, number) ON DELETE CASCADE
+) STRICT;
+CREATE TABLE event (
+  id INTEGER PRIMARY KEY, job TEXT NOT NULL REFERENCES job (name) ON DELETE CASCADE, time TEXT NOT NULL,
+  name TEXT NOT NULL, actor TEXT NOT NULL, cause TEXT NOT NULL, detail TEXT NOT NULL
+) STRICT;
+CREATE INDEX event_by_job ON event (job, id);
+"""
+_BUSY_S = 30.0
+_COLUMNS = "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks"
+
+
+class History:
+    """The history, open for reading and writing.
+
+    Args:
+        path: the file; it is made when there is none.
+
+    Raises:
+        ConflictError: a newer release wrote it.
+        StorageError: it cannot be read or written, or is damaged.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = history_file() if path is None else path
+        make_private(self._path.parent)
+        with self._explained():
+            self._db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self) -> None:
+        version = self._version()
+        if version > SCHEMA_VERSION:
+            raise ConflictError(
+                f"the job history {self._path} was written by a newer Holdfast (schema {version}; this release knows "
+                f"{SCHEMA_VERSION}); it was left untouched",
+                hint="install the newer release, or set XDG_STATE_HOME to another folder",
+            )
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+        if version < SCHEMA_VERSION:
+            self._path.chmod(0o600)
+            with self.transaction():
+                if self._version() == 0:  # another process may have been first
+                    for statement in _SCHEMA.split(";\n"):
+                        self._db.execute(statement)
+                    self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _version(self) -> int:
+        return self._db.execute("PRAGMA user_version").fetchone()[0]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise StorageError(
+                f"the job history {self._path} cannot be used: {error}",
+                hint="check the folder's permissions and free space; a damaged file can be moved aside: its jobs "
+                "are forgotten then, their checkpoints are not touched",
+            ) from error
+        except OSError as error:
+            raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Generator[None]:
+        """Everything inside happens at once; nobody else writes meanwhile. They do not nest."""
+        with self._explained():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    def jobs(self, states: Sequence[JobState] | None = None) -> list[JobRecord]:
+        """All jobs, or those in some states, oldest first."""
+        condition, values = "", []
+        if states is not None:
+            condition = f" WHERE state IN ({', '.join('?' * len(states))})"
+            values = [str(state) for state in states]
+        with self._explained():
+            rows = self._db.execute(f"SELECT {_COLUMNS} FROM job{condition} ORDER BY created, name", values)
+            return [_job(row) for row in rows]
+
+    def find(self, name: str) -> JobRecord | None:
+        """The job of exactly this name."""
+        with self._explained():
+            row = self._db.execute(f"SELECT {_COLUMNS} FROM job WHERE name = ?", (name,)).fetchone()
+        return None if row is None else _job(row)
+
+    def job(self, name: str) -> JobRecord:
+        """The job of this name, or the only one whose name begins so.
+
+        Raises:
+            NotFoundError: there is none.
+            ConflictError: there are several.
+        """
+        exact = self.find(name)
+        if exact is not None:
+            return exact
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", (len(name), name)
+            )
+            names = [row[0] for row in rows] if name else []
+        if not names:
+            raise NotFoundError(f"there is no job {name!r}", hint="`holdfast list` shows all")
+        if len(names) > 1:
+            shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+            raise ConflictError(f"{name!r} could be {len(names)} jobs: {shown}", hint="write more of the name")
+        return self.job(names[0])
+
+    def attempts(self, name: str) -> list[AttemptRecord]:
+        """The attempts of a job, oldest first."""
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT number, num_nodes, started, ended, outcome, exit_code FROM attempt WHERE job = ? "
+                "ORDER BY number",
+                (name,),
+            )
+            keys = ("number", "num_nodes", "started", "ended", "outcome", "exit_code")
+            return [AttemptRecord(**dict(zip(keys, row, strict=True))) for row in rows]
+
+    def nodes(self, name: str, attempt: int) -> list[NodeRecord]:
+        """The launchers of an attempt."""
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT node, pid, start_ticks, boot, gpus FROM node WHERE job = ? AND attempt = ? ORDER BY node",
+                (name, attempt),
+            )
+            return [
+                NodeRecord(
+                    node=node,
+                    process=ProcessId(pid=pid, start_ticks=ticks, boot=boot),
+                    gpus=tuple(json.loads(gpus)),
+                )
+                for node, pid, ticks, boot, gpus in rows
+            ]
+
+    def events(self, name: str) -> list[JobEvent]:
+        """What was done to a job, oldest first."""
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT time, name, actor, cause, detail FROM event WHERE job = ? ORDER BY id", (name,)
+            )
+            return [
+                JobEvent(time=time, name=event, actor=actor, cause=cause, detail=json.loads(detail))
+                for time, event, actor, cause, detail in rows
+            ]
+
+    # ---- what commands do -------------------------------------------------------------------------------------
+
+    def add(self, spec: JobSpec, *, actor: str) -> None:
+        """Write down a new job.
+
+        Raises:
+            ConflictError: there is one of this name.
+        """
+        now = clock.utc_now()
+        with self.transaction():
+            if self.find(spec.name) is not None:
+                raise ConflictError(
+                    f"there is a job {spec.name!r} already",
+                    hint=f"choose another name, or `holdfast delete {spec.name}` first; checkpoints stay",
+                )
+            self._db.execute(
+                "INSERT INTO job (name, spec, state, wanted, created, changed) VALUES (?, ?, ?, ?, ?, ?)",
+                (spec.name, spec.to_json(), str(JobState.CREATED), str(Wanted.RUN), now, now),
+            )
+            self._note(spec.name, "submitted", actor)
+
+    def want(self, name: str, wanted: Wanted, *, actor: str, cause: str = "") -> None:
+        """Say what is wanted of a job; within a transaction or alone."""
+        with self._explained():
+            self._db.execute("UPDATE job SET wanted = ? WHERE name = ?", (str(wanted), name))
+            self._note(name, f"{wanted}_requested", actor, cause)
+
+    def change_spec(self, spec: JobSpec, *, actor: str, cause: str) -> None:
+        """Replace what a job is to do."""
+        with self._explained():
+            self._db.execute("UPDATE job SET spec = ? WHERE name = ?", (spec.to_json(), spec.name))
+            self._note(spec.name, "changed", actor, cause)
+
+    def forget(self, name: str) -> None:
+        """Remove a job and all that is known about it."""
+        with self._explained():
+            self._db.execute("DELETE FROM job WHERE name = ?", (name,))
+
+    # ---- what supervisors do ----------------------------------------------------------------------------------
+
+    def become(
+        self, name: str, state: JobState, *, actor: str, cause: str = "", message: str = "", **figures: Any
+    ) -> None:
+        """Change what a job is.
+
+        Args:
+            name: the job.
+            state: the new state.
+            actor: who says so.
+            cause: why.
+            message: for people who look at the job.
+            figures: columns of the job that change with it: exit_code, safe_step, setbacks, attempt.
+        """
+        unknown = figures.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted"}
+        if unknown:
+            raise ValueError(f"a job has no {', '.join(sorted(unknown))}")
+        changes = "".join(f", {column} = ?" for column in figures)
+        with self._explained():
+            self._db.execute(
+                f"UPDATE job SET state = ?, changed = ?, message = ?{changes} WHERE name = ?",
+                (str(state), clock.utc_now(), message, *(_plain(value) for value in figures.values()), name),
+            )
+            self._note(name, str(state).lower(), actor, cause or message, **figures)
+
+    def begin_attempt(self, name: str, number: int, num_nodes: int) -> None:
+        """Write down that an attempt begins."""
+        with self._explained():
+            self._db.execute(
+                "INSERT INTO attempt (job, number, num_nodes, started) VALUES (?, ?, ?, ?)",
+                (name, number, num_nodes, clock.utc_now()),
+            )
+
+    def add_node(self, name: str, attempt: int, node: NodeRecord) -> None:
+        """Write down a launcher as soon as it exists."""
+        process = node.process
+        with self._explained():
+            self._db.execute(
+                "INSERT OR REPLACE INTO node (job, attempt, node, pid, start_ticks, boot, gpus) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (name, attempt, node.node, process.pid, process.start_ticks, process.boot, json.dumps(node.gpus)),
+            )
+
+    def end_attempt(self, name: str, number: int, *, outcome: str, exit_code: int | None) -> None:
+        """Write down how an attempt ended."""
+        with self._explained():
+            self._db.execute(
+                "UPDATE attempt SET ended = ?, outcome = ?, exit_code = ? WHERE job = ? AND number = ?",
+                (clock.utc_now(), outcome, exit_code, name, number),
+            )
+
+    def _note(self, name: str, event: str, actor: str, cause: str = "", **detail: Any) -> None:
+        self._db.execute(
+            "INSERT INTO event (job, time, name, actor, cause, detail) VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                name,
+                clock.utc_now(),
+                event,
+                actor,
+                cause,
+                json.dumps({key: _plain(value) for key, value in detail.items()}),
+            ),
+        )
+
+
+def this_user() -> str:
+    """Who acts, for the history: `name@host`."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{host_name()}"
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, (JobState, Wanted)) else value
+
+
+def _job(row: tuple[Any, ...]) -> JobRecord:
+    name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks = row
+    try:
+        return JobRecord(
+            name=name,
+            spec=JobSpec.from_json(spec),
+            state=JobState(state),
+            wanted=Wanted(wanted),
+            created=created,
+            changed=changed,
+            message=message,
+            exit_code=exit_code,
+            attempt=attempt,
+            safe_step=safe_step,
+            setbacks=setbacks,
+        )
+    except (ValueError, TypeError, KeyError, HoldfastError) as error:
+        raise StorageError(
+            f"the history's entry of job {name!r} cannot be read: {error}", hint="it was altered; delete the job"
+        ) from error
+
+
+__all__ = ["SCHEMA_VERSION", "History", "this_user"]

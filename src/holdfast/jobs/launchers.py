@@ -1,0 +1,190 @@
+"""The launchers of one attempt: started, found again, stopped as pods would be, and asked how they ended."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.foundation import clock
+from holdfast.jobs import processes
+from holdfast.jobs.node import read_exit_code, write_plan
+from holdfast.jobs.processes import JOB_VARIABLE
+from holdfast.jobs.records import NodeRecord
+from holdfast.jobs.spec import JobSpec
+
+_RANK_LOGS = "HOLDFAST_RANK_LOGS"
+_OURS = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
+_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+_KEPT = ("HOLDFAST_VERIFY_TLS", "HOLDFAST_PVC_MOUNTS")
+_AFTER_A_LOSS_S = 10.0
+"""How long launchers that lost one of their number may take to notice by themselves."""
+_KILLED_LATER_S = 2.0
+"""How long after the grace period what is left is killed: the launchers kill their ranks before."""
+_GONE_WITHIN_S = 30.0
+
+
+class Launchers:
+    """The launchers of one attempt of one job.
+
+    Args:
+        spec: the job.
+        folder: the job's.
+        attempt: which attempt.
+        nodes: those that were started.
+    """
+
+    def __init__(self, spec: JobSpec, folder: Path, attempt: int, nodes: Sequence[NodeRecord] = ()) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._attempt = attempt
+        self._nodes = list(nodes)
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._asked_s: float | None = None
+        self._lost_s: float | None = None
+        self._port = _free_port() if spec.num_nodes > 1 else None
+
+    def start(self, node: int, environ: Mapping[str, str], gpus: tuple[int, ...]) -> NodeRecord:
+        """Start the launcher of one node.
+
+        Raises:
+            OSError: the interpreter cannot be started.
+        """
+        plan_file = self._plan_file(node)
+        plan_file.parent.mkdir(parents=True, exist_ok=True)
+        settings = self._spec.settings
+        if self._attempt > 1:
+            settings = replace(settings, from_scratch=False)  # it has begun anew once
+        write_plan(plan_file, self._plan(node), settings)
+        output = self._folder / "logs" / f"node-{node}.log"
+        output.parent.mkdir(exist_ok=True)
+        with output.open("ab") as stream:
+            process = subprocess.Popen(
+                [self._spec.python, "-m", "holdfast.jobs.node", str(plan_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd=self._spec.working_dir,
+                env={**environ, **self._told(output.parent), **_devices(gpus, self._spec)},
+                start_new_session=True,
+            )
+        identity = processes.identify(process.pid)
+        if identity is None:
+            raise OSError(f"the launcher of node {node} ended at once")
+        self._children[process.pid] = process
+        record = NodeRecord(node=node, process=identity, gpus=gpus)
+        self._nodes.append(record)
+        return record
+
+    def _told(self, logs: Path) -> dict[str, str]:
+        return {JOB_VARIABLE: str(self._folder), _RANK_LOGS: str(logs)}
+
+    def _plan(self, node: int) -> dict[str, Any]:
+        spec = self._spec
+        return {
+            "program": spec.program,
+            "is_module": spec.is_module,
+            "nproc_per_node": str(spec.ranks_per_node),
+            "nnodes": spec.num_nodes,
+            "node_rank": node,
+            "master_addr": "127.0.0.1" if spec.num_nodes > 1 else None,
+            "master_port": self._port,
+            "max_restarts": spec.max_restarts,
+        }
+
+    def _plan_file(self, node: int) -> Path:
+        return self._folder / f"attempt-{self._attempt}" / f"node-{node}.json"
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether all of them were started; a supervisor may have been killed in between."""
+        return len(self._nodes) == self._spec.num_nodes
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether any of them is."""
+        for process in self._children.values():
+            process.poll()  # a child that nobody asks about stays as a zombie
+        return any(node.process.is_alive for node in self._nodes)
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to each, once, as pods get it; the grace period begins."""
+        if self._asked_s is None:
+            self._asked_s = clock.monotonic_s()
+            for node in self._nodes:
+                node.process.send(signal.SIGTERM)
+
+    def enforce(self) -> None:
+        """End what outlives its grace period; stop those that one of them has left behind. Call it often."""
+        now_s = clock.monotonic_s()
+        if self._asked_s is not None:
+            if now_s - self._asked_s >= self._spec.settings.grace_s + _KILLED_LATER_S:
+                self.kill()
+            return
+        if self._lost_s is None and any(self._has_failed(node) for node in self._nodes):
+            self._lost_s = now_s
+        if self._lost_s is not None and now_s - self._lost_s >= _AFTER_A_LOSS_S:
+            self.ask_to_stop()
+
+    def _has_failed(self, node: NodeRecord) -> bool:
+        return not node.process.is_alive and read_exit_code(self._plan_file(node.node)) != 0
+
+    def kill(self) -> None:
+        """End every process of the job at once."""
+        processes.kill(processes.processes_of(self._folder))
+
+    def wait_until_gone(self) -> None:
+        """Until no process of the job is left: keepers end a moment after their launchers, with a commit perhaps."""
+        deadline_s = clock.monotonic_s() + max(_GONE_WITHIN_S, self._spec.settings.grace_s)
+        while processes.processes_of(self._folder):
+            if clock.monotonic_s() >= deadline_s:
+                self.kill()
+            clock.sleep(0.05)
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        """How they ended, by node; None for one that was killed."""
+        return [read_exit_code(self._plan_file(node)) for node in range(self._spec.num_nodes)]
+
+    def tidy(self) -> None:
+        """Remove what only this attempt needed."""
+        shutil.rmtree(self._plan_file(0).parent, ignore_errors=True)
+
+
+def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: Path | None) -> dict[str, str]:
+    """The environment of a job's launchers: the supervisor's without settings of a run, and what the job adds.
+
+    Args:
+        spec: the job.
+        secrets: the keys of its data connection.
+        extra_path: a folder with packages that were installed for it.
+    """
+    environ = {
+        name: text
+        for name, text in os.environ.items()
+        if name in _KEPT or (not name.startswith(_OURS) and name not in _TORCHRUN)
+    }
+    environ |= secrets
+    environ |= spec.env
+    if extra_path is not None:
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(extra_path), environ.get("PYTHONPATH", ""))))
+    return environ
+
+
+def _devices(gpus: tuple[int, ...], spec: JobSpec) -> dict[str, str]:
+    return (
+        {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus and "CUDA_VISIBLE_DEVICES" not in spec.env else {}
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+__all__ = ["Launchers", "launcher_environment"]

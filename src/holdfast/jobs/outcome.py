@@ -1,0 +1,89 @@
+"""What the end of an attempt means for its job. Pure: decided from exit codes and from what was wanted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.errors import ExitCode
+from holdfast.jobs.state import JobState, Wanted
+
+MAX_SETBACKS = 6
+"""How often a job is started again after interruptions nobody asked for, without a step of progress between."""
+_LEFT = {ExitCode.INTERRUPTED_SAVED, ExitCode.TERMINATED_UNSAVED, ExitCode.SIGINT}
+_MEANINGS = {
+    ExitCode.FAILED: "the program failed",
+    ExitCode.USAGE: "its options cannot be meant",
+    ExitCode.CONFLICT: "its output folder or checkpoint does not fit it",
+    ExitCode.STORAGE: "the place for checkpoints cannot be used",
+    ExitCode.NOTHING_VALID: "only damaged checkpoints exist",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What becomes of the job.
+
+    Args:
+        state: its new state.
+        exit_code: what its launchers' exit codes come to; None when they were killed.
+        message: why, for people.
+        setbacks: interruptions without progress so far.
+    """
+
+    state: JobState
+    exit_code: int | None
+    message: str
+    setbacks: int = 0
+
+
+def conclude(
+    exit_codes: Sequence[int | None],
+    wanted: Wanted,
+    *,
+    safe_step: int | None,
+    has_progressed: bool,
+    setbacks: int,
+) -> Outcome:
+    """Decide what becomes of a job whose launchers have all ended.
+
+    Args:
+        exit_codes: of the launchers, by node; None for one that was killed.
+        wanted: what was wanted of the job when they ended.
+        safe_step: the newest step that is committed.
+        has_progressed: whether this attempt committed a step beyond the one it began with.
+        setbacks: interruptions without progress before this one.
+    """
+    if all(code == ExitCode.OK for code in exit_codes):
+        return Outcome(state=JobState.COMPLETE, exit_code=0, message="")
+    failures = [code for code in exit_codes if code is not None and code not in _LEFT and code != ExitCode.OK]
+    was_asked = wanted is not Wanted.RUN
+    if failures and not (was_asked and failures[0] == ExitCode.STORAGE):
+        return Outcome(state=JobState.FAILED, exit_code=failures[0], message=_describe(failures[0]))
+    saved = any(code == ExitCode.INTERRUPTED_SAVED for code in exit_codes)
+    stands = "nothing is saved yet" if safe_step is None else f"step {safe_step} is safe"
+    if was_asked:
+        state = JobState.PREEMPTED if wanted is Wanted.PREEMPT else JobState.SUSPENDED
+        message = stands if saved else f"it was stopped without a save; {stands}"
+        if failures:
+            message += "; the object store does not have all of it yet"
+        code = failures[0] if failures else ExitCode.INTERRUPTED_SAVED if saved else ExitCode.TERMINATED_UNSAVED
+        return Outcome(state=state, exit_code=code, message=message)
+    setbacks = 0 if has_progressed else setbacks
+    what = "was interrupted from outside" if None not in exit_codes else "was killed"
+    if setbacks >= MAX_SETBACKS:
+        code = next((code for code in exit_codes if code), None)
+        message = f"it {what} {setbacks + 1} times without progress; {stands}"
+        return Outcome(state=JobState.FAILED, exit_code=code, message=message, setbacks=setbacks)
+    return Outcome(
+        state=JobState.RESTARTING,
+        exit_code=next((code for code in exit_codes if code), None),
+        message=f"it {what}; {stands}",
+        setbacks=setbacks + 1,
+    )
+
+
+def _describe(code: int) -> str:
+    meaning = _MEANINGS.get(ExitCode(code)) if code in set(ExitCode) else None
+    return f"exit code {code}" + (f": {meaning}" if meaning else "") + "; see its logs"
+
+
+__all__ = ["MAX_SETBACKS", "Outcome", "conclude"]

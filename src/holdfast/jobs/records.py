@@ -1,0 +1,120 @@
+"""What the history says of a job: values, as they were when they were read."""
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.jobs.processes import ProcessId
+from holdfast.jobs.spec import JobSpec
+from holdfast.jobs.state import JobState, Wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """One job.
+
+    Args:
+        name: unique.
+        spec: what it is to do.
+        state: what it is.
+        wanted: what is wanted of it.
+        created: RFC 3339 UTC.
+        changed: when `state` last changed.
+        message: why it is what it is, for people; empty where the state says all.
+        exit_code: of its last attempt; None before it has ended.
+        attempt: how many there were.
+        safe_step: the newest step known to be committed.
+        setbacks: how often it was interrupted from outside without a step of progress between.
+    """
+
+    name: str
+    spec: JobSpec
+    state: JobState
+    wanted: Wanted
+    created: str
+    changed: str
+    message: str = ""
+    exit_code: int | None = None
+    attempt: int = 0
+    safe_step: int | None = None
+    setbacks: int = 0
+
+    @property
+    def needs_supervisor(self) -> bool:
+        """Whether there must be a process that looks after it."""
+        if self.wanted is Wanted.DELETE or self.state.is_active:
+            return True
+        return self.state is JobState.SUSPENDED and self.wanted is Wanted.RUN
+
+    @property
+    def cpu(self) -> int:
+        """Slots that it takes."""
+        return self.spec.num_nodes * self.spec.cpu_per_node
+
+    @property
+    def gpu(self) -> int:
+        """Devices that it takes."""
+        return self.spec.num_nodes * self.spec.gpu_per_node
+
+    @property
+    def command(self) -> str:
+        """What it runs, as a person would type it."""
+        return shlex.join((*(["-m"] if self.spec.is_module else []), *self.spec.program))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One start of a job.
+
+    Args:
+        number: from 1.
+        num_nodes: how many launchers it had.
+        started: RFC 3339 UTC.
+        ended: likewise; None while it runs.
+        outcome: the state that the job came to by it, and why.
+        exit_code: what its launchers' exit codes come to.
+    """
+
+    number: int
+    num_nodes: int
+    started: str
+    ended: str | None = None
+    outcome: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One launcher of an attempt.
+
+    Args:
+        node: its number, from 0.
+        process: who it is.
+        gpus: the devices that it sees, by number.
+    """
+
+    node: int
+    process: ProcessId
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """Something that a person or a supervisor did to a job.
+
+    Args:
+        time: RFC 3339 UTC.
+        name: what: `submitted`, `suspend_requested`, `started`, …
+        actor: who did it.
+        cause: why, for people.
+        detail: figures, by name.
+    """
+
+    time: str
+    name: str
+    actor: str
+    cause: str
+    detail: dict[str, Any]
+
+
+__all__ = ["AttemptRecord", "JobEvent", "JobRecord", "NodeRecord"]

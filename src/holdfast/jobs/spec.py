@@ -1,0 +1,122 @@
+"""What a job is to do, as its owner wrote it down; no secret and nothing of the machine's environment is in it."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from holdfast.errors import UsageError
+from holdfast.training.settings import RunSettings
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job.
+
+    Args:
+        name: lower case letters, digits and dashes, 63 at most, as Kubernetes names objects.
+        program: script and arguments, or module and arguments; a function's script lies in the job's folder.
+        is_module: run the program as `python -m` does.
+        python: the interpreter.
+        working_dir: an absolute path.
+        num_nodes: how many launchers.
+        ranks_per_node: processes of each.
+        cpu_per_node: slots that each takes.
+        gpu_per_node: likewise; that many devices are visible to each.
+        settings: the options of the run.
+        max_restarts: starts of the ranks after a failure, by the launcher.
+        env: variables for the program.
+        data_connection: the name of the keys of an object store; never their values.
+        priority: jobs of a higher one go first, and stop those of lower ones.
+        metrics_port: where node 0 serves progress; None serves none.
+        verify_access: try the object store before training.
+        packages: requirements that are installed before the program runs, for this job only.
+        package_indexes: where to find them; the first one replaces the default.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    is_module: bool = False
+    python: str
+    working_dir: str
+    num_nodes: int = 1
+    ranks_per_node: int = 1
+    cpu_per_node: int = 1
+    gpu_per_node: int = 0
+    settings: RunSettings = field(default_factory=RunSettings)
+    max_restarts: int = 3
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    data_connection: str | None = None
+    priority: int = 0
+    metrics_port: int | None = None
+    verify_access: bool = True
+    packages: tuple[str, ...] = ()
+    package_indexes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not self.program:
+            raise UsageError("the job has no program", hint="name a script, a module or a function")
+        for what, count, least in (
+            ("num_nodes", self.num_nodes, 1),
+            ("ranks_per_node", self.ranks_per_node, 1),
+            ("cpu_per_node", self.cpu_per_node, 0),
+            ("gpu_per_node", self.gpu_per_node, 0),
+            ("max_restarts", self.max_restarts, 0),
+        ):
+            if count < least:
+                raise UsageError(f"{what} {count} must be at least {least}")
+        if self.metrics_port is not None and not 1024 <= self.metrics_port <= 65535:
+            raise UsageError(f"metrics_port {self.metrics_port} must be from 1024 to 65535")
+        for variable, text in self.env.items():
+            if not _VARIABLE.fullmatch(variable) or "\0" in text:
+                raise UsageError(
+                    f"{variable!r} cannot be the name of an environment variable, or its value has a NUL"
+                )
+
+    def to_json(self) -> str:
+        """A document from which `from_json` makes an equal value."""
+        record: dict[str, Any] = {name: getattr(self, name) for name in _names(self) if name != "settings"}
+        record["env"] = dict(self.env)
+        record["settings"] = {
+            name: getattr(self.settings, name) for name in _names(self.settings) if name not in _LAUNCHERS_OWN
+        }
+        return json.dumps(record)
+
+    @classmethod
+    def from_json(cls, text: str) -> "JobSpec":
+        """Read a document of this release or an older one; what a newer one added is ignored."""
+        record: dict[str, Any] = json.loads(text)
+        known = _names(RunSettings)
+        settings = {name: value for name, value in record.pop("settings").items() if name in known}
+        values = {name: value for name, value in record.items() if name in _names(cls)}
+        for name in ("program", "packages", "package_indexes"):
+            values[name] = tuple(values.get(name, ()))
+        return cls(settings=RunSettings(**settings), **values)
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError for what cannot be the name of a job."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"the job name {name!r} cannot be used",
+            hint="use up to 63 lower case letters, digits and dashes, beginning and ending with a letter or digit",
+        )
+
+
+def name_from(text: str, unique: str) -> str:
+    """A name for a job that has none: what it runs, made acceptable, and something unique."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].strip("-")
+    return f"{plain or 'job'}-{unique}"
+
+
+def _names(spec: Any) -> list[str]:
+    return [item.name for item in fields(spec)]
+
+
+__all__ = ["JobSpec", "check_name", "name_from"]

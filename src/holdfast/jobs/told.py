@@ -1,0 +1,55 @@
+"""What a job's ranks have told: the stream of events and the file of progress in the job's folder.
+
+Both are written by the training (docs/progress.md). A line that is cut, as the last one may be, is left for later.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+EVENTS = "events.jsonl"
+PROGRESS = "progress.json"
+
+
+def events(folder: Path) -> Iterator[dict[str, Any]]:
+    """The events of all attempts, oldest first."""
+    with contextlib.suppress(FileNotFoundError), (folder / EVENTS).open("rb") as stream:
+        for line in stream:
+            if line.endswith(b"\n"):
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if isinstance(event, dict) and "event" in event:
+                        yield event
+
+
+def progress(folder: Path) -> dict[str, Any] | None:
+    """Where the training is, or was when it ended; None before it has told."""
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads((folder / PROGRESS).read_bytes())
+        if isinstance(record, dict):
+            return record  # pyright: ignore[reportUnknownVariableType]
+    return None
+
+
+def safe_step(folder: Path) -> int | None:
+    """The newest step that is committed, as far as the ranks have told."""
+    step: int | None = None
+    for event in events(folder):
+        if event["event"] in {"saved", "resumed"} or (event["event"] == "interrupted" and event.get("saved")):
+            step = event.get("step", step)
+        elif event["event"] == "set_aside":
+            step = None
+    return step
+
+
+def was_told_since(folder: Path, wall_s: float) -> bool:
+    """Whether the ranks have told their progress since a moment of the wall clock."""
+    try:
+        return (folder / PROGRESS).stat().st_mtime >= wall_s
+    except OSError:
+        return False
+
+
+__all__ = ["EVENTS", "PROGRESS", "events", "progress", "safe_step", "was_told_since"]
