@@ -6,13 +6,10 @@ from typing import Annotated
 
 import typer
 
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import UsageError
-from holdfast.training.launch import LaunchPlan, launch
-from holdfast.training.output_place import place_output
-from holdfast.training.settings import RunSettings
+from holdfast.cli.run_options import RunOptions, with_options
 
 
+@with_options
 def run(
     program: Annotated[
         list[str],
@@ -50,95 +47,6 @@ def run(
             metavar="PORT", envvar=["HOLDFAST_MASTER_PORT", "PET_MASTER_PORT"], help="A free port on it.  [29500]"
         ),
     ] = None,
-    output_dir: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            envvar="HOLDFAST_OUTPUT_DIR",
-            help="Where checkpoints go, instead of the script's own folder: a path, s3://, gs://, az:// or pvc://.",
-        ),
-    ] = None,
-    save_strategy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="steps|epoch|no",
-            envvar="HOLDFAST_SAVE_STRATEGY",
-            help="When to save periodically. A termination signal always saves.",
-        ),
-    ] = None,
-    save_steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            envvar="HOLDFAST_SAVE_STEPS",
-            help="Save every N optimizer steps; implies --save-strategy steps.",
-        ),
-    ] = None,
-    save_total_limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            envvar="HOLDFAST_SAVE_TOTAL_LIMIT",
-            help="Keep the newest N checkpoints; the last good one is never deleted.",
-        ),
-    ] = None,
-    local_dir: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            envvar="HOLDFAST_LOCAL_DIR",
-            help="The folder in front of an object store.  [one below ~/.cache/holdfast]",
-        ),
-    ] = None,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            envvar="HOLDFAST_KEEP",
-            help="Keep these in the folder: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
-        ),
-    ] = None,
-    store_keep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            envvar="HOLDFAST_STORE_KEEP",
-            help="Keep these in the object store, likewise.  [all]",
-        ),
-    ] = None,
-    on_upload_failure: Annotated[
-        str,
-        typer.Option(
-            metavar="continue|stop",
-            envvar="HOLDFAST_ON_UPLOAD_FAILURE",
-            help="What to do when checkpoints do not arrive in the object store.",
-        ),
-    ] = "continue",
-    snapshot_steps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|auto",
-            envvar="HOLDFAST_SNAPSHOT_STEPS",
-            help="Take a snapshot in memory every N steps, besides those of saves; auto: as often as they cost less "
-            "than 1 %.",
-        ),
-    ] = None,
-    snapshot_slots: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            envvar="HOLDFAST_SNAPSHOT_SLOTS",
-            help="How many snapshots host memory may hold; 0: training waits for every save.  [by the state's size]",
-        ),
-    ] = None,
-    grace: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            envvar="HOLDFAST_GRACE",
-            help="Time between SIGTERM and SIGKILL that the platform grants.",
-        ),
-    ] = 30.0,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -147,31 +55,8 @@ def run(
             help="Restarts after a failure of a rank.",
         ),
     ] = 3,
-    resume: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|never|PATH",
-            envvar="HOLDFAST_RESUME",
-            help="Where to begin: the newest valid checkpoint, step 0, or one checkpoint.",
-        ),
-    ] = "auto",
-    from_scratch: Annotated[
-        bool,
-        typer.Option(
-            "--from-scratch",
-            envvar="HOLDFAST_FROM_SCRATCH",
-            help="Begin a new run; checkpoints in the folder are moved aside, not deleted.",
-        ),
-    ] = False,
-    allow_batch_change: Annotated[
-        bool,
-        typer.Option(
-            "--allow-batch-change",
-            envvar="HOLDFAST_ALLOW_BATCH_CHANGE",
-            help="Resume although a step would see another number of samples.",
-        ),
-    ] = False,
-    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more.", show_default=False)] = 0,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run a training script that survives preemption.
 
@@ -181,25 +66,9 @@ def run(
     Exit codes: 0 finished, 75 interrupted and saved (run again), 143 terminated without a save, 14 only damaged
     checkpoints exist, otherwise the script's own.
     """
-    environment = RunSettings.from_environment()
-    settings = RunSettings(
-        output_dir=output_dir,
-        save_strategy=save_strategy,
-        save_steps=save_steps,
-        save_total_limit=save_total_limit,
-        local_dir=local_dir,
-        keep=keep,
-        store_keep=store_keep,
-        on_upload_failure=on_upload_failure,
-        snapshot_steps=snapshot_steps,
-        snapshot_slots=snapshot_slots,
-        grace_s=grace,
-        resume=resume,
-        from_scratch=from_scratch,
-        allow_batch_change=allow_batch_change,
-        peer_timeout_s=environment.peer_timeout_s,
-        verbosity=max(verbose, environment.verbosity),
-    )
+    from holdfast.training.launch import LaunchPlan, launch
+
+    settings = options.settings()
     plan = LaunchPlan(
         program=tuple(program),
         is_module=module,
@@ -210,25 +79,28 @@ def run(
         master_port=master_port,
         max_restarts=max_restarts,
     )
-    _check_places(settings)
+    check_places(settings.resume, settings.output_dir, settings.local_dir)
     code = launch(plan, settings)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _check_places(settings: RunSettings) -> None:
+def check_places(resume: str, output_dir: str | None, local_dir: str | None) -> None:
     """Before ranks load a model for nothing; what the folders hold is verified by them.
 
     Raises:
         UsageError: the checkpoint to resume from is no folder.
         StorageError: the output folder cannot be written.
     """
-    if settings.resume not in {"auto", "never"} and not os.path.isdir(settings.resume):
-        raise UsageError(f"--resume {settings.resume}: there is no such folder", hint="name a checkpoint")
-    if settings.output_dir is not None:
-        place = place_output(settings.output_dir, local_dir=settings.local_dir)
-        OutputFolder(place.folder).prepare()
+    from holdfast.checkpoint.output_folder import OutputFolder
+    from holdfast.errors import UsageError
+    from holdfast.training.output_place import place_output
+
+    if resume not in {"auto", "never"} and not os.path.isdir(resume):
+        raise UsageError(f"--resume {resume}: there is no such folder", hint="name a checkpoint")
+    if output_dir is not None:
+        OutputFolder(place_output(output_dir, local_dir=local_dir).folder).prepare()
 
 
-__all__ = ["run"]
+__all__ = ["check_places", "run"]
