@@ -2,8 +2,8 @@
 
 How it works: `LazyGroup` knows of each command its name, where it is, and one line of help: enough for
 `holdfast --help`, for completing names in a shell, and for "did you mean". Only when a certain command is to run, to
-be explained (`COMMAND --help`) or to have its options completed, `resolve_command` imports it; from there on it is what
-Typer makes of it, with everything in it.
+be explained (`COMMAND --help`) or to have its options completed, `resolve_command` imports it; from there on it is
+what Typer makes of it, with everything in it.
 
 `CommandGroup` is every group: when one of its commands is about to run, it looks into the files for that command's
 options and hands them to Typer as `default_map`, below options and variables.

@@ -197,9 +197,13 @@ def _tables(path: Path) -> Iterator[Table]:
             hint="correct it there; texts need quotation marks",
         ) from error
     for name in prefix:
-        document = cast("dict[str, Any]", document).get(name) if isinstance(document, dict) else None
-    if isinstance(document, dict):
-        yield from _walk(cast("dict[str, Any]", document), str(path), prefix, (), _lines(text))
+        document = cast("dict[str, Any]", document).get(name, {}) if isinstance(document, dict) else document
+    if not isinstance(document, dict):
+        raise UsageError(
+            f"{path}: {'.'.join(prefix)} is not a table; nothing was done",
+            hint=f"write tables below it, such as [{'.'.join((*prefix, 'run'))}]",
+        )
+    yield from _walk(cast("dict[str, Any]", document), str(path), prefix, (), _lines(text))
 
 
 def _walk(
