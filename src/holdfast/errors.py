@@ -5,12 +5,13 @@ The tree:
 ```
 HoldfastError                 anything this package raises on purpose
 ├── UsageError            2   a setting or an argument cannot be meant
+├── PartlyDoneError       3   some of it is done, and the rest failed
 ├── NotFoundError        10   what was named does not exist
 ├── ConflictError        11   somebody else holds the output folder, or the checkpoint contradicts the settings
 ├── StorageError         13   the place for checkpoints cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
-│   ├── AccessDeniedError    13   wrong key, no permission
+│   ├── AccessDeniedError    13   wrong key, no permission; 12 of a command that does not train
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is not what its manifest says
 │   └── ManifestError    14   the manifest itself is unreadable or unacceptable
@@ -33,11 +34,18 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
+    PARTLY_DONE = 3
+    """A command has done a part of what it was asked to do, and said which."""
     NOT_FOUND = 10
     CONFLICT = 11
+    NOT_AUTHORISED = 12
+    """Of commands: the keys are wrong or grant too little. A training says `STORAGE`."""
     STORAGE = 13
     NOTHING_VALID = 14
     TIMED_OUT = 15
+    """A command was told how long to wait, and that was not long enough."""
+    NOT_SUPPORTED = 16
+    """What was asked for cannot be done on this machine or in this installation."""
     INTERRUPTED_SAVED = 75
     """`EX_TEMPFAIL`: interrupted, the state is saved, run the same command again."""
     SIGINT = 130
@@ -74,6 +82,12 @@ class NotFoundError(HoldfastError):
     """What was named does not exist."""
 
     exit_code = ExitCode.NOT_FOUND
+
+
+class PartlyDoneError(HoldfastError):
+    """Some of what was asked for is done and stays done; the rest failed."""
+
+    exit_code = ExitCode.PARTLY_DONE
 
 
 class ConflictError(HoldfastError):
@@ -162,6 +176,7 @@ __all__ = [
     "NotFoundError",
     "NothingValidError",
     "ObjectNotFoundError",
+    "PartlyDoneError",
     "PeerError",
     "SaveError",
     "StorageError",

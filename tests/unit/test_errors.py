@@ -8,6 +8,7 @@ from holdfast.errors import ExitCode, HoldfastError, Interrupted
 CODES = {
     "HoldfastError": 1,
     "UsageError": 2,
+    "PartlyDoneError": 3,
     "ConflictError": 11,
     "StorageError": 13,
     "ObjectNotFoundError": 13,

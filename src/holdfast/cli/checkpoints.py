@@ -18,7 +18,8 @@ from holdfast.checkpoint.inventory import Inventory, Item, Kind, open_inventory
 from holdfast.checkpoint.repairing import repair
 from holdfast.checkpoint.retention import KeepBest, parse_policies
 from holdfast.checkpoint.verify import Fault
-from holdfast.errors import CheckpointError, ExitCode, NothingValidError, UsageError
+from holdfast.cli.output import print_answer, table
+from holdfast.errors import CheckpointError, NothingValidError, PartlyDoneError, UsageError
 from holdfast.foundation import clock, console
 from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.units import format_age, format_bytes, plural, printable
@@ -66,8 +67,8 @@ def list_(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None
                 state,
             ]
         )
-    lines = _table(["CHECKPOINT", "AGE", "TRIGGER", "SIZE", "FILES", "STATE"], rows)
-    _print(as_json, documents, lines if rows else [f"no checkpoints in {inventory.store.location}"])
+    lines = table(["CHECKPOINT", "AGE", "TRIGGER", "SIZE", "FILES", "STATE"], rows)
+    print_answer(as_json, documents, lines if rows else [f"no checkpoints in {inventory.store.location}"])
 
 
 @app.command()
@@ -85,12 +86,12 @@ def show(location: _Place, as_json: _Json = False) -> None:
             for field, value in record.items()
             if field not in {"files", "format", "manifest_digest"} and value != {}
         ]
-        lines += _table(
+        lines += table(
             ["  FILE", "SIZE", "DIGEST"],
             [[f"  {entry.path}", format_bytes(entry.size_bytes), entry.digest] for entry in item.manifest.files],
         )
     lines += [f"  fault: {fault}" for fault in item.faults]
-    _print(as_json, document, lines)
+    print_answer(as_json, document, lines)
 
 
 @app.command()
@@ -105,18 +106,22 @@ def verify(location: _Place, as_json: _Json = False, deep: _Deep = False) -> Non
         raise NothingValidError(f"there is no checkpoint in {inventory.store.location}{others}")
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
-    is_valid = True
+    num_damaged = 0
     for item in items:
         progress = ProgressLine(f"reading {item.name}").update
         faults = inventory.verify(item, progress=progress) if deep else item.faults
-        is_valid &= not faults
+        num_damaged += bool(faults)
         documents.append({**_document(item, faults), "valid": not faults})
         lines.append(f"{item.where}: {_state(item, faults, deep=deep)}")
         lines += [f"  {fault}" for fault in faults]
     lines += [f"{item.where}: {item.kind}" for item in everything if item not in items]
-    _print(as_json, documents, lines)
-    if not is_valid:
-        raise typer.Exit(ExitCode.NOTHING_VALID)
+    print_answer(as_json, documents, lines)
+    if num_damaged:
+        raise CheckpointError(
+            f"{num_damaged} of {plural(len(items), 'checkpoint')} in {inventory.store.location} "
+            f"{'is' if num_damaged == 1 else 'are'} damaged",
+            hint="see the faults; a resume takes the newest valid one",
+        )
 
 
 @app.command()
@@ -156,7 +161,7 @@ def prune(
     did = "would delete" if dry_run else "deleted"
     lines = [f"{did} {item.where} ({format_bytes(item.size_bytes)})" for item in gone]
     lines.append(f"{did} {plural(len(gone), 'checkpoint')}, {format_bytes(size_bytes)}")
-    _print(as_json, document, lines)
+    print_answer(as_json, document, lines)
 
 
 @app.command("copy")
@@ -177,23 +182,27 @@ def copy(
         copying.is_there(item, place)
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
-    is_damaged = False
+    num_damaged = 0
     for item in reversed(items):  # oldest first: if it is cut off, nobody takes an older one for the newest
         where = str(place.child(item.name))
         document: dict[str, Any] = {"name": item.name, "from": item.where, "to": where}
         try:
             is_new = copying.copy(inventory, item, place, progress=ProgressLine(f"copying {item.name}").update)
         except CheckpointError as error:
-            is_damaged = True
+            num_damaged += 1
             documents.append({**document, "copied": False, "error": error.message})
             lines.append(f"{item.where} is not copied: {error.message}")
             continue
         documents.append({**document, "copied": is_new})
         did = "copied to" if is_new else "is already there:"
         lines.append(f"{item.where} {did} {where} ({format_bytes(item.size_bytes)})")
-    _print(as_json, documents, lines)
-    if is_damaged:
-        raise typer.Exit(ExitCode.NOTHING_VALID)
+    print_answer(as_json, documents, lines)
+    if num_damaged:
+        kind = CheckpointError if num_damaged == len(items) else PartlyDoneError
+        raise kind(
+            f"{num_damaged} of {plural(len(items), 'checkpoint')} could not be copied, because they are damaged",
+            hint="see the faults with `holdfast checkpoints verify`",
+        )
 
 
 @app.command()
@@ -222,7 +231,7 @@ def export(
         else:
             paths = copying.export(inventory, item, place, progress=progress)
     document = {"from": where, "to": str(place), "files": paths}
-    _print(as_json, document, [f"exported {where} to {place}:", *(f"  {path}" for path in paths)])
+    print_answer(as_json, document, [f"exported {where} to {place}:", *(f"  {path}" for path in paths)])
 
 
 @app.command()
@@ -243,7 +252,7 @@ def diff(
         lines += [f"  {_sentence(change)}" for change in changes]
     if not deep and any(change.name.endswith(".safetensors") for change in found.files):
         lines.append("the contents of tensors were not compared; see --deep")
-    _print(as_json, document, lines)
+    print_answer(as_json, document, lines)
 
 
 @app.command("repair")
@@ -291,9 +300,13 @@ def repair_(
         lines += [f"  {fault}" for fault in damage.faults]
     if found.num_leftovers:
         lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of dead runs")
-    _print(as_json, document, lines or ["nothing to repair"])
+    print_answer(as_json, document, lines or ["nothing to repair"])
     if found.damaged and not is_gone:
-        raise typer.Exit(ExitCode.NOTHING_VALID)
+        raise CheckpointError(
+            f"{plural(len(found.damaged), 'checkpoint')} in {location} "
+            f"{'is' if len(found.damaged) == 1 else 'are'} damaged and still there",
+            hint="--drop-damaged takes them away",
+        )
 
 
 def _fate(moved_to: str | None, drop_damaged: bool, dry_run: bool) -> str:
@@ -403,18 +416,6 @@ def _text(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
     return ", ".join(f"{name} {item}" for name, item in cast("dict[str, Any]", value).items())
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
-
-
-def _print(as_json: bool, document: Any, lines: Sequence[str]) -> None:
-    typer.echo(json.dumps(document, indent=1) if as_json else "\n".join(lines))
 
 
 __all__ = ["app"]

@@ -1,6 +1,6 @@
 """Figures as people read them, and counting towards one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 _KILO = 1000.0
 
@@ -50,6 +50,14 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def nearest(word: str, known: Collection[str]) -> str:
+    """What a person who wrote `word` may have meant: `did you mean save-steps?`, or all that there is."""
+    from difflib import get_close_matches
+
+    matches = get_close_matches(word, known, n=1)
+    return f"did you mean {matches[0]}?" if matches else f"there are {', '.join(sorted(known))}"
+
+
 class ByteCounter:
     """Adds up what was done, for a progress line.
 
@@ -70,4 +78,4 @@ class ByteCounter:
             self._progress(self.done_bytes, self._total_bytes)
 
 
-__all__ = ["ByteCounter", "format_age", "format_bytes", "format_duration", "plural", "printable"]
+__all__ = ["ByteCounter", "format_age", "format_bytes", "format_duration", "nearest", "plural", "printable"]

@@ -122,7 +122,7 @@ def claim_folder(location: Location, mounts: "str | None" = None) -> Location:
         where = f"this pod mounts {', '.join(sorted(table))}" if table else "this is not a pod that mounts a claim"
         raise ValueError(
             f"{location} can only be used in a pod that mounts the claim {location.bucket!r}; {where}; "
-            "outside a cluster use a path or an object store"
+            f"on a machine of your own, give it a folder in holdfast.toml: below [pvc] {location.bucket} = '/path'"
         )
     return Location(scheme=Scheme.FILE, path=_plain(f"{mount}/{location.path}"))
 

@@ -16,7 +16,7 @@ from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.files import delete_tree, write_atomic
 from holdfast.snapshot.keeper import Keeper
-from holdfast.storage.access import check_access
+from holdfast.storage.access import NO_KEYS_HINT, check_access
 from holdfast.storage.location import Location, Scheme
 from holdfast.storage.opening import open_store
 from holdfast.storage.options import StorageOptions
@@ -51,8 +51,7 @@ def open_tried(location: Location) -> Store:
     except AccessDeniedError as error:
         if location.scheme is not Scheme.S3 or options.has_keys:
             raise
-        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket"
-        raise AccessDeniedError(f"{error.message}; no keys were given", hint=hint) from error
+        raise AccessDeniedError(f"{error.message}; no keys were given", hint=NO_KEYS_HINT) from error
     return store
 
 

@@ -1,0 +1,84 @@
+"""`holdfast config …`: which settings are in effect, and where they come from."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.defaults import Effective, check_tables, effective
+from holdfast.cli.lazy import CommandGroup, walk
+from holdfast.cli.output import print_answer
+from holdfast.foundation.configuration import Configuration, toml
+
+app = typer.Typer(
+    name="config",
+    help="Show which settings are in effect, and where they come from.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def config() -> None:
+    """Without it, Typer would take the only command for the group itself."""
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each comes from.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also what is left at its default.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the settings of every command that differ from its defaults, as a settings file says them.
+
+    They come from variables, ./holdfast.toml, [tool.holdfast] in ./pyproject.toml, and the user's own config.toml.
+    """
+    root = context.find_root().command
+    assert isinstance(root, CommandGroup)
+    configuration = Configuration.load()
+    check_tables(configuration, root)
+    lines: list[str] = []
+    documents: list[dict[str, Any]] = []
+    for path, command in walk(root):
+        found = [item for item in effective(command, path, configuration) if everything or item.source != "default"]
+        lines += _section(".".join(path), [_line(item.option, item.value, origin and item.origin) for item in found])
+        documents += [{"command": " ".join(path), **_document(item)} for item in found]
+    document: dict[str, Any] = {"settings": documents}
+    for name, values in (("local", _local(configuration)), ("pvc", _claims(configuration))):
+        places = {key: setting.place for (table, key), setting in configuration.origins.items() if table == name}
+        lines += _section(name, [_line(key, value, origin and places[key]) for key, value in values.items()])
+        document[name] = values
+    print_answer(as_json, document, lines or ["# every setting is left at its default"])
+
+
+def _local(configuration: Configuration) -> dict[str, object]:
+    values = dataclasses.asdict(configuration.local).items()
+    return {name.replace("_", "-"): value for name, value in values if value is not None}
+
+
+def _claims(configuration: Configuration) -> dict[str, object]:
+    return {claim: str(folder) for claim, folder in configuration.pvc.items()}
+
+
+def _section(name: str, rows: Sequence[str]) -> list[str]:
+    return [f"[{name}]", *rows, ""] if rows else []
+
+
+def _line(name: str, value: object, origin: str | bool) -> str:
+    text = f"# {name} is not set" if value is None else f"{name} = {toml(value)}"
+    return f"{text}  # {origin}" if origin else text
+
+
+def _document(item: Effective) -> dict[str, Any]:
+    return {
+        "option": item.option,
+        "value": item.value,
+        "default": item.default,
+        "source": item.source,
+        "origin": item.origin or None,
+    }
+
+
+__all__ = ["app"]

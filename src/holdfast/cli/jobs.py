@@ -1,0 +1,190 @@
+"""The commands for jobs: list, status, logs, events, suspend, resume, scale, delete."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.output import print_answer, table
+
+if TYPE_CHECKING:
+    from holdfast.jobs.local import LocalJobs
+
+Name = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, or the beginning of it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Timeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Wait no longer than this.  [for ever]", min=0.1)
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
+
+
+def list_(
+    active: Annotated[bool, typer.Option("--active", help="Only those that run or will run by themselves.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the jobs, newest first: state, step, time left, loss, what is safe."""
+    from holdfast.cli.job_answers import HEAD, job_document, row
+    from holdfast.jobs.local import LocalJobs
+
+    with LocalJobs() as jobs:
+        found = [job for job in reversed(jobs.jobs()) if job.state.is_active or not active]
+        told = [jobs.progress_of(job) for job in found]
+    documents = [job_document(job, progress) for job, progress in zip(found, told, strict=True)]
+    rows = [row(job, progress) for job, progress in zip(found, told, strict=True)]
+    print_answer(as_json, documents, table(HEAD, rows) if rows else ["no jobs"])
+
+
+def status(name: Name, as_json: Json = False) -> None:
+    """Show one job: what it runs, where it is, what is safe, how its attempts ended."""
+    from holdfast.cli.job_answers import attempt_document, job_document, page
+    from holdfast.jobs.local import LocalJobs
+
+    with LocalJobs() as jobs:
+        job = jobs.job(name)
+        progress, attempts = jobs.progress_of(job), jobs.attempts(job.name)
+        document = job_document(job, progress)
+        document["output_dir"] = jobs.output_of(job)
+        document["attempts"] = [attempt_document(attempt) for attempt in attempts]
+        print_answer(as_json, document, page(job, progress, attempts, jobs.output_of(job)))
+
+
+def logs(
+    name: Name,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more, until the job has stopped.")] = False,
+    rank: Annotated[int | None, typer.Option(metavar="R", help="Only what this rank has printed.", min=0)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for each line.")] = False,
+) -> None:
+    """Print what the job's processes have printed; with several, each line says which."""
+    import json
+
+    from holdfast.jobs.local import LocalJobs
+
+    only = None if rank is None else range(rank, rank + 1)
+    with LocalJobs() as jobs:
+        spec = jobs.job(name).spec
+        is_alone = only is not None or spec.num_nodes * spec.ranks_per_node == 1
+        for line in jobs.logs(name, ranks=only, nodes=None if only is None else range(0), follow=follow):
+            if as_json:
+                typer.echo(json.dumps({"source": line.source, "text": line.text}))
+            else:
+                typer.echo(line.text if is_alone else f"{line.source} | {line.text}")
+            if follow:
+                sys.stdout.flush()
+
+
+def events(name: Name, as_json: Json = False) -> None:
+    """Print what was done to the job and what it did, in the order of time: who, what, why."""
+    from holdfast.cli.job_answers import event_document
+    from holdfast.jobs.local import LocalJobs
+
+    with LocalJobs() as jobs:
+        happened = jobs.events(name)
+    rows = [
+        [
+            event.time,
+            event.actor,
+            event.name.replace("_", " "),
+            ", ".join(filter(None, [event.cause, *_figures(event.detail)])),
+        ]
+        for event in happened
+    ]
+    print_answer(as_json, [event_document(event) for event in happened], table(("TIME", "WHO", "WHAT", "WHY"), rows))
+
+
+def _figures(detail: dict[str, object]) -> list[str]:
+    shown = ("step", "attempt", "exit_code", "safe_step", "path")
+    return [f"{key.replace('_', ' ')} {detail[key]}" for key in shown if detail.get(key) is not None]
+
+
+def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json = False) -> None:
+    """Stop a job with a checkpoint, and say which one is safe; `resume` goes on from there.
+
+    When a save would not fit the job's grace period, it says so first, with the figures, and asks.
+    """
+    from holdfast.cli.job_answers import job_document
+    from holdfast.jobs.local import LocalJobs
+
+    with LocalJobs() as jobs:
+        _ask_if_risky(jobs, name, yes=yes)
+        job = jobs.suspend(name, timeout_s=timeout)
+        progress = jobs.progress_of(job)
+        lines = [f"job {job.name} is {job.state}" + (f": {job.message}" if job.message else "")]
+        print_answer(as_json, job_document(job, progress), lines)
+
+
+def resume(name: Name, as_json: Json = False) -> None:
+    """Let a suspended or failed job go on from its newest checkpoint."""
+    from holdfast.cli.job_answers import job_document
+    from holdfast.jobs.local import LocalJobs
+
+    with LocalJobs() as jobs:
+        job = jobs.resume(name)
+        print_answer(as_json, job_document(job, jobs.progress_of(job)), [f"job {job.name} goes on"])
+
+
+def scale(
+    name: Name,
+    nnodes: Annotated[int, typer.Option(metavar="N", help="The new number of nodes.", min=1)],
+    yes: Yes = False,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Change a job's number of nodes: suspend, change, resume."""
+    from holdfast.cli.job_answers import job_document
+    from holdfast.jobs.local import LocalJobs
+
+    with LocalJobs() as jobs:
+        if jobs.job(name).state.holds_slots:
+            _ask_if_risky(jobs, name, yes=yes)
+        job = jobs.scale(name, nnodes, timeout_s=timeout)
+        lines = [f"job {job.name} has {nnodes} node{'s' if nnodes > 1 else ''} now, and is {job.state}"]
+        print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
+
+
+def delete(
+    name: Name,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Its checkpoints and final model, too.")] = False,
+    yes: Yes = False,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
+    from holdfast.errors import ConflictError
+    from holdfast.foundation.console import is_interactive
+    from holdfast.jobs.local import LocalJobs
+
+    with LocalJobs() as jobs:
+        job = jobs.job(name)
+        output = jobs.output_of(job)
+        if checkpoints and not yes:
+            if not is_interactive():
+                raise ConflictError(
+                    f"deleting the checkpoints of job {job.name} in {output} cannot be taken back; nothing was done",
+                    hint="say --yes",
+                )
+            typer.confirm(f"delete job {job.name} and all its checkpoints in {output}?", abort=True, err=True)
+        jobs.delete(job.name, with_checkpoints=checkpoints, timeout_s=timeout)
+    what = "its checkpoints are gone too" if checkpoints else f"its checkpoints stay in {output or 'their folder'}"
+    print_answer(
+        as_json, {"name": job.name, "checkpoints_deleted": checkpoints}, [f"job {job.name} is deleted; {what}"]
+    )
+
+
+def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:
+    from holdfast.cli.job_answers import risk_of_suspending
+    from holdfast.errors import ConflictError
+    from holdfast.foundation.console import is_interactive
+
+    job = jobs.job(name)
+    risk = risk_of_suspending(jobs.progress_of(job), job.spec.settings.grace_s) if job.state.holds_slots else None
+    if risk is None:
+        return
+    if yes:
+        typer.echo(f"holdfast: warning: {risk}", err=True)
+    elif is_interactive():
+        typer.confirm(f"{risk}. Suspend all the same?", abort=True, err=True)
+    else:
+        raise ConflictError(f"{risk}; nothing was done", hint="wait for the next save, or say --yes")
+
+
+__all__ = ["delete", "events", "list_", "logs", "resume", "scale", "status", "suspend"]

@@ -1,0 +1,41 @@
+"""Runs `holdfast …` in this process, as the console script does."""
+
+import contextlib
+import io
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.cli.failures import run_command
+from holdfast.cli.main import root
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.stdout)
+
+    @property
+    def exit_error(self) -> Any:
+        """The last line on stderr, as a program reads it."""
+        return json.loads(self.stderr.splitlines()[-1])
+
+
+def holdfast(*arguments: object) -> Outcome:
+    hook = sys.excepthook
+    stdout, stderr = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            try:
+                code = run_command(root(), [str(argument) for argument in arguments])
+            except SystemExit as left:
+                code = int(left.code or 0)
+    finally:
+        sys.excepthook = hook
+    return Outcome(code=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())

@@ -1,0 +1,21 @@
+"""Every test of commands begins without settings of whoever runs it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, in which a test may write settings files."""
+    for name in list(os.environ):
+        if name.startswith(("HOLDFAST_", "PET_")):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    # Commands may set it for what they start; whatever a test sets is taken back.
+    monkeypatch.setenv("HOLDFAST_PVC_MOUNTS", "")
+    return folder

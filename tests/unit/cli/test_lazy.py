@@ -1,0 +1,144 @@
+"""Commands are imported when they are used, and nothing shows that they were not before."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.lazy import own_options, walk
+from holdfast.cli.main import root
+from tests.support.checkpoints import commit, prepared
+from tests.support.commands import holdfast
+
+_CHILD = """
+import contextlib, io, json, sys
+from holdfast.cli.failures import run_command
+from holdfast.cli.main import root
+seen = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        code = run_command(root(), arguments)
+    seen.append({"arguments": arguments, "code": code, "out": out.getvalue(), "modules": sorted(sys.modules)})
+print(json.dumps(seen))
+"""
+
+
+def modules_after(*commands: list[str]) -> list[dict[str, object]]:
+    """What a process has imported after each of the commands, one after the other."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, json.dumps(commands)], capture_output=True, text=True, timeout=120, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_help_imports_no_command() -> None:
+    """What `holdfast --help` waits for is Python, Typer and three small modules."""
+    (seen,) = modules_after(["--help"])
+    ours = {name for name in seen["modules"] if name.startswith("holdfast")}
+    assert ours == {
+        *("holdfast", "holdfast._version", "holdfast.errors"),
+        *("holdfast.cli", "holdfast.cli.main", "holdfast.cli.lazy", "holdfast.cli.failures"),
+    }
+    assert not {"torch", "numpy", "obstore", "rich", "asyncio", "tomllib"} & set(seen["modules"])
+    for command in root().commands:
+        assert f"\n  {command} " in seen["out"]
+
+
+def test_no_command_imports_torch_before_it_trains(tmp_path: Path) -> None:
+    """Neither to explain itself nor to do its work; `run` does when it has started its ranks' agent."""
+    output = prepared(tmp_path / "out")
+    for step in (10, 20):
+        commit(output, step)
+    at, copy = str(output.root), str(tmp_path / "copy")
+    explained = [[*path, "--help"] for path, _ in walk(root())]
+    done = [
+        *(["checkpoints", name, at, "--deep"] for name in ("list", "verify", "repair")),
+        ["checkpoints", "show", at],
+        ["checkpoints", "diff", f"{at}/checkpoint-10", f"{at}/checkpoint-20", "--deep"],
+        ["checkpoints", "copy", at, copy],
+        ["checkpoints", "export", copy, str(tmp_path / "model")],
+        ["checkpoints", "prune", copy, "--keep", "newest=1"],
+        ["config", "show", "--all"],
+        ["doctor", "--output-dir", at],
+    ]
+    assert {" ".join(path) for path, _ in walk(root())} >= {"run", "checkpoints list", "config show", "doctor"}
+    seen = modules_after(*explained, *done)
+    assert [item["arguments"] for item in seen if "torch" in item["modules"]] == []
+    codes = {" ".join(item["arguments"][:2]): item["code"] for item in seen[len(explained) :]}
+    assert set(codes.values()) == {0}, codes
+
+
+def test_summaries_are_the_commands_own() -> None:
+    """The line of `holdfast --help` is the first line of `holdfast COMMAND --help`."""
+    group = root()
+    for lazy in type(group).lazy_commands:  # type: ignore[attr-defined]
+        assert group.load(lazy.name).get_short_help_str(200) == lazy.summary
+
+
+def test_a_command_explains_itself_in_full() -> None:
+    """A lazy command has its options, arguments, variables and defaults, and a group its commands."""
+    text = holdfast("run", "--help").stdout
+    for word in ("SCRIPT", "--save-steps", "HOLDFAST_SAVE_STEPS", "--from-scratch", "Exit codes", "default: 30"):
+        assert word in text, word
+    text = holdfast("checkpoints", "--help").stdout
+    for word in ("list", "verify", "repair"):
+        assert f"\n  {word} " in text
+    assert "--idle" in holdfast("checkpoints", "repair", "--help").stdout
+    assert holdfast("--help").code == 0
+
+
+def test_what_is_nearly_a_command_is_suggested() -> None:
+    assert "Did you mean 'checkpoints'?" in holdfast("checkpoint", "list").stderr
+    assert holdfast("checkpoint").code == 2
+    assert "Usage: holdfast" in holdfast().stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["ch"], ["checkpoints"]),
+        (["checkpoints", "re"], ["repair"]),
+        (["run", "--snap"], ["--snapshot-steps", "--snapshot-slots"]),
+        (["checkpoints", "list", "--j"], ["--json"]),
+        (["nothing", "x"], []),
+    ],
+)
+def test_shells_complete_commands_and_options(
+    words: list[str], offered: list[str], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """Also beside a settings file that no command would accept."""
+    (project / "holdfast.toml").write_text("[rnu\n")
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["holdfast", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    outcome = holdfast()
+    assert (outcome.code, outcome.stdout.split()) == (0, offered)
+
+
+def test_the_completion_script_is_for_this_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `--show-completion` prints calls back with the variable that is listened to."""
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", "source_bash")
+    assert "_HOLDFAST_COMPLETE=complete_bash" in holdfast().stdout
+
+
+def test_completing_a_name_imports_no_command() -> None:
+    """A shell waits for it at every press of the key."""
+    environ = {**os.environ, "_HOLDFAST_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "holdfast "}
+    child = "import sys\nfrom holdfast.cli.main import main\ntry:\n main()\nfinally:\n print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", child], env=environ, capture_output=True, text=True, check=True)
+    assert "doctor" in done.stdout
+    assert "holdfast.cli.checkpoints" not in done.stdout.split()
+    assert "holdfast.cli.run" not in done.stdout.split()
+
+
+def test_a_programs_own_options_are_its_own() -> None:
+    """Values are no options, and behind SCRIPT or `--` nothing is ours."""
+    group = root()
+    run, show = group.load("run"), dict(walk(group))["checkpoints", "show"]
+    assert list(own_options(run, ["--keep", "--json", "-m", "--grace=3", "script", "--json"])) == [
+        *("--keep", "-m", "--grace")
+    ]
+    assert list(own_options(show, ["place", "--json", "--", "--deep"])) == ["--json"]
