@@ -139,6 +139,14 @@ def run(
             help="Time between SIGTERM and SIGKILL that the platform grants.",
         ),
     ] = 30.0,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            envvar="HOLDFAST_METRICS_PORT",
+            help="Serve how far the run is at http://…:PORT/metrics, on node 0; 0: nowhere.  [0]",
+        ),
+    ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -197,6 +205,10 @@ def run(
         resume=resume,
         from_scratch=from_scratch,
         allow_batch_change=allow_batch_change,
+        metrics_port=metrics_port,
+        metrics_host=environment.metrics_host,
+        termination_log=environment.termination_log,
+        job_dir=environment.job_dir,
         peer_timeout_s=environment.peer_timeout_s,
         verbosity=max(verbose, environment.verbosity),
     )
