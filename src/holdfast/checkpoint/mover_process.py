@@ -50,6 +50,7 @@ class MoverPlan:
         passed_over: steps whose checkpoints in the store were found damaged at the start.
         grace_s: how long to go on for the newest one after the training's process has died.
         verbosity: of the console.
+        events: a stream of the job's for what happens, besides the one in the output folder.
     """
 
     folder: str
@@ -61,6 +62,7 @@ class MoverPlan:
     passed_over: tuple[int, ...] = ()
     grace_s: float = 30.0
     verbosity: int = 0
+    events: str | None = None
 
 
 class _Process:
@@ -69,7 +71,7 @@ class _Process:
     def __init__(self, plan: MoverPlan) -> None:
         output = OutputFolder(Path(plan.folder))
         log = console.set_up(plan.verbosity)
-        events = EventLog(output.events)
+        events = EventLog(output.events, Path(plan.events) if plan.events else None, actor="mover")
 
         def report(event: Event) -> None:
             events.write(event)

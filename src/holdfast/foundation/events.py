@@ -1,42 +1,26 @@
-"""What happened, as typed records in one stream: for people on the console, for programs as JSON lines.
+"""Everything that can happen to a run, as typed records (docs/progress.md); `event_stream` is how they are told."""
 
-Promises: one line per event, RFC 3339 UTC times, fields only ever added. Writing an event never stops the
-training: a full disk loses the event, not the run.
-Not here: figures that change every step (see `holdfast.training.progress`).
-"""
-
-import contextlib
-import dataclasses
-import json
-import os
-import re
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from holdfast.foundation import clock
+from holdfast.foundation.event_stream import Event, EventLog
 from holdfast.foundation.units import format_bytes, format_duration, plural, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event(ABC):
-    """Base of every event; the class name in snake case is the event's name in JSON."""
+class Started(Event):
+    """Somebody started the job on a node."""
 
-    is_warning: ClassVar[bool] = False
+    is_quiet: ClassVar[bool] = True
+    user: str
+    host: str
+    pid: int
+    node: int
+    num_nodes: int
+    grace_s: float
 
-    @property
-    def name(self) -> str:
-        """`AttemptStarted` → `attempt_started`."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
-
-    @property
-    def line(self) -> str:
-        """One line for a person."""
-        return self._sentence()
-
-    @abstractmethod
-    def _sentence(self) -> str: ...
+    def _sentence(self) -> str:
+        return f"started by {self.user}@{self.host}, launcher {self.pid}, node {self.node} of {self.num_nodes}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +55,7 @@ class CheckpointRejected(Event):
     """A checkpoint was found damaged and is passed over."""
 
     is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
     path: str
     file: str
     reason: str
@@ -140,9 +125,49 @@ class BatchKept(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignalReceived(Event):
+    """A launcher, or a rank by itself, got a signal; what a launcher passes on to its ranks is not said again."""
+
+    is_quiet: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "signal"
+    signal: str
+    rank: int | None
+
+    def _sentence(self) -> str:
+        who = "the launcher" if self.rank is None else f"rank {self.rank}"
+        return f"{who} got {self.signal}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineChoice(Event):
+    """After a stop request: what is done with the running step, and the figures that decided it.
+
+    `choice` is `finish_step`, `give_up_step` or `commit_snapshot`; the seconds are what the running step and its save
+    are expected to need, what is left, and what committing the newest snapshot would need.
+    """
+
+    is_quiet: ClassVar[bool] = True
+    choice: str
+    step: int
+    needed_s: float
+    available_s: float
+    snapshot_step: int | None
+    commit_s: float | None
+
+    def _sentence(self) -> str:
+        does = {
+            "finish_step": "is finished and saved",
+            "give_up_step": "is given up, and the one before it is saved",
+            "commit_snapshot": f"is given up, and the snapshot of step {self.snapshot_step} is committed",
+        }.get(self.choice, self.choice)
+        return f"step {self.step} {does}: {self.needed_s:.1f} s are needed, {self.available_s:.1f} s are left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event):
     """All ranks agreed to stop here because at least one was told to."""
 
+    cause_field: ClassVar[str] = "signal"
     signal: str
     rank: int
     step: int
@@ -168,9 +193,33 @@ class StepGivenUp(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken(Event):
+    """The state of a step is in memory, or being copied there; `is_wanted` says that it is to become a checkpoint.
+
+    Those in memory only are told at most once in ten seconds; `count` is how many there were since the last one told.
+    """
+
+    is_quiet: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "trigger"
+    step: int
+    trigger: str
+    is_wanted: bool
+    stall_s: float
+    size_bytes: int
+    count: int
+
+    def _sentence(self) -> str:
+        return (
+            f"snapshot of step {self.step} ({self.trigger}): {format_bytes(self.size_bytes)} on the first rank, "
+            f"training waited {format_duration(self.stall_s)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved(Event):
     """A checkpoint is committed: complete, durable, named in its manifest."""
 
+    cause_field: ClassVar[str] = "trigger"
     step: int
     trigger: str
     path: str
@@ -190,6 +239,7 @@ class SaveSuperseded(Event):
     """A snapshot waited for the disk, and a newer one took its place."""
 
     is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "trigger"
     step: int
     trigger: str
     by: int
@@ -203,6 +253,7 @@ class SaveFailed(Event):
     """A save did not become a checkpoint; what was written of it is gone."""
 
     is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
     step: int
     trigger: str
     reason: str
@@ -227,11 +278,31 @@ class Resealed(Event):
 class Pruned(Event):
     """Retention removed a checkpoint."""
 
+    cause_field: ClassVar[str] = "reason"
     step: int
     path: str
+    reason: str = "retention"
 
     def _sentence(self) -> str:
         return f"pruned {self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Event):
+    """A rank, or the whole start, ended by an error; `rank` is None where no rank is to blame.
+
+    The exit code of a rank that was killed is the negative number of the signal; `error` is what its program raised.
+    """
+
+    is_quiet: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
+    rank: int | None
+    exit_code: int
+    reason: str
+    error: str = ""
+
+    def _sentence(self) -> str:
+        return f"failed with exit code {self.exit_code}: {self.reason}" + (f" ({self.error})" if self.error else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +310,7 @@ class Restarted(Event):
     """A rank failed, and the ranks were started anew."""
 
     is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
     restart: int
     max_restarts: int
     reason: str
@@ -252,6 +324,7 @@ class StepAbandoned(Event):
     """A step would not have ended before the deadline: the newest snapshot in memory was committed in its place."""
 
     is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
     step: int
     snapshot_step: int | None
     reason: str
@@ -265,6 +338,7 @@ class StepAbandoned(Event):
 class Interrupted(Event):
     """The run left after a stop, with or without a checkpoint of the last step."""
 
+    cause_field: ClassVar[str] = "reason"
     step: int
     saved: bool
     reason: str
@@ -305,6 +379,7 @@ class UploadFailed(Event):
     """A checkpoint did not arrive in the object store; it is tried again while the run lasts."""
 
     is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
     step: int
     name_in_store: str
     reason: str
@@ -353,38 +428,14 @@ class Fetched(Event):
         return f"fetched {self.location}, {format_bytes(self.size_bytes)} in {duration}, {rate}/s"
 
 
-class EventLog:
-    """Appends events as JSON lines to a file; several processes may append to the same one.
-
-    Args:
-        path: the file, or None to drop the events.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-
-    def write(self, event: Event) -> None:
-        """Append one line; a line is one write, so that lines of several writers do not mix."""
-        if self._path is None:
-            return
-        fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
-        record = {"time": clock.utc_now(), "event": event.name, **fields}
-        line = json.dumps(record, default=dataclasses.asdict) + "\n"
-        # The stream reports; it must not be the reason that a run ends.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.write(descriptor, line.encode())
-            finally:
-                os.close(descriptor)
-
-
 __all__ = [
     "AttemptStarted",
     "BatchKept",
     "CheckpointRejected",
+    "DeadlineChoice",
     "Event",
     "EventLog",
+    "Failed",
     "Fetched",
     "Finished",
     "Interrupted",
@@ -397,6 +448,9 @@ __all__ = [
     "SaveSuperseded",
     "Saved",
     "SetAside",
+    "SignalReceived",
+    "SnapshotTaken",
+    "Started",
     "StepAbandoned",
     "StepGivenUp",
     "StopRequested",

@@ -133,7 +133,7 @@ class Checkpointer:
     def _claim(self) -> None:
         output = self._output
         output.prepare()
-        self._events = EventLog(output.events)
+        self._events = EventLog(output.events, actor="rank 0")
 
         def waiting(who: str) -> None:
             self._log.info("waiting for an earlier run to leave %s (%s)", output.root, who)

@@ -30,6 +30,7 @@ class Outcome:
         path: the checkpoint's folder.
         size_bytes: of its files.
         write_s: seconds that writing and committing took.
+        heard_s: when this process heard of it, by the monotonic clock.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Outcome:
     path: str = ""
     size_bytes: int = 0
     write_s: float = 0.0
+    heard_s: float = 0.0
 
     @property
     def is_durable(self) -> bool:
@@ -142,7 +144,7 @@ class Keeper:
                 if kind == "free":
                     self._free.update(message["blocks"])
                 elif kind == "outcome":
-                    self._note(Outcome(**message["outcome"]), message["asked"])
+                    self._note(Outcome(**message["outcome"], heard_s=clock.monotonic_s()), message["asked"])
                 elif kind == "welcome":
                     self.pid = message["pid"]
                 elif kind == "answer":

@@ -56,19 +56,21 @@ class KeeperPlan:
         owner_pid: the process for which it lives on, or None for the one at the other end of its stdin.
         verbosity: of the console.
         scratch: a folder of the owner's, for this process too; removed here when the owner dies without a word.
+        events: a stream of the job's for what happens, besides the one in the output folder.
     """
 
     name: str
     owner_pid: int | None = None
     verbosity: int = 0
     scratch: str | None = None
+    events: str | None = None
 
 
 class _Keeper:
     def __init__(self, plan: KeeperPlan) -> None:
         self._plan = plan
         self._log = console.set_up(plan.verbosity)
-        self._events = EventLog(None)
+        self._events = self._log_to(None)
         self._server = listen(plan.name)
         self._changed = threading.Condition()
         self._start: Start | None = None
@@ -115,6 +117,9 @@ class _Keeper:
                 clock.sleep(_LOOK_EVERY_S)
             return
         select.select([descriptor], [], [])
+
+    def _log_to(self, stream: Path | None) -> EventLog:
+        return EventLog(stream, Path(self._plan.events) if self._plan.events else None, actor="keeper")
 
     def report(self, event: Event) -> None:
         self._events.write(event)
@@ -414,14 +419,14 @@ class _Keeper:
                 if left.name.isdecimal():
                     files.delete_tree(left)
         self._folder = folder
-        self._events = EventLog(output.events)
+        self._events = self._log_to(output.events)
         return ""
 
     def _close_folder(self) -> None:
         if self._lock is not None:
             self._lock.release()
         self._lock = self._folder = None
-        self._events = EventLog(None)
+        self._events = self._log_to(None)
 
     # ---- writing ------------------------------------------------------------------------------------------------
 

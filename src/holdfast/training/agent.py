@@ -31,10 +31,11 @@ from torch.distributed.run import (
 )
 
 from holdfast.foundation import clock
-from holdfast.foundation.events import Restarted
+from holdfast.foundation.events import Failed, Restarted
 from holdfast.snapshot.keeper_host import KeeperHost
+from holdfast.training.announcing import Announcer
 from holdfast.training.launch import LaunchPlan, StopRequest, rank_command
-from holdfast.training.record import note_restart, read_records
+from holdfast.training.record import read_records
 from holdfast.training.settings import RunSettings
 from holdfast.training.verdict import describe_end, first_failure
 
@@ -59,7 +60,9 @@ class AgentOutcome:
     restarts: int
 
 
-def run_agent(plan: LaunchPlan, settings: RunSettings, stop: StopRequest, keeper: KeeperHost | None) -> AgentOutcome:
+def run_agent(
+    plan: LaunchPlan, settings: RunSettings, stop: StopRequest, keeper: KeeperHost | None, announcer: Announcer
+) -> AgentOutcome:
     """Start the ranks of this node and watch them, and their keeper, to their end."""
     config = _config(plan, settings)
     # torch elastic must not take the signals that `stop` answers.
@@ -89,7 +92,7 @@ def run_agent(plan: LaunchPlan, settings: RunSettings, stop: StopRequest, keeper
         event_log_handler=config.event_log_handler,
         numa_options=config.numa_options,
     )
-    agent = HoldfastAgent(spec, config, settings=settings, stop=stop, keeper=keeper)
+    agent = HoldfastAgent(spec, config, settings=settings, stop=stop, keeper=keeper, announcer=announcer)
     try:
         result: Any = agent.run()
         agent.tell_others()
@@ -128,6 +131,7 @@ class HoldfastAgent(LocalElasticAgent):
         settings: the run's, with the folder for the ranks' records.
         stop: stop requests to this node.
         keeper: the node's, replaced when it dies.
+        announcer: is told of failures and restarts.
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class HoldfastAgent(LocalElasticAgent):
         settings: RunSettings,
         stop: StopRequest,
         keeper: KeeperHost | None,
+        announcer: Announcer,
     ) -> None:
         super().__init__(
             spec=spec,
@@ -149,8 +154,9 @@ class HoldfastAgent(LocalElasticAgent):
         self._settings = settings
         self._stop = stop
         self._keeper = keeper
+        self._announcer = announcer
         self._has_told = False
-        self._failure: str | None = None
+        self._failure: Failed | None = None
 
     @property
     def restarts(self) -> int:
@@ -190,19 +196,22 @@ class HoldfastAgent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop.watch(())
-        if self._failure is not None:
+        failure, event = self._failure, None
+        if failure is not None:
             event = Restarted(
                 restart=self.restarts + 1,
                 max_restarts=self._worker_group.spec.max_restarts,
-                reason=self._failure,
+                reason=failure.reason,
             )
             _log.warning("%s", event.line)
-            note_restart(Path(self._settings.record_folder or ""), event)
+            self._announcer.failed(failure)
         group: Any = self._worker_group
         if group.group_world_size > 1:
             with contextlib.suppress(RuntimeError):
                 self._shared_store.set(_RESTART_KEY.format(self.restarts + 1), "1")
         super()._restart_workers(worker_group)
+        if event is not None:
+            self._announcer.restarting(event)
 
     def _is_final(self, result: RunResult) -> bool:
         """Whether starting the ranks again would be wrong: they were told to leave, or cannot do better."""
@@ -212,7 +221,16 @@ class HoldfastAgent(LocalElasticAgent):
         exit_codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
         rank = first_failure(exit_codes, records)
         record = None if rank is None else records.get(rank)
-        self._failure = None if rank is None else describe_end(rank, exit_codes[rank], record)
+        self._failure = (
+            None
+            if rank is None
+            else Failed(
+                rank=rank,
+                exit_code=exit_codes[rank],
+                reason=describe_end(rank, exit_codes[rank], record),
+                error=record.message if record is not None else "",
+            )
+        )
         if rank is None or record is None or record.lost_peer:
             return False
         if record.exit_code is not None:

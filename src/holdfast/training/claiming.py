@@ -202,6 +202,7 @@ def start_mover(
         passed_over=tuple(passed_over),
         grace_s=settings.grace_s - settings.margin_s,
         verbosity=settings.verbosity,
+        events=str(settings.job_events) if settings.job_events else None,
     )
     session.uploads = Uploads(plan)
 

@@ -29,6 +29,7 @@ class Keeping:
         self._place = place
         self._on_leave = on_leave
         self._verbosity = settings.verbosity
+        self._events = str(settings.job_events) if settings.job_events else None
         self._is_possible = block.are_available() and settings.snapshot_slots != 0
         self._is_ours = settings.keeper is None
         self._name = settings.keeper or _name_for(place)
@@ -74,7 +75,9 @@ class Keeping:
         # It lives as long as whoever starts the ranks anew, where somebody does.
         global _process_host  # noqa: PLW0603  the process's, like its signals
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
-        _process_host = KeeperHost(KeeperPlan(name=self._name, owner_pid=owner, verbosity=self._verbosity))
+        _process_host = KeeperHost(
+            KeeperPlan(name=self._name, owner_pid=owner, verbosity=self._verbosity, events=self._events)
+        )
 
 
 def _name_for(place: Place) -> str:

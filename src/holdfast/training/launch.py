@@ -26,12 +26,14 @@ from holdfast.snapshot import block
 from holdfast.snapshot.keeper_host import KeeperHost
 from holdfast.snapshot.keeper_process import KeeperPlan
 from holdfast.snapshot.messages import new_name
-from holdfast.training.record import read_records
+from holdfast.training.announcing import Announcer
+from holdfast.training.record import exit_code_after, in_a_sentence, passed_on, read_records
 from holdfast.training.record_folder import record_folder
 from holdfast.training.settings import RunSettings
-from holdfast.training.verdict import exit_code_of, reach_verdict
+from holdfast.training.verdict import exit_code_of, first_failure, reach_verdict
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LAST_WORD_S = 5.0
 _log = logging.getLogger("holdfast")
 
 
@@ -105,9 +107,13 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         tearing down an interpreter with torch in it takes longer than a save.
     """
     console.set_up(settings.verbosity)
+    job_dir = None if settings.job_dir is None else os.path.abspath(settings.job_dir)
+    settings = replace(settings, job_dir=job_dir)
     with record_folder() as records:
-        stop = StopRequest(settings, records, is_alone=plan.nnodes == 1, on_exit=on_exit)
+        announcer = Announcer(settings, records, node=plan.node_rank, num_nodes=plan.nnodes)
+        stop = StopRequest(settings, records, is_alone=plan.nnodes == 1, announcer=announcer, on_exit=on_exit)
         stop.listen()
+        announcer.begin()
         keeper = _start_keeper(settings, records)
         name = None if keeper is None else keeper.name
         settings = replace(settings, record_folder=str(records), launcher_pid=os.getpid(), keeper=name)
@@ -115,15 +121,26 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         # Importing torch takes seconds; until the ranks are there, a signal simply ends this process.
         from holdfast.training.agent import run_agent
 
-        outcome = run_agent(plan, settings, stop, keeper)
+        try:
+            outcome = run_agent(plan, settings, stop, keeper, announcer)
+        except BaseException as error:
+            reason = in_a_sentence(error)
+            announcer.end(exit_code_after(error), reason, limit_s=stop.last_word_s)
+            raise
         asked, killed = stop.wind_up()
         if keeper is not None:
             keeper.finish(lambda: stop.left_s)
-        verdict = reach_verdict(
-            outcome.exit_codes,
-            read_records(records, outcome.restarts),
-            stop_signal=asked,
-            killed=killed,
+        told = read_records(records, outcome.restarts)
+        verdict = reach_verdict(outcome.exit_codes, told, stop_signal=asked, killed=killed)
+        rank = first_failure(outcome.exit_codes, told)
+        error = told[rank].message if rank is not None and rank in told else ""
+        announcer.end(
+            verdict.exit_code,
+            verdict.message or error,
+            error=error,
+            rank=rank,
+            is_told=any(record.exit_code is not None for record in told.values()),
+            limit_s=stop.last_word_s,
         )
         if verdict.message:
             used_up = (
@@ -136,7 +153,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
 def _start_keeper(settings: RunSettings, records: Path) -> KeeperHost | None:
     if not block.are_available() or settings.snapshot_slots == 0:
         return None
-    return KeeperHost(KeeperPlan(name=new_name(), verbosity=settings.verbosity, scratch=str(records)))
+    events = None if settings.job_events is None else str(settings.job_events)
+    return KeeperHost(KeeperPlan(name=new_name(), verbosity=settings.verbosity, scratch=str(records), events=events))
 
 
 class StopRequest:
@@ -149,6 +167,7 @@ class StopRequest:
         settings: `grace_s`.
         records: the folder to remove when the process ends here.
         is_alone: whether there are no agents on other nodes.
+        announcer: is told of signals, and of the process's end here.
         on_exit: told the exit code before the process ends here.
     """
 
@@ -158,10 +177,13 @@ class StopRequest:
         records: Path,
         *,
         is_alone: bool,
+        announcer: Announcer,
         on_exit: Callable[[int], None] | None = None,
     ) -> None:
         # Ranks leave at grace - margin; what then still lives is killed with half the margin to spare.
         self._kill_after_s = settings.grace_s - settings.margin_s / 2
+        self._margin_s = settings.margin_s
+        self._announcer = announcer
         self._records = records
         self._is_alone = is_alone
         self._on_exit = on_exit
@@ -208,6 +230,12 @@ class StopRequest:
             return 0.0
         return None if self._deadline_s is None else max(0.0, self._deadline_s - clock.monotonic_s())
 
+    @property
+    def last_word_s(self) -> float:
+        """How long the launcher may stay for its last word: a moment, when it is told to leave."""
+        left_s = self.left_s
+        return _LAST_WORD_S if left_s is None else max(0.25 * self._margin_s, min(left_s, _LAST_WORD_S))
+
     def request(self, number: int) -> None:
         """Stop the ranks of this node: they vote, save and leave."""
         with self._lock:
@@ -233,18 +261,23 @@ class StopRequest:
         if number == signal.SIGUSR1:
             with self._lock:
                 self._send(signal.SIGUSR1)
+            self._announcer.signalled(number)
         elif number in _STOP_SIGNALS:
             if number == signal.SIGINT:
                 self._num_interrupts += 1
             if self._num_interrupts > 1:
                 self._kill()
+                self._announcer.signalled(number)
                 self._exit(ExitCode.SIGINT)
             if not self._pids and self._is_alone and not self._is_winding_up:
+                self._announcer.signalled(number)
                 self._exit(exit_code_of(number))
             # Agents of other nodes may be waiting for this one: it joins them first, to tell them.
             self.request(number)
+            self._announcer.signalled(number)
 
     def _exit(self, code: int) -> None:
+        self._announcer.end(code, "", limit_s=0.25 * self._margin_s)
         shutil.rmtree(self._records, ignore_errors=True)
         if self._on_exit is not None:
             self._on_exit(code)
@@ -265,6 +298,8 @@ class StopRequest:
                 os.killpg(pid, signal.SIGKILL)
 
     def _send(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            (self._records / passed_on(signal.Signals(number).name)).touch()
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -279,6 +314,9 @@ def _prepare_environment(settings: RunSettings) -> None:
     for name, text in settings.to_environment().items():
         if not text:
             os.environ.pop(name, None)
+    if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
+        # The Trainer's own callback would post beside the launcher, 100 % for a run that was interrupted.
+        os.environ.setdefault("DISABLE_KUBEFLOW_INTEGRATION", "TRUE")
     # torch elastic kills ranks 30 s after a signal, whatever the platform grants, unless told otherwise.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))
     if settings.verbosity == 0:

@@ -16,6 +16,7 @@ from holdfast.checkpoint.final import adopt_scripts_model
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import ExitCode, HoldfastError, PeerError, UsageError
 from holdfast.training.integrations import install_integrations
+from holdfast.training.record import in_a_sentence
 from holdfast.training.session import Session, start_session
 
 _log = logging.getLogger("holdfast")
@@ -57,6 +58,7 @@ def main(arguments: list[str]) -> int:
     is_prompt = session.interrupted is not None or code == ExitCode.FAILED
     if session.interrupted is not None:  # also when the program caught the interruption and went on to its end
         code = session.interrupted.exit_code
+    session.program_ended(code, session.record.message)
     if session.keeping.keeper is not None and (code == ExitCode.OK or session.interrupted is not None):
         session.keeping.keeper.leave()
     _leave(session, code, wait_for_threads=not is_prompt)
@@ -69,7 +71,7 @@ def _run_to_its_end(session: Session, arguments: list[str]) -> int:
         install_integrations(session)
         _run(program, is_module=is_module)
     except PeerError as error:
-        session.record.failed(lost_peer=True)
+        session.record.failed(lost_peer=True, message=str(error))
         _log.error("%s", error)
         return error.exit_code
     except HoldfastError as error:
@@ -80,14 +82,14 @@ def _run_to_its_end(session: Session, arguments: list[str]) -> int:
     except SystemExit as error:
         code = _code_of(error)
         if code:
-            session.record.failed(lost_peer=False)
+            session.record.failed(lost_peer=False, message=f"the script left with code {code}")
         return code
     except KeyboardInterrupt as error:
-        session.record.failed(lost_peer=False)
+        session.record.failed(lost_peer=False, message="SIGINT")
         _print_user_traceback(error)
         return ExitCode.SIGINT
     except Exception as error:  # noqa: BLE001  the user's program failed: its traceback, its exit code
-        session.record.failed(lost_peer=False)
+        session.record.failed(lost_peer=False, message=in_a_sentence(error))
         if session.interrupted is None:
             _print_user_traceback(error)
         return ExitCode.FAILED

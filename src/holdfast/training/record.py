@@ -11,11 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.foundation import clock
-from holdfast.foundation.events import Restarted
+from holdfast.foundation.event_stream import EVENTS_NAME, append_lines
 from holdfast.foundation.files import write_atomic
+from holdfast.foundation.units import printable
 
-_RESTART = "restart.json"
+_STREAM = "stream"
+_MOST_LETTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class RankRecord:
         lost_peer: whether it ended because another rank was gone.
         ended_s: when it knew that it ends, by the machine's monotonic clock; None while it runs, or when it was
             killed.
-        message: one sentence for the console.
+        message: why it ends, one sentence.
     """
 
     rank: int
@@ -55,6 +58,11 @@ class RecordFile:
         self._record = RankRecord(rank=rank, pid=os.getpid())
         self._write()
 
+    @property
+    def message(self) -> str:
+        """Why it ends, as far as it has been said."""
+        return self._record.message
+
     def stepped(self) -> None:
         """Remember that an optimizer step was done; cheap to call again."""
         if not self._record.has_stepped:
@@ -65,10 +73,10 @@ class RecordFile:
         if self._record.exit_code is None:
             self._update(exit_code=exit_code, message=message, ended_s=self._record.ended_s or clock.monotonic_s())
 
-    def failed(self, *, lost_peer: bool) -> None:
+    def failed(self, *, lost_peer: bool, message: str = "") -> None:
         """Remember that the rank ends by an error that is not Holdfast's verdict: the ranks may be started anew."""
         if self._record.ended_s is None:
-            self._update(lost_peer=lost_peer, ended_s=clock.monotonic_s())
+            self._update(lost_peer=lost_peer, ended_s=clock.monotonic_s(), message=message)
 
     def _update(self, **changes: Any) -> None:
         self._record = replace(self._record, **changes)
@@ -92,19 +100,64 @@ def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
     return records
 
 
-def note_restart(folder: Path, event: Restarted) -> None:
-    """Leave word for the ranks of the next start, which know where the run's events go."""
-    with contextlib.suppress(OSError):
-        write_atomic(folder / _RESTART, json.dumps(asdict(event)).encode(), durable=False)
+def in_a_sentence(error: BaseException) -> str:
+    """An error for a record: its kind and the first line of what it says."""
+    text = next(iter(str(error).splitlines()), "")
+    return printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_MOST_LETTERS]
 
 
-def read_restart(folder: Path | None, restart: int) -> Restarted | None:
-    """Why the ranks were started anew for the `restart`th time, if the launcher said so."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        event = Restarted(**json.loads(((folder or Path()) / _RESTART).read_bytes()))
-        if folder is not None and event.restart == restart:
-            return event
+def exit_code_after(error: BaseException) -> int:
+    """What the interpreter makes of an error that nobody catches."""
+    if isinstance(error, HoldfastError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.SIGINT
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else ExitCode.FAILED if error.code else ExitCode.OK
+    return ExitCode.FAILED
+
+
+def name_stream(folder: str | None, stream: Path) -> None:
+    """Tell the launcher where the run's events go; its own belong there, too."""
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            write_atomic(Path(folder) / _STREAM, str(stream.absolute()).encode(), durable=False)
+
+
+def find_stream(folder: Path) -> Path | None:
+    """Where the run's events go, if a rank has said so."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path((folder / _STREAM).read_text(encoding="utf-8"))
     return None
 
 
-__all__ = ["RankRecord", "RecordFile", "note_restart", "read_records", "read_restart"]
+def passed_on(signal_name: str) -> str:
+    """The file in the launcher's folder that says: it was the launcher who sent the ranks this signal."""
+    return f"passed-on-{signal_name}"
+
+
+def waiting_events(folder: Path) -> Path:
+    """What the launcher has to say before it knows where."""
+    return folder / EVENTS_NAME
+
+
+def deliver_events(folder: Path, stream: Path) -> None:
+    """Take what waits over into the stream, once."""
+    taken = folder / f"{EVENTS_NAME}.taken"
+    with contextlib.suppress(OSError):
+        waiting_events(folder).rename(taken)
+        append_lines(stream, taken.read_bytes())
+
+
+__all__ = [
+    "RankRecord",
+    "RecordFile",
+    "deliver_events",
+    "exit_code_after",
+    "find_stream",
+    "in_a_sentence",
+    "name_stream",
+    "passed_on",
+    "read_records",
+    "waiting_events",
+]

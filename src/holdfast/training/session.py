@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ExitCode, Interrupted
 from holdfast.foundation import clock, console, events
+from holdfast.foundation.bounded import do_within
 from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Event, EventLog
 from holdfast.storage.location import Location
+from holdfast.training.figures import Figures
 from holdfast.training.keeping import Keeping
-from holdfast.training.record import RecordFile, read_restart
+from holdfast.training.progress import State, state_after
+from holdfast.training.record import RecordFile, deliver_events, name_stream, passed_on
 from holdfast.training.settings import RunSettings
 from holdfast.training.termination import Termination
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 _LEAVING_S = 0.5
 """What a process needs to leave after the last upload."""
+_WORD_S = 0.2
+"""How long a word to the stream may hold up whoever watches the time."""
 _current: "Session | None" = None
 
 
@@ -50,7 +55,16 @@ class Session:
             on_outside=self._end_outside,
             on_deadline=self._end_at_deadline,
             look=lambda: self.look_at_time() if self.look_at_time is not None else None,
+            on_signal=self._note_signal,
         )
+        self.figures = Figures(
+            places=settings.progress_places,
+            is_first=place.is_first,
+            restart=place.restart,
+            world_size=place.world_size,
+            grace_s=settings.grace_s,
+        )
+        """How far the training is, for whoever asks."""
         self.look_at_time: Callable[[], float | None] | None = None
         """Asked after a stop request whether the running step can still be ended in time; see `Termination`."""
         self.step = 0
@@ -75,22 +89,42 @@ class Session:
         """The object store that a folder stands in front of, by the folder's path as the script sees it."""
         self.output_folders: set[Path] = set()
         """Where this process has trained into; a second training there would take the first one's checkpoints."""
-        self._events = EventLog(None)
+        self._stream: Path | None = None
+        self._events = self._log_to(None)
         self._ending = threading.Lock()
+
+    def _log_to(self, stream: Path | None) -> EventLog:
+        return EventLog(stream, self.settings.job_events, actor=f"rank {self.place.rank}")
 
     def write_events_to(self, path: Path) -> None:
         """From now on this rank's events go to the stream at `path` too."""
-        self._events = EventLog(path)
-        folder = self.settings.record_folder
-        restarted = read_restart(Path(folder) if folder else None, self.place.restart)
-        if restarted is not None and self.place.is_first:
-            self._events.write(restarted)  # the launcher has said it on the console
+        self._events = self._log_to(path)
+        if self.place.is_first and self.settings.record_folder is not None:
+            deliver_events(Path(self.settings.record_folder), path)  # the launcher has said it on the console
+
+    def share_stream(self, path: Path) -> None:
+        """The start has succeeded, and this is where its events go: also those of other ranks and of the launcher."""
+        self._stream = path
+        if self.place.local_rank == 0:
+            name_stream(self.settings.record_folder, path)
 
     def report(self, event: Event) -> None:
         """Tell people and programs; the first rank speaks for the job, others warn of what is their node's own."""
         if self.place.is_first or (self.speaks_for_node and event.is_warning):
             self._events.write(event)
-            self.log.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event.line)
+            level = logging.WARNING if event.is_warning else logging.DEBUG if event.is_quiet else logging.INFO
+            self.log.log(level, "%s", event.line)
+
+    def report_in_time(self, event: Event) -> None:
+        """Likewise, where a folder that hangs must not hold up whoever watches the time."""
+        do_within(lambda: self.report(event), _WORD_S)
+
+    def _note_signal(self, number: int) -> None:
+        """On the watch thread. What a launcher passes on it has said itself; without one the first rank speaks."""
+        name, folder = signal.Signals(number).name, self.settings.record_folder
+        if self.place.is_first if folder is None else not (Path(folder) / passed_on(name)).exists():
+            log = self._log_to(self._stream)
+            do_within(lambda: log.write(events.SignalReceived(signal=name, rank=self.place.rank)), _WORD_S)
 
     def interrupt(self, *, saved: bool, reason: str = "") -> Interrupted:
         """Note that the run leaves here; the caller raises what is returned.
@@ -105,6 +139,7 @@ class Session:
             code = ExitCode.STORAGE
         self.record.ended(code, event.line)
         self.report(event)
+        self.figures.end(State.INTERRUPTED, event.line)
         if self.speaks_for_node and not self.place.is_first:  # whoever reads this node's log wants to know, too
             self.log.info("%s", event.line)
         self.interrupted = Interrupted(code, event.line)
@@ -160,6 +195,7 @@ class Session:
             self.report(events.StepAbandoned(step=message["given_up"], snapshot_step=step, reason=message["why"]))
             if step is not None:
                 self.step = self.saved_step = step
+                self.figures.is_safe(step)
             interrupted = self.interrupt(saved=step is not None, reason="no snapshot was complete")
             self.finish_uploads(newest_only=True)
             self.end_now(interrupted.exit_code)
@@ -169,6 +205,21 @@ class Session:
         if 0 < step != self.saved_step:
             self.unsaved_end = step
         self.report(events.Finished(step=step))
+        self.figures.end(State.FINISHED)
+
+    def program_ended(self, code: int, reason: str = "") -> None:
+        """Say how the program has ended, where there is no launcher that does.
+
+        Args:
+            code: its exit code.
+            reason: one sentence, for one that failed.
+        """
+        state = state_after(code)
+        if self.settings.record_folder is not None or self.figures.state is state:
+            return
+        if state is State.FAILED:
+            self.report(events.Failed(rank=self.place.rank, exit_code=code, reason=reason))
+        self.figures.end(state, reason)
 
     def _end_outside(self, number: int) -> None:
         # Nothing of the training is in danger here: it has not begun, or its last step is committed.
@@ -183,6 +234,7 @@ class Session:
             code = ExitCode.INTERRUPTED_SAVED if saved else ExitCode.TERMINATED_UNSAVED
             self.record.ended(code, event.line)
             self.report(event)
+            self.figures.end(State.INTERRUPTED, event.line)
             self.finish_uploads(newest_only=True)
             self.end_now(code)
 
@@ -192,18 +244,20 @@ class Session:
                 self.end_now(self.interrupted.exit_code)
             if 0 < self.step == self.saved_step:
                 event = events.Interrupted(step=self.step, saved=True, reason="")
-                self.record.ended(ExitCode.INTERRUPTED_SAVED, event.line)
-                self.report(event)
-                self.end_now(ExitCode.INTERRUPTED_SAVED)
+                self._leave_at_deadline(ExitCode.INTERRUPTED_SAVED, event)
             stands = f"step {self.saved_step} stands" if self.saved_step is not None else "no checkpoint exists"
             event = events.Interrupted(
                 step=self.step,
                 saved=False,
                 reason=f"the {self.settings.grace_s:g} s of grace were not enough to finish and save; {stands}",
             )
-            self.record.ended(ExitCode.TERMINATED_UNSAVED, event.line)
-            self.report(event)
-            self.end_now(ExitCode.TERMINATED_UNSAVED)
+            self._leave_at_deadline(ExitCode.TERMINATED_UNSAVED, event)
+
+    def _leave_at_deadline(self, code: ExitCode, event: Event) -> None:
+        self.record.ended(code, event.line)
+        self.report(event)
+        self.figures.end(State.INTERRUPTED, event.line, limit_s=_WORD_S)
+        self.end_now(code)
 
 
 def start_session() -> Session:

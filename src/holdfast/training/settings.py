@@ -3,10 +3,13 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from holdfast.checkpoint.retention import parse_policies
 from holdfast.errors import UsageError
+from holdfast.foundation.event_stream import EVENTS_NAME
 from holdfast.storage.location import parse_location
+from holdfast.training.progress import PROGRESS_NAME
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
@@ -49,6 +52,12 @@ class RunSettings:
     time; None takes one with each save only."""
     snapshot_slots: int | None = None
     """How many snapshots host memory may hold; 0 makes saves synchronous, None goes by the size of the state."""
+    metrics_port: int | None = None
+    """Where the first node's launcher serves how far the run is; 0 or None for nowhere."""
+    metrics_host: str | None = None
+    """The address for that; None for all of the machine's in a pod, and for this machine only elsewhere."""
+    termination_log: str | None = None
+    """The file for the last word to the platform; None for /dev/termination-log, where there is one."""
     verbosity: int = 0
     """0: one line per event; more: details."""
     record_folder: str | None = field(default=None)
@@ -57,6 +66,8 @@ class RunSettings:
     """The process whose death ends the rank; set by the launcher."""
     keeper: str | None = field(default=None)
     """Under which name the node's keeper is reached; set by the launcher."""
+    job_dir: str | None = field(default=None)
+    """A folder of the job's for its progress and its events, too; set by whoever starts the launcher."""
 
     def __post_init__(self) -> None:
         self._check_places()
@@ -81,6 +92,8 @@ class RunSettings:
                 hint="leave it out to keep every checkpoint",
             )
         self._check_snapshots()
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
+            raise UsageError(f"--metrics-port {self.metrics_port} must be a port number, or 0 for none")
         for name, value in (("--grace", self.grace_s), ("HOLDFAST_PEER_TIMEOUT", self.peer_timeout_s)):
             if not 0 < value < float("inf"):
                 raise UsageError(f"{name} {value} must be a positive number of seconds")
@@ -116,6 +129,16 @@ class RunSettings:
             raise UsageError(f"--snapshot-slots {self.snapshot_slots} must be from 0 to 8")
         if self.snapshot_slots == 0 and steps is not None:
             raise UsageError("--snapshot-slots 0 contradicts --snapshot-steps", hint="leave one of them out")
+
+    @property
+    def job_events(self) -> Path | None:
+        """The job's own stream of events."""
+        return Path(self.job_dir) / EVENTS_NAME if self.job_dir else None
+
+    @property
+    def progress_places(self) -> list[Path]:
+        """Where the first rank's progress goes, besides the output folder."""
+        return [Path(folder) / PROGRESS_NAME for folder in (self.record_folder, self.job_dir) if folder]
 
     @property
     def margin_s(self) -> float:

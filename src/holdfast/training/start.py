@@ -94,8 +94,35 @@ def agree_on_start(session: Session, peers: Peers, output: OutputFolder, locatio
     if folders.is_shared or location is None:
         start = _start_on_one_folder(session, peers, output, location, folders)
         _open_for_keeper(session, output)
-        return start
-    return _start_on_many_folders(session, peers, output, location, folders)
+    else:
+        start = _start_on_many_folders(session, peers, output, location, folders)
+    session.share_stream(output.events)
+    return start
+
+
+def begin_figures(
+    session: Session, start: Start, output: OutputFolder, location: Location | None, *, global_batch: int
+) -> None:
+    """The attempt's progress begins where it goes on.
+
+    Args:
+        session: this rank.
+        start: what was agreed on.
+        output: the folder.
+        location: the object store behind it, or None.
+        global_batch: samples of all ranks in a step.
+    """
+    point = start.point
+    session.figures.begin(
+        output.progress,
+        location=str(location or ""),
+        run_id=start.attempt.run_id,
+        attempt=start.attempt.attempt,
+        samples_per_step=global_batch,
+        resumed_step=point.manifest.step if point is not None else None,
+        resumed_time=point.manifest.created if point is not None and point.is_durable else None,
+        resumed_bytes=point.manifest.size_bytes if point is not None else None,
+    )
 
 
 def announce(session: Session, peers: Peers, attempt: Attempt, *, global_batch: int) -> None:
@@ -270,4 +297,4 @@ def _count_attempt(
     )
 
 
-__all__ = ["Attempt", "Start", "agree_on_start"]
+__all__ = ["Attempt", "Start", "agree_on_start", "announce", "begin_figures"]

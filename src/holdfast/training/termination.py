@@ -31,6 +31,7 @@ class Termination:
         on_deadline: ends the process when the deadline passes inside it.
         look: called after a stop request inside it; may end the process, or say after how many seconds to call it
             again, None for never.
+        on_signal: told of each signal, before it is answered; must not take long.
 
     All are called on the watch thread; the first two must not return.
     """
@@ -42,11 +43,13 @@ class Termination:
         on_outside: Callable[[int], None],
         on_deadline: Callable[[], None],
         look: Callable[[], float | None] = lambda: None,
+        on_signal: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._within_s = within_s
         self._on_outside = on_outside
         self._on_deadline = on_deadline
         self._look = look
+        self._on_signal = on_signal
         self._look_again_s = float("inf")
         self._previous: dict[int, _Handler] = {}
         self._chained: dict[int, _Handler] = {}
@@ -129,6 +132,9 @@ class Termination:
         while True:
             ready, _, _ = select.select([self._wake_reader], [], [], self._patience_s())
             numbers: bytes = os.read(self._wake_reader, 64) if ready else b""
+            for number in dict.fromkeys(numbers):
+                if number in {*_STOP_SIGNALS, _SAVE_SIGNAL}:
+                    self._on_signal(number)
             if signal.SIGTERM in numbers or (self._in_training and signal.SIGINT in numbers):
                 self._answer(signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT)
             if self._deadline_s is not None and self.available_s <= 0:

@@ -1,5 +1,6 @@
 """Whether the running step can still be ended before the platform kills, once somebody has asked to stop."""
 
+from holdfast.foundation.events import DeadlineChoice
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.snapshots import Snapshots
 from holdfast.training.session import Session
@@ -23,6 +24,7 @@ class Deadline:
         self._snapshots = snapshots
         self.is_met = False
         """Whether the loop has come to its last boundary: nothing needs to be given up any more."""
+        self._told = ""
 
     def look(self) -> float | None:
         """Give the running step up when it cannot be ended in time.
@@ -31,13 +33,18 @@ class Deadline:
             Seconds after which to look again; None for never.
         """
         session, snapshots = self._session, self._snapshots
-        if self.is_met or not snapshots.can_rescue(session.step):
+        if self.is_met:
             return None
         available_s = session.termination.available_s
+        step_left_s = self._agreement.step_left_s()
+        if not snapshots.can_rescue(session.step):
+            self._tell("finish_step", step_left_s + (self._agreement.save_s or 0.0), available_s, None)
+            return None
         commit_s = snapshots.commit_s()
-        needed_s = self._agreement.step_left_s() + (snapshots.save_s or commit_s)
+        needed_s = step_left_s + (snapshots.save_s or commit_s)
         patience_s = available_s - commit_s - _LEAVING_S
         if needed_s <= available_s and patience_s > 0:
+            self._tell("finish_step", needed_s, available_s, commit_s)
             return patience_s
         why = (
             f"it needs about {needed_s:.1f} s more with its save, and {max(0.0, available_s):.1f} s are left"
@@ -45,7 +52,23 @@ class Deadline:
             else f"{max(0.0, available_s):.1f} s are left, just enough to commit a snapshot"
         )
         snapshots.rescue(session.step + 1, why)
+        self._tell("commit_snapshot", needed_s, available_s, commit_s)
         return None
+
+    def _tell(self, choice: str, needed_s: float, available_s: float, commit_s: float | None) -> None:
+        if self._told == choice:
+            return
+        self._told = choice
+        self._session.report_in_time(
+            DeadlineChoice(
+                choice=choice,
+                step=self._session.step + 1,
+                needed_s=round(needed_s, 3),
+                available_s=round(max(0.0, available_s), 3),
+                snapshot_step=self._snapshots.taken_step,
+                commit_s=None if commit_s is None else round(commit_s, 3),
+            )
+        )
 
 
 __all__ = ["Deadline"]

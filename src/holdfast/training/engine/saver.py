@@ -101,7 +101,7 @@ class Saver:
         Raises:
             PeerError: a rank is gone.
         """
-        started_s = clock.monotonic_s()
+        started_s, time = clock.monotonic_s(), clock.utc_now()
         step = self._framework.step
         working = WorkingCheckpoint(self._output, attempt_id=self._facts.attempt_id, step=step)
         parts = self._peers.gather(self._write_part(working, write))
@@ -111,10 +111,12 @@ class Saver:
             working.discard()
         if manifest is None:
             self._session.report(SaveFailed(step=step, trigger=trigger, reason=error, consequence=consequence))
+            self._session.figures.not_saved()
             return False
         self._newest = (working.target, manifest)
         self._session.saved_step = step
-        self.last_duration_s = clock.monotonic_s() - started_s
+        self.last_duration_s = took_s = clock.monotonic_s() - started_s
+        self._session.figures.saved(step, time=time, stall_s=took_s, durable_s=took_s, size_bytes=manifest.size_bytes)
         self._session.report(
             Saved(
                 step=step,

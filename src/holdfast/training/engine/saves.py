@@ -8,6 +8,7 @@ from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.framework import Framework, Write
 from holdfast.training.engine.saver import Saver
 from holdfast.training.engine.snapshots import Handover, Snapshots
+from holdfast.training.progress import State
 from holdfast.training.session import Session
 
 
@@ -103,11 +104,12 @@ class Saves:
 
     def _save_and_wait(self, trigger: Trigger, write: Write) -> None:
         consequence = "an older checkpoint stands" if self._session.saved_step is not None else "none exists"
-        committed = self._saver.save(
-            trigger,
-            write,
-            consequence=consequence if trigger == Trigger.JIT else f"training goes on, {consequence}",
-        )
+        with self._session.figures.during(State.SAVING):
+            committed = self._saver.save(
+                trigger,
+                write,
+                consequence=consequence if trigger == Trigger.JIT else f"training goes on, {consequence}",
+            )
         if committed:
             self.step = self._framework.step
             self.handed_step = self._framework.handed_step = None  # an older one: nobody is going to wait for it
@@ -125,7 +127,8 @@ class Saves:
         step, self.handed_step = self.handed_step, None
         if step is None:  # the same on every rank, unlike what each of them has heard from the keeper
             return
-        is_durable = self._snapshots.finish(step)
+        with self._session.figures.during(State.SAVING):
+            is_durable = self._snapshots.finish(step)
         self._framework.handed_step = None
         if is_durable:
             self._saver.take_over(self._root / checkpoint_name(step))

@@ -22,7 +22,7 @@ from holdfast.checkpoint.commit import RankPart
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.foundation import clock
-from holdfast.foundation.events import SaveFailed
+from holdfast.foundation.events import SaveFailed, SnapshotTaken
 from holdfast.snapshot.arena import NoRoomError
 from holdfast.snapshot.capture import Capture
 from holdfast.snapshot.image import Image
@@ -36,6 +36,7 @@ from holdfast.training.folders import Folders
 from holdfast.training.peers import NUM_VALUES, Peers
 from holdfast.training.session import Session
 
+_TELL_EVERY_S = 10.0
 _SCRATCH_BYTES = 16 << 20
 _FILE_SLACK_BYTES = 1 << 20
 _SLOW_BYTES_PER_S = 200e6
@@ -94,7 +95,10 @@ class Snapshots:
         self._costs_s: deque[float] = deque(maxlen=3)
         self.save_s: float | None = None
         """Seconds from handing over to being durable, of the last save."""
-        self._handed_s = 0.0
+        self._handed_s = self._taken_stall_s = 0.0
+        self._taken_time = self._pending_time = ""
+        self._pending_stall_s = 0.0
+        self._num_untold, self._tell_again_s = 0, 0.0
         self._num_taken = self._pending_save = 0
         keeper = session.keeping.keeper
         if keeper is not None and self._can:
@@ -132,13 +136,17 @@ class Snapshots:
         """Take the memory and fault it in, beside the loading of the model."""
         snapshotter, framework = self._snapshotter, self._framework
         share = framework.share
-        if snapshotter is None or not share:
+        if not share:
             return
         parameters = list(framework.parameters())
         moments = framework.moments_per_parameter()
         trainable = sum(one.nbytes for one in parameters if one.requires_grad)
         model = sum(one.nbytes for one in parameters)
         on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
+        of_node = 1.0 if share == 1 else 1 / self._session.place.num_nodes
+        self._session.figures.expect_save(round(of_node * (model + moments * trainable)))
+        if snapshotter is None:
+            return
         wholes = [size for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
         sizes = [round(share * size) + _FILE_SLACK_BYTES for size in wholes]
         try:
@@ -176,7 +184,7 @@ class Snapshots:
         Raises:
             PeerError: a rank is gone.
         """
-        started_s = clock.monotonic_s()
+        started_s, time = clock.monotonic_s(), clock.utc_now()
         step = self._framework.step
         more_slots = 1 if trigger == Trigger.JIT else 0
         ready = self._agree(self._readiness(more_slots))
@@ -191,12 +199,35 @@ class Snapshots:
             if mine == Handover.TAKEN:
                 self._snapshotter.cancel(step, self._num_taken)
             return agreed
-        self.taken_step = step
+        self.taken_step, self._taken_time = step, time
+        self._taken_stall_s = clock.monotonic_s() - started_s
         if is_wanted:
             self._pending_save = self._num_taken
-            self.pending = step
-            self._handed_s = started_s
+            self._await(step, started_s)
+        self._tell_taken(trigger, is_wanted=is_wanted)
         return agreed
+
+    def _await(self, step: int, started_s: float) -> None:
+        self.pending, self._handed_s = step, started_s
+        self._pending_time, self._pending_stall_s = self._taken_time, self._taken_stall_s
+
+    def _tell_taken(self, trigger: Trigger, *, is_wanted: bool) -> None:
+        assert self.taken_step is not None
+        self._session.figures.snapshot_taken(self.taken_step)
+        self._num_untold += 1
+        now_s = clock.monotonic_s()
+        if not is_wanted and now_s < self._tell_again_s:
+            return
+        event = SnapshotTaken(
+            step=self.taken_step,
+            trigger=trigger,
+            is_wanted=is_wanted,
+            stall_s=round(self._taken_stall_s, 6),
+            size_bytes=sum(self._sizes),
+            count=self._num_untold,
+        )
+        self._session.report(event)
+        self._num_untold, self._tell_again_s = 0, now_s + _TELL_EVERY_S
 
     def _readiness(self, more_slots: int) -> Handover:
         if not self._can:
@@ -341,6 +372,17 @@ class Snapshots:
         if outcome.is_durable:
             self._session.saved_step = outcome.step
             self.save_s = clock.monotonic_s() - self._handed_s
+            is_last = self._snapshotter is not None and self.taken_step == outcome.step
+            waited_s = self._snapshotter.waited_s if is_last and self._snapshotter is not None else 0.0
+            self._session.figures.saved(
+                outcome.step,
+                time=self._pending_time,
+                stall_s=self._pending_stall_s + waited_s,
+                durable_s=(outcome.heard_s or clock.monotonic_s()) - self._handed_s,
+                size_bytes=outcome.size_bytes,
+            )
+        else:
+            self._session.figures.not_saved()
         return outcome
 
     def finish(self, step: int) -> bool:
@@ -373,8 +415,7 @@ class Snapshots:
         if agreed != Handover.TAKEN or self._snapshotter is None:
             return False
         self._snapshotter.keeper.want(step, trigger)
-        self.pending = step
-        self._handed_s = clock.monotonic_s()
+        self._await(step, clock.monotonic_s())
         return True
 
     # ---- when time is short -----------------------------------------------------------------------------------

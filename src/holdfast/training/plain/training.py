@@ -6,6 +6,7 @@ leaving.
 
 import contextlib
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,10 +30,11 @@ from holdfast.training.plain.framework import PlainFramework
 from holdfast.training.plain.moving import moved
 from holdfast.training.plain.parts import Parts
 from holdfast.training.plain.position import Feed
-from holdfast.training.progress import ProgressFile
+from holdfast.training.plain.reading import Numbers
+from holdfast.training.record import exit_code_after, in_a_sentence
 from holdfast.training.resume import lease
 from holdfast.training.session import Session
-from holdfast.training.start import Start, agree_on_start, announce
+from holdfast.training.start import Start, agree_on_start, announce, begin_figures
 from holdfast.training.strategy import check_strategy
 
 
@@ -76,9 +78,13 @@ class Training:
         self._batches_before = 0
         self.epochs_to_do = 0
         """Epochs of the whole run, for whoever looks how far it is; 0 when nobody knows."""
+        self.steps_to_do = 0
+        """At how many optimizer steps it ends in any case; 0 for no such limit."""
+        self.more_metrics: Callable[[], Mapping[str, Any]] = dict[str, Any]
+        """Asked for further figures when somebody is going to see them."""
         self._has_voted = False
         self._is_inside = False
-        self._loss: Any = None
+        self._numbers = Numbers()
         self._hook: Any = None
         self._reading = contextlib.ExitStack()
 
@@ -123,7 +129,11 @@ class Training:
         assert self._start is not None
         with contextlib.ExitStack() as undo:
             undo.callback(self._release, is_orderly=False)
-            self._prepare(self._start)
+            try:
+                self._prepare(self._start)
+            except Exception as error:
+                self._say_why(error)
+                raise
             undo.pop_all()
         self._is_inside = True
 
@@ -134,6 +144,8 @@ class Training:
         facts = RunFacts(
             run_id=start.attempt.run_id, attempt=start.attempt.attempt, attempt_id=start.attempt.attempt_id
         )
+        samples = self._feed.batch_size * place.world_size
+        begin_figures(session, start, self._output, self._location, global_batch=samples)
         self._saver = Saver(session, self._peers, framework, self._output, start.folders, facts)
         self._snapshots = Snapshots(
             session, self._peers, framework, self._saver, self._output, start.folders, start.attempt.attempt_id
@@ -144,14 +156,14 @@ class Training:
             self._saves.postpone(Trigger.PERIODIC)
         self._deadline = Deadline(session, self._agreement, self._snapshots)
         self._cadence = Cadence(session.settings.snapshot_steps)
-        self._progress = ProgressFile(self._output.progress if place.is_first else None)
-        announce(session, self._peers, start.attempt, global_batch=self._feed.batch_size * place.world_size)
+        announce(session, self._peers, start.attempt, global_batch=samples)
         self._optimizers = {id(optimizer) for optimizer in framework.optimizers()}
         self._hook = before_changes(self._before_optimizer)
         self._snapshots.begin_loop()
         session.step = framework.step
         session.look_at_time = self._deadline.look
         session.termination.enter_training()
+        session.figures.loop_begins()
         self._agreement.boundary_ends()
         self._agreement.step_begins(framework.step)
 
@@ -188,6 +200,8 @@ class Training:
             raise
         finally:
             self._release(is_orderly=is_orderly or self._session.interrupted is not None)
+            if error is not None:
+                self._say_why(error)
         if self._session.interrupted is not None and error is None:
             raise self._session.interrupted
 
@@ -203,10 +217,15 @@ class Training:
         if self._agreement.decision.stop:
             raise self._leave()
         session.termination.leave_training()
-        self._tell_progress(force=True)
+        self._tell_progress(is_last=True)
         session.training_ended(step)
         if self._location is not None:
             self._saver.save_final()
+
+    def _say_why(self, error: BaseException) -> None:
+        """The program ends by an error of its own."""
+        if self._session.interrupted is None and not isinstance(error, GeneratorExit):
+            self._session.program_ended(exit_code_after(error), in_a_sentence(error))
 
     def _release(self, *, is_orderly: bool) -> None:
         session = self._session
@@ -221,11 +240,12 @@ class Training:
 
     # ---- a step -----------------------------------------------------------------------------------------------
 
-    def step(self, *, loss: Any = None, is_saved: bool = False) -> None:
+    def step(self, *, loss: Any = None, metrics: Mapping[str, Any] | None = None, is_saved: bool = False) -> None:
         """Tell that the optimizer has stepped. This may save, and when somebody asked the job to stop, it leaves.
 
         Args:
             loss: of the step, for whoever looks how far the run is; a number or a tensor of one.
+            metrics: further figures, likewise, by name; those of evaluations begin with `eval_`, `val_` or `test_`.
             is_saved: whether to make a checkpoint of it in any case.
 
         Raises:
@@ -245,13 +265,15 @@ class Training:
         if self._feed.batches > self._batches_before:
             framework.batches_per_step = self._feed.batches - self._batches_before
         self._batches_before = self._feed.batches
-        self._loss = loss
+        self._numbers.offer({"loss": loss, **(metrics or {})})
         agreement.step_ends()
+        session.figures.step_ends()
         session.watch_uploads()
         self._saves.watch()
         self._save_if_due(is_wanted=is_saved)
         self._tell_progress()
         agreement.boundary_ends()
+        session.figures.boundary_ends()
         agreement.step_begins(framework.step)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -291,7 +313,7 @@ class Training:
         self._announce_stop()
         self._saves.finish()
         saved = session.saved_step is not None and session.saved_step == step
-        self._tell_progress(force=True)
+        self._tell_progress(is_last=True)
         with contextlib.suppress(PeerError):
             failures = [failure for failure in self._peers.gather(session.upload_failure) if failure]
             session.upload_failure = failures[0] if failures else None
@@ -308,19 +330,23 @@ class Training:
 
     # ---- figures ------------------------------------------------------------------------------------------------
 
-    def _tell_progress(self, *, force: bool = False) -> None:
-        in_epoch = self._feed.num_batches
-        steps = self.epochs_to_do * in_epoch // self._framework.batches_per_step if in_epoch else 0
-        epoch = self._feed.epoch + (self._feed.batches / in_epoch if in_epoch else 0.0)
-        # Reading a device's number waits for the device: at the end only.
-        loss = self._loss.item() if force and hasattr(self._loss, "item") else self._loss
-        self._progress.update(
-            step=self._framework.step,
-            max_steps=steps,
-            epoch=epoch,
-            loss=float(loss) if isinstance(loss, int | float) else None,
-            force=force,
+    def _tell_progress(self, *, is_last: bool = False) -> None:
+        figures, in_epoch, accumulation = (
+            self._session.figures,
+            self._feed.num_batches,
+            self._framework.batches_per_step,
         )
+        steps = self.epochs_to_do * in_epoch // accumulation if in_epoch else 0
+        figures.reached(
+            step=self._framework.step,
+            max_steps=min(filter(None, (steps, self.steps_to_do)), default=0),
+            epoch=self._feed.epoch + (self._feed.batches / in_epoch if in_epoch else 0.0),
+            num_epochs=float(self.epochs_to_do),
+            samples_per_step=self._feed.batch_size * self._session.place.world_size * accumulation,
+        )
+        if figures.is_due() or is_last:
+            self._numbers.add(self.more_metrics())
+            figures.measured(self._numbers.read(is_last=is_last))
 
 
 __all__ = ["Training"]

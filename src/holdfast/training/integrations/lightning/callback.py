@@ -17,6 +17,7 @@ from holdfast.errors import UsageError
 from holdfast.training.integrations.lightning.feed import LightningFeed
 from holdfast.training.integrations.lightning.parts import STATE, LightningParts
 from holdfast.training.plain.training import Training
+from holdfast.training.progress import State
 from holdfast.training.session import Session, current_session, start_session
 
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
@@ -80,6 +81,8 @@ class HoldfastCallback(Checkpoint):
         feed, parts = LightningFeed(trainer, session.log.info), LightningParts(trainer, session.place)
         training = Training(session, parts=parts, feed=feed, output_dir=self._output_dir, save_steps=self._save_steps)
         training.epochs_to_do = max(0, trainer.max_epochs or 0)
+        training.steps_to_do = max(0, trainer.max_steps)
+        training.more_metrics = self._metrics
         folder = training.meet()
         self._session, self._trainer, self._training, self._root = session, trainer, training, training.root
         self._follow(feed, parts, folder)
@@ -95,6 +98,16 @@ class HoldfastCallback(Checkpoint):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """See `lightning.pytorch.Callback`."""
         self._loss = outputs["loss"] if isinstance(outputs, dict) and "loss" in outputs else None
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """See `lightning.pytorch.Callback`."""
+        if self._session is not None:
+            self._session.figures.change(State.TRAINING, State.EVALUATING)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """See `lightning.pytorch.Callback`."""
+        if self._session is not None:
+            self._session.figures.change(State.EVALUATING, State.TRAINING)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -203,6 +216,10 @@ class HoldfastCallback(Checkpoint):
         assert self._training is not None
         self._is_last_batch = False
         self._training.step(loss=self._loss, is_saved=is_saved)
+
+    def _metrics(self) -> dict[str, Any]:
+        """What has been logged, as it lies there: whoever asks for it has it computed, by all ranks together."""
+        return dict(getattr(self._trainer._logger_connector, "_callback_metrics", {}))
 
     def _answer_signals(self) -> None:
         # Lightning answers SIGTERM by a collective call inside of the handler, and stops where the rank stands.

@@ -48,7 +48,7 @@ class HoldfastCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Figures were logged."""
-        self._run.note_loss(logs or {})
+        self._run.note_figures(logs or {})
 
 
 __all__ = ["HoldfastCallback"]

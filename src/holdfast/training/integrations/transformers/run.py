@@ -17,7 +17,7 @@ from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import HoldfastError, Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
-from holdfast.foundation.events import StepGivenUp, StopRequested
+from holdfast.foundation.events import DeadlineChoice, StepGivenUp, StopRequested
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.cadence import Cadence
 from holdfast.training.engine.deadline import Deadline
@@ -32,10 +32,12 @@ from holdfast.training.integrations.transformers.looking import first_looker
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
-from holdfast.training.progress import ProgressFile
+from holdfast.training.progress import State
 from holdfast.training.resume import lease
 from holdfast.training.session import Session
-from holdfast.training.start import Start, agree_on_start, announce
+from holdfast.training.start import Start, agree_on_start, announce, begin_figures
+
+_NO_METRICS = {"epoch", "step", "total_flos"}
 
 
 class _GiveUp(BaseException):
@@ -77,7 +79,6 @@ class TrainerRun:
         self._evaluating: Moment | None = None
         self._settling = False
         self._loop_started_s = 0.0
-        self._loss: float | None = None
         self._announced = False
         self._lease = contextlib.ExitStack()
         self._snapshots: Snapshots | None = None
@@ -138,7 +139,7 @@ class TrainerRun:
             self._lease.enter_context(lease(start.point))
             session.step = start.point.manifest.step
             session.saved_step = session.step if start.point.is_durable else None
-        self._progress = ProgressFile(self._output.progress if place.is_first else None)
+        begin_figures(session, start, self._output, self._location, global_batch=geometry.global_batch)
         facts = RunFacts(
             run_id=start.attempt.run_id,
             attempt=start.attempt.attempt,
@@ -207,7 +208,8 @@ class TrainerRun:
         session.look_at_time = self._deadline.look if self._deadline is not None else None
         session.termination.enter_training()
         self._loop_started_s = clock.monotonic_s()
-        self._tell_progress(force=True)
+        self._tell_progress()
+        session.figures.loop_begins()
         self._settling = True
         self._catch_up(self._continuation.restore())
         self._continuation.caught_up()
@@ -256,6 +258,7 @@ class TrainerRun:
         left = agreement.micro_steps_left(self._trainer.current_gradient_accumulation_steps)
         agreement.exchange(self._step, micro_steps_left=left if moment is not None else 0)
         if agreement.decision.stop and agreement.decision.give_up and moment is not None:
+            self._tell_choice(left)
             self._session.report(
                 StepGivenUp(
                     step=self._step + 1,
@@ -265,6 +268,18 @@ class TrainerRun:
                 )
             )
             raise _GiveUp(moment)
+
+    def _tell_choice(self, micro_steps_left: int) -> None:
+        agreement = self._agreement
+        event = DeadlineChoice(
+            choice="give_up_step",
+            step=self._step + 1,
+            needed_s=round(agreement.needed_s(micro_steps_left), 3),
+            available_s=round(max(0.0, self._session.termination.available_s), 3),
+            snapshot_step=self._snapshots.taken_step if self._snapshots is not None else None,
+            commit_s=agreement.save_s,
+        )
+        self._session.report(event)
 
     def before_optimizer(self) -> None:
         """Gradients are complete."""
@@ -292,6 +307,7 @@ class TrainerRun:
                 self._moment = Moment(self._trainer, Pending(), with_buffers=True)
             self._tell_progress()
             self._agreement.boundary_ends()
+            self._session.figures.boundary_ends()
 
         return boundary
 
@@ -318,6 +334,7 @@ class TrainerRun:
         self._session.step = self._step
         self._session.record.stepped()
         agreement.step_ends()
+        self._session.figures.step_ends()
         self._session.watch_uploads()
         self._its_saves.watch()
         self._pending = Pending(
@@ -344,7 +361,8 @@ class TrainerRun:
             pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
             self._evaluating = Moment(self._trainer, pending, with_buffers=False)
             try:
-                return original(*args, **kwargs)
+                with self._session.figures.during(State.EVALUATING):
+                    return original(*args, **kwargs)
             finally:
                 self._evaluating = None
 
@@ -404,7 +422,7 @@ class TrainerRun:
         self._tell_callbacks()
         saved = self._session.saved_step is not None and self._session.saved_step == self._step
         reason = "" if saved else "no step was finished" if self._step == 0 else "the save failed"
-        self._tell_progress(force=True)
+        self._tell_progress()
         with contextlib.suppress(PeerError):  # one that leaves sooner takes nothing of what is saved with it
             failures = [failure for failure in self._peers.gather(self._session.upload_failure) if failure]
             self._session.upload_failure = failures[0] if failures else None
@@ -474,7 +492,7 @@ class TrainerRun:
                 self._agree_on_best()
             self._session.termination.leave_training()
             result = original(trial, num_train_samples, start_time - self._continuation.elapsed_s)
-            self._tell_progress(force=True)
+            self._tell_progress()
             self._session.training_ended(self._step)
             if self._location is not None:
                 self._saver.save_final()
@@ -515,18 +533,17 @@ class TrainerRun:
     def _step(self) -> int:
         return int(self._trainer.state.global_step)
 
-    def note_loss(self, logs: dict[str, Any]) -> None:
-        """Remember the last logged loss for the progress file."""
-        self._loss = logs.get("loss", self._loss)
+    def note_figures(self, logs: dict[str, Any]) -> None:
+        """Figures that the Trainer has logged."""
+        self._session.figures.measured({name: value for name, value in logs.items() if name not in _NO_METRICS})
 
-    def _tell_progress(self, *, force: bool = False) -> None:
+    def _tell_progress(self) -> None:
         state = self._trainer.state
-        self._progress.update(
+        self._session.figures.reached(
             step=self._step,
             max_steps=int(state.max_steps),
             epoch=float(state.epoch or 0.0),
-            loss=self._loss,
-            force=force,
+            num_epochs=float(state.num_train_epochs or 0),
         )
 
 

@@ -1,0 +1,216 @@
+"""What a node's launcher tells: who started the job, its signals, what became of its ranks, how the job has ended.
+
+On the first node it also serves and posts what the first rank has told, and has the last word where that rank has
+none. Nothing here may keep the launcher from its work: what writes to folders is given a short time only.
+"""
+
+import contextlib
+import dataclasses
+import getpass
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+
+from holdfast.checkpoint.catalog import list_checkpoints
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.checkpoint.part import read_manifest_of_any
+from holdfast.errors import HoldfastError
+from holdfast.foundation import clock
+from holdfast.foundation.bounded import do_within
+from holdfast.foundation.environment import host_name
+from holdfast.foundation.events import Event, EventLog, Failed, Interrupted, Restarted, SignalReceived, Started
+from holdfast.foundation.files import write_atomic
+from holdfast.training.metrics_server import MetricsServer, default_host
+from holdfast.training.progress import PROGRESS_NAME, Progress, State, read_progress, state_after
+from holdfast.training.record import deliver_events, find_stream, waiting_events
+from holdfast.training.settings import RunSettings
+from holdfast.training.status_post import StatusPost, StatusTarget
+from holdfast.training.termination_message import DEFAULT_PATH, write_termination_message
+from holdfast.training.trainer_status import TrainerStatus
+
+_log = logging.getLogger("holdfast")
+_WORD_S = 0.2
+"""How long a word to the stream may hold up the launcher."""
+_LAST_WORD_S = 1.0
+_LAST_POST_S = 5.0
+
+
+class Announcer:
+    """Speaks for the launcher of one node.
+
+    Args:
+        settings: the run's.
+        records: the launcher's folder, in which the ranks tell.
+        node: this node's number, from 0.
+        num_nodes: how many there are.
+    """
+
+    def __init__(self, settings: RunSettings, records: Path, *, node: int, num_nodes: int) -> None:
+        self._settings = settings
+        self._records = records
+        self._node = node
+        self._num_nodes = num_nodes
+        self._actor = "launcher" if node == 0 else f"launcher of node {node}"
+        self._ending = threading.Lock()
+        self._final: Progress | None = None
+        self._has_ended = False
+        self._server: MetricsServer | None = None
+        self._post: StatusPost | None = None
+
+    # ---- while the ranks run --------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Say who has started the job; on the first node, begin to serve and to post."""
+        settings = self._settings
+        self._tell(
+            Started(
+                user=_user_name(),
+                host=host_name(),
+                pid=os.getpid(),
+                node=self._node,
+                num_nodes=self._num_nodes,
+                grace_s=settings.grace_s,
+            )
+        )
+        if self._node != 0:
+            return
+        if settings.metrics_port:
+            self._serve(settings.metrics_port, settings.metrics_host)
+        target = StatusTarget.from_environment()
+        if target is not None:
+            self._post = StatusPost(self.look, target)
+
+    def _serve(self, port: int, host: str | None) -> None:
+        try:
+            self._server = MetricsServer(self.look, host=default_host() if host is None else host, port=port)
+        except OSError as error:
+            _log.warning(
+                "port %s cannot be used: %s; how far the training is, is not served, and training goes on; "
+                "name another one with --metrics-port",
+                port,
+                error.strerror or error,
+            )
+
+    def look(self) -> tuple[Progress, bool] | None:
+        """What the first rank has told last, and whether the job has ended; None while it has told nothing."""
+        progress = self._final or read_progress(self._records / PROGRESS_NAME)
+        return None if progress is None else (progress, self._has_ended)
+
+    def signalled(self, number: int) -> None:
+        """The launcher got a signal."""
+        self._tell(SignalReceived(signal=signal.Signals(number).name, rank=None))
+
+    def failed(self, event: Failed) -> None:
+        """A rank has failed, and the ranks are started anew."""
+        self._tell(event)
+
+    def restarting(self, event: Restarted) -> None:
+        """The ranks are being started anew; call it when those before are gone."""
+        self._tell(event)
+        progress = read_progress(self._records / PROGRESS_NAME)
+        if progress is not None:
+            restarting = dataclasses.replace(
+                progress, state=State.STARTING, restart=event.restart, message=event.reason, time=clock.utc_now()
+            )
+            self._write(restarting)
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    def end(
+        self,
+        exit_code: int,
+        reason: str,
+        *,
+        limit_s: float,
+        rank: int | None = None,
+        error: str = "",
+        is_told: bool = False,
+    ) -> None:
+        """Say how the job has ended on this node; the first call counts.
+
+        Args:
+            exit_code: the launcher's.
+            reason: one sentence, for one that has not ended well.
+            limit_s: how long the last word to the controller may take.
+            rank: which has failed, or None.
+            error: what its program raised.
+            is_told: whether a rank has said itself that the run was interrupted.
+        """
+        with self._ending:
+            if self._has_ended:
+                return
+            failure = Failed(rank=rank, exit_code=exit_code, reason=reason, error=error)
+            do_within(lambda: self._close_story(failure, is_told=is_told), _LAST_WORD_S)
+            self._has_ended = True
+        known = self.look() if self._node == 0 else None
+        if known is not None:
+            path = Path(self._settings.termination_log) if self._settings.termination_log else DEFAULT_PATH
+            status = TrainerStatus.of(known[0], has_ended=True)
+            do_within(lambda: write_termination_message(path, status), _WORD_S)
+            if self._post is not None:
+                self._post.finish(limit_s)
+        if self._server is not None:
+            self._server.close()
+
+    def _close_story(self, end: Failed, *, is_told: bool) -> None:
+        state, progress = state_after(end.exit_code), read_progress(self._records / PROGRESS_NAME)
+        if self._node == 0 and progress is not None:
+            if progress.state is not state:
+                progress = dataclasses.replace(
+                    _with_newest(progress), state=state, message=end.error or end.reason, time=clock.utc_now()
+                )
+            self._final = progress
+        if state is State.FAILED:
+            self._tell(end)
+        elif state is State.INTERRUPTED and not is_told:
+            step = 0 if progress is None else progress.step
+            self._tell(
+                Interrupted(step=step, saved=False, reason=end.reason or "it was told to end before it could save")
+            )
+        stream = find_stream(self._records)
+        if stream is not None:
+            deliver_events(self._records, stream)
+        if self._final is not None:
+            self._write(self._final)
+
+    # ---- words --------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        def write() -> None:
+            stream = find_stream(self._records) or waiting_events(self._records)
+            EventLog(stream, self._settings.job_events, actor=self._actor).write(event)
+
+        do_within(write, _WORD_S)
+
+    def _write(self, progress: Progress) -> None:
+        """To everywhere where the first rank writes it."""
+        settings = self._settings
+        folders = [self._records, *([Path(settings.job_dir)] if settings.job_dir else [])]
+        paths = [folder / PROGRESS_NAME for folder in folders]
+        if progress.output_dir:
+            paths.append(OutputFolder(Path(progress.output_dir)).progress)
+        for path in paths:
+            with contextlib.suppress(OSError):
+                write_atomic(path, progress.to_bytes(), durable=False)
+
+
+def _with_newest(progress: Progress) -> Progress:
+    """The keeper may have committed a checkpoint after the ranks had gone."""
+    with contextlib.suppress(OSError, HoldfastError, ValueError):
+        for path in list_checkpoints(Path(progress.output_dir))[:1] if progress.output_dir else []:
+            manifest = read_manifest_of_any(path)
+            if manifest.run_id == progress.run_id and manifest.step > (progress.safe_step or -1):
+                return dataclasses.replace(progress, safe_step=manifest.step, safe_time=manifest.created)
+    return progress
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())  # as in a pod, where users have no names
+
+
+__all__ = ["Announcer"]
