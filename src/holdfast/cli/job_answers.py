@@ -1,5 +1,6 @@
 """What the commands say of a job: a row, a page, a JSON document."""
 
+import json
 from typing import Any
 
 from holdfast.foundation import clock
@@ -137,7 +138,7 @@ def job_document(job: JobRecord, progress: Progress | None) -> dict[str, Any]:
         "attempt": job.attempt,
         "exit_code": job.exit_code,
         "safe_step": safe_step(job, progress),
-        "progress": None if progress is None else progress.to_document(),
+        "progress": None if progress is None else json.loads(progress.to_bytes()),
     }
 
 

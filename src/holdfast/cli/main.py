@@ -24,6 +24,57 @@ class _Holdfast(LazyGroup):
             has_program=True,
         ),
         LazyCommand(
+            name="submit",
+            target="holdfast.cli.submit:submit",
+            summary="Run a training script in the background, as a job.",
+            has_program=True,
+        ),
+        LazyCommand(
+            name="list",
+            target="holdfast.cli.jobs:list_",
+            summary="List the jobs, newest first: state, step, time left, loss, what is safe.",
+        ),
+        LazyCommand(
+            name="status",
+            target="holdfast.cli.jobs:status",
+            summary="Show one job: what it runs, where it is, what is safe, how its attempts ended.",
+        ),
+        LazyCommand(
+            name="watch",
+            target="holdfast.cli.watch:watch",
+            summary="Show jobs as they go, with the curve of the loss; Ctrl-C ends it, and stops no job.",
+        ),
+        LazyCommand(
+            name="logs",
+            target="holdfast.cli.jobs:logs",
+            summary="Print what the job's processes have printed; with several, each line says which.",
+        ),
+        LazyCommand(
+            name="events",
+            target="holdfast.cli.jobs:events",
+            summary="Print what was done to the job and what it did, in the order of time: who, what, why.",
+        ),
+        LazyCommand(
+            name="suspend",
+            target="holdfast.cli.jobs:suspend",
+            summary="Stop a job with a checkpoint, and say which one is safe; `resume` goes on from there.",
+        ),
+        LazyCommand(
+            name="resume",
+            target="holdfast.cli.jobs:resume",
+            summary="Let a suspended or failed job go on from its newest checkpoint.",
+        ),
+        LazyCommand(
+            name="scale",
+            target="holdfast.cli.jobs:scale",
+            summary="Change a job's number of nodes: suspend, change, resume.",
+        ),
+        LazyCommand(
+            name="delete",
+            target="holdfast.cli.jobs:delete",
+            summary="Stop a job and forget it; its checkpoints stay, unless they are asked for too.",
+        ),
+        LazyCommand(
             name="checkpoints",
             target="holdfast.cli.checkpoints:app",
             summary="Look at, check, copy and tidy checkpoints, in a folder or an object store.",

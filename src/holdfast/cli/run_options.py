@@ -1,7 +1,7 @@
 """The options that `run` and `submit` have in common, written down once.
 
-Typer makes options of a function's parameters. `with_options` lets a command take some of them as one value: for Typer
-each field of the value's class is a parameter of the command.
+Typer makes options of a function's parameters. `with_options` lets a command take some of them as one value:
+for Typer each field of the value's class is a parameter of the command.
 """
 
 import functools
@@ -106,6 +106,14 @@ class RunOptions:
             help="Time between SIGTERM and SIGKILL that the platform grants.",
         ),
     ] = 30.0
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            envvar="HOLDFAST_METRICS_PORT",
+            help="Serve how far the run is at http://…:PORT/metrics, on node 0; 0: nowhere.  [0]",
+        ),
+    ] = None
     resume: Annotated[
         str,
         typer.Option(
@@ -145,6 +153,9 @@ class RunOptions:
         return RunSettings(
             grace_s=values.pop("grace"),
             peer_timeout_s=environment.peer_timeout_s,
+            metrics_host=environment.metrics_host,
+            termination_log=environment.termination_log,
+            job_dir=environment.job_dir,
             verbosity=max(values.pop("verbose"), environment.verbosity),
             **values,
         )

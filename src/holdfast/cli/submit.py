@@ -104,7 +104,7 @@ def submit(
             f"  holdfast logs -f {job.name}",
             f"  holdfast suspend {job.name}",
         ]
-        print_answer(as_json, job_document(job, jobs.progress(job.name)), lines)
+        print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
 
 
 def _ranks(text: str, automatic: int) -> int:

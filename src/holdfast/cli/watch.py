@@ -22,7 +22,10 @@ def watch(
     ] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Look this often.", min=0.1)] = 1.0,
 ) -> None:
-    """Show jobs as they go, with the curve of the loss; ends with the job, or with Ctrl-C, which stops no job."""
+    """Show jobs as they go, with the curve of the loss; Ctrl-C ends it, and stops no job.
+
+    Watching one job ends with the job.
+    """
     from rich.console import Console
     from rich.live import Live
 

@@ -24,4 +24,13 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-__all__ = ["monotonic_s", "sleep", "utc_now", "wall_s"]
+def parse_utc(text: str) -> float:
+    """Seconds since 1970 of what `utc_now` has written.
+
+    Raises:
+        ValueError: it is no such time.
+    """
+    return datetime.fromisoformat(text).timestamp()
+
+
+__all__ = ["monotonic_s", "parse_utc", "sleep", "utc_now", "wall_s"]

@@ -1,12 +1,13 @@
 """What can be done with jobs, wherever they run: the Protocol that commands and the SDK use."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from holdfast.jobs.logs import LogLine
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState
+from holdfast.training.progress import Progress
 
 
 class Jobs(Protocol):
@@ -41,7 +42,7 @@ class Jobs(Protocol):
         """What people, supervisors and ranks did, in the order of time."""
         ...
 
-    def progress(self, name: str) -> dict[str, Any] | None:
+    def progress(self, name: str) -> Progress | None:
         """What its first rank told last (docs/progress.md); None before it has told anything."""
         ...
 

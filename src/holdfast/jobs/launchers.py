@@ -56,7 +56,7 @@ class Launchers:
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
-        settings = self._spec.settings
+        settings = replace(self._spec.settings, job_dir=str(self._folder))
         if self._attempt > 1:
             settings = replace(settings, from_scratch=False)  # it has begun anew once
         write_plan(plan_file, self._plan(node), settings)

@@ -21,6 +21,7 @@ from holdfast.jobs.reviving import revive, start_supervisor
 from holdfast.jobs.slots import Slots, count_slots
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
+from holdfast.training.progress import Progress
 
 _POLL_S = 0.1
 
@@ -71,9 +72,13 @@ class LocalJobs:
         happened += [_as_job_event(event) for event in told.events(job_folder(name))]
         return sorted(happened, key=lambda event: event.time)
 
-    def progress(self, name: str) -> dict[str, Any] | None:
+    def progress(self, name: str) -> Progress | None:
         """What the first rank told last."""
         return told.progress(job_folder(self.job(name).name))
+
+    def progress_of(self, job: JobRecord) -> Progress | None:
+        """Likewise, of a job that was looked up a moment ago."""
+        return told.progress(job_folder(job.name))
 
     def folder(self, name: str) -> Path:
         """Where the job's own files are."""
@@ -200,8 +205,8 @@ class LocalJobs:
         """Where a job's checkpoints are: as its owner said, or as its ranks told."""
         if job.spec.settings.output_dir is not None:
             return job.spec.settings.output_dir
-        told_folder = (told.progress(job_folder(job.name)) or {}).get("output_dir")
-        return told_folder if isinstance(told_folder, str) else None
+        progress = self.progress_of(job)
+        return None if progress is None else progress.location or progress.output_dir or None
 
     def wait(
         self,

@@ -11,7 +11,7 @@ from holdfast.training.settings import RunSettings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper")
+_LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,6 @@ class JobSpec:
         env: variables for the program.
         data_connection: the name of the keys of an object store; never their values.
         priority: jobs of a higher one go first, and stop those of lower ones.
-        metrics_port: where node 0 serves progress; None serves none.
         verify_access: try the object store before training.
         packages: requirements that are installed before the program runs, for this job only.
         package_indexes: where to find them; the first one replaces the default.
@@ -53,7 +52,6 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     data_connection: str | None = None
     priority: int = 0
-    metrics_port: int | None = None
     verify_access: bool = True
     packages: tuple[str, ...] = ()
     package_indexes: tuple[str, ...] = ()
@@ -71,8 +69,6 @@ class JobSpec:
         ):
             if count < least:
                 raise UsageError(f"{what} {count} must be at least {least}")
-        if self.metrics_port is not None and not 1024 <= self.metrics_port <= 65535:
-            raise UsageError(f"metrics_port {self.metrics_port} must be from 1024 to 65535")
         for variable, text in self.env.items():
             if not _VARIABLE.fullmatch(variable) or "\0" in text:
                 raise UsageError(

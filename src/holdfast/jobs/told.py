@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast.training.progress import PROGRESS_NAME, Progress, read_progress
+
 EVENTS = "events.jsonl"
-PROGRESS = "progress.json"
 
 
 def events(folder: Path) -> Iterator[dict[str, Any]]:
@@ -24,13 +25,9 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
                         yield event
 
 
-def progress(folder: Path) -> dict[str, Any] | None:
+def progress(folder: Path) -> Progress | None:
     """Where the training is, or was when it ended; None before it has told."""
-    with contextlib.suppress(OSError, ValueError):
-        record = json.loads((folder / PROGRESS).read_bytes())
-        if isinstance(record, dict):
-            return record  # pyright: ignore[reportUnknownVariableType]
-    return None
+    return read_progress(folder / PROGRESS_NAME)
 
 
 def safe_step(folder: Path) -> int | None:
@@ -47,9 +44,9 @@ def safe_step(folder: Path) -> int | None:
 def was_told_since(folder: Path, wall_s: float) -> bool:
     """Whether the ranks have told their progress since a moment of the wall clock."""
     try:
-        return (folder / PROGRESS).stat().st_mtime >= wall_s
+        return (folder / PROGRESS_NAME).stat().st_mtime >= wall_s
     except OSError:
         return False
 
 
-__all__ = ["EVENTS", "PROGRESS", "events", "progress", "safe_step", "was_told_since"]
+__all__ = ["EVENTS", "events", "progress", "safe_step", "was_told_since"]
