@@ -138,6 +138,12 @@ class RunOptions:
             help="Resume although a step would see another number of samples.",
         ),
     ] = False
+    verify_access: Annotated[
+        bool,
+        typer.Option(
+            envvar="HOLDFAST_VERIFY_ACCESS", help="Try the object store before training: write, read, list, delete."
+        ),
+    ] = True
     verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more.", show_default=False)] = 0
 
     def settings(self) -> Any:

@@ -63,10 +63,16 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 @contextlib.contextmanager
-def connected(name: str | None) -> Generator[None]:
-    """This process's environment has the keys of a connection meanwhile; None changes nothing."""
+def connected(name: str | None, env: Mapping[str, str] | None = None) -> Generator[None]:
+    """This process's environment is meanwhile that of a job's launchers.
+
+    Args:
+        name: the job's data connection, if it has one.
+        env: its own variables.
+    """
     before = dict(os.environ)
     os.environ.update(keys_of(name) if name is not None else {})
+    os.environ.update(env or {})
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from holdfast.errors import ConflictError, UsageError, WaitTimeoutError
 from holdfast.foundation import clock
 from holdfast.foundation.files import is_locked, write_atomic
 from holdfast.jobs import told
-from holdfast.jobs.connections import keys_of
+from holdfast.jobs.connections import connected, keys_of
 from holdfast.jobs.history import History, this_user
 from holdfast.jobs.logs import LogLine, read_logs
 from holdfast.jobs.places import job_folder, make_private, supervisor_lock
@@ -119,6 +119,8 @@ class LocalJobs:
             keys_of(spec.data_connection)
         _check_devices(spec, count_slots())
         output = spec.settings.output_dir
+        if output is not None:
+            _check_place(output, spec)
         for other in self._history.jobs():
             if output is not None and other.state.is_active and _same_place(spec, other.spec):
                 raise ConflictError(
@@ -267,6 +269,17 @@ def _check_devices(spec: JobSpec, capacity: Slots) -> None:
         raise UsageError(
             f"the job takes {wanted} gpu, and this machine has {capacity.gpu}", hint="ask for fewer, or for none"
         )
+
+
+def _check_place(output: str, spec: JobSpec) -> None:
+    """That an object store can be used is better known now than when the ranks have started."""
+    from holdfast.training.output_place import place_output
+    from holdfast.training.store_access import open_tried
+
+    with connected(spec.data_connection, spec.env):
+        place = place_output(output, local_dir=spec.settings.local_dir)
+        if place.remote is not None:
+            open_tried(place.remote, verify_access=spec.settings.verify_access)
 
 
 def _same_place(one: JobSpec, other: JobSpec) -> bool:

@@ -11,48 +11,17 @@ from holdfast.checkpoint.mover_process import MoverPlan
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.publishing import Publisher
 from holdfast.checkpoint.remote import Claim, RemoteFolder
-from holdfast.errors import AccessDeniedError, ConflictError, UsageError
+from holdfast.errors import ConflictError
 from holdfast.foundation import clock
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.files import delete_tree, write_atomic
 from holdfast.snapshot.keeper import Keeper
-from holdfast.storage.access import NO_KEYS_HINT, check_access
-from holdfast.storage.location import Location, Scheme
-from holdfast.storage.opening import open_store
-from holdfast.storage.options import StorageOptions
-from holdfast.storage.store import Store
+from holdfast.storage.location import Location
 from holdfast.training.folders import Folders
 from holdfast.training.session import Session
 from holdfast.training.uploads import Uploads
 
 _log = logging.getLogger("holdfast")
-
-
-def open_tried(location: Location) -> Store:
-    """The object store, after it was written, read, listed and deleted in once.
-
-    Raises:
-        UsageError: the environment's options cannot be meant.
-        StorageError: it cannot be used, with the reason.
-    """
-    try:
-        options = StorageOptions.from_environment()
-    except ValueError as error:
-        raise UsageError(f"{error}; training was not started") from error
-    if not options.verify_tls:
-        _log.warning(
-            "HOLDFAST_VERIFY_TLS=0: the certificate of %s is NOT verified; anybody in between can read and change "
-            "the checkpoints",
-            options.endpoint or location,
-        )
-    store = open_store(location, options)
-    try:
-        check_access(store)
-    except AccessDeniedError as error:
-        if location.scheme is not Scheme.S3 or options.has_keys:
-            raise
-        raise AccessDeniedError(f"{error.message}; no keys were given", hint=NO_KEYS_HINT) from error
-    return store
 
 
 def claim_folder(session: Session, output: OutputFolder) -> None:
@@ -244,6 +213,5 @@ __all__ = [
     "join_store",
     "names_to_upload",
     "open_on_node",
-    "open_tried",
     "start_mover",
 ]

@@ -45,6 +45,8 @@ class RunSettings:
     """Begin a new run once; what the folder holds is moved aside."""
     allow_batch_change: bool = False
     """Go on with another number of samples per step than the checkpoint's."""
+    verify_access: bool = True
+    """Write, read, list and delete a small object in the object store before training."""
     peer_timeout_s: float = 1800.0
     """How long a rank waits for another one that is alive but silent."""
     snapshot_steps: str | None = None

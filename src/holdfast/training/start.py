@@ -20,7 +20,6 @@ from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import AttemptStarted, RankStarted
 from holdfast.storage.location import Location
-from holdfast.storage.opening import open_store
 from holdfast.storage.store import Store
 from holdfast.training.assembling import Assembling
 from holdfast.training.claiming import (
@@ -29,7 +28,6 @@ from holdfast.training.claiming import (
     join_store,
     names_to_upload,
     open_on_node,
-    open_tried,
     start_mover,
 )
 from holdfast.training.fetching import Fetching, FetchOrder
@@ -38,6 +36,7 @@ from holdfast.training.meeting import agree, attempt
 from holdfast.training.peers import Peers
 from holdfast.training.resume import ResumePoint, choose
 from holdfast.training.session import Session
+from holdfast.training.store_access import open_tried
 
 _T = TypeVar("_T")
 
@@ -229,7 +228,8 @@ def _start_on_many_folders(
         # The first rank has tried it before the model was loaded.
         is_tried = place.is_first or not folders.is_owner
         try:
-            opened.append(open_store(location) if is_tried else open_tried(location))
+            verify_access = session.settings.verify_access and not is_tried
+            opened.append(open_tried(location, verify_access=verify_access))
         except ValueError as error:
             raise UsageError(f"{error}; training was not started") from error
         if folders.is_owner:

@@ -8,10 +8,10 @@ from typing import Any
 
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import UsageError
-from holdfast.training.claiming import open_tried
 from holdfast.training.output_place import place_output
 from holdfast.training.session import Session
 from holdfast.training.settings import RunSettings
+from holdfast.training.store_access import open_tried
 
 _log = logging.getLogger("holdfast")
 
@@ -33,7 +33,7 @@ def hook(module: ModuleType, session: Session) -> None:
             OutputFolder(Path(self.output_dir)).check_usable()
         remote = session.locations.get(self.output_dir)
         if remote is not None and session.place.is_first and session.place.restart == 0:
-            open_tried(remote)
+            open_tried(remote, verify_access=session.settings.verify_access)
         validate(self)
 
     arguments.__post_init__ = post_init
