@@ -79,28 +79,29 @@ def run(
         master_port=master_port,
         max_restarts=max_restarts,
     )
-    check_places(settings.resume, settings.output_dir, settings.local_dir)
+    check_resume(settings.resume)
+    _check_place(settings.output_dir, settings.local_dir)
     code = launch(plan, settings)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def check_places(resume: str, output_dir: str | None, local_dir: str | None) -> None:
-    """Before ranks load a model for nothing; what the folders hold is verified by them.
-
-    Raises:
-        UsageError: the checkpoint to resume from is no folder.
-        StorageError: the output folder cannot be written.
-    """
-    from holdfast.checkpoint.output_folder import OutputFolder
+def check_resume(resume: str) -> None:
+    """Raise UsageError when the checkpoint to resume from is no folder; what it holds is verified by the ranks."""
     from holdfast.errors import UsageError
-    from holdfast.training.output_place import place_output
 
     if resume not in {"auto", "never"} and not os.path.isdir(resume):
         raise UsageError(f"--resume {resume}: there is no such folder", hint="name a checkpoint")
+
+
+def _check_place(output_dir: str | None, local_dir: str | None) -> None:
+    """Before ranks load a model for nothing: that the output folder can be written."""
+    from holdfast.checkpoint.output_folder import OutputFolder
+    from holdfast.training.output_place import place_output
+
     if output_dir is not None:
         OutputFolder(place_output(output_dir, local_dir=local_dir).folder).prepare()
 
 
-__all__ = ["check_places", "run"]
+__all__ = ["check_resume", "run"]

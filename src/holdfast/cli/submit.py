@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.output import print_answer
+from holdfast.cli.run import check_resume
 from holdfast.cli.run_options import RunOptions, with_options
 from holdfast.errors import UsageError
 
@@ -74,11 +75,14 @@ def submit(
     from holdfast.jobs.local import LocalJobs
     from holdfast.jobs.slots import count_slots
     from holdfast.jobs.spec import JobSpec, name_from
+    from holdfast.training.launch import LaunchPlan
 
     machine = count_slots()
     ranks = _ranks(nproc_per_node, machine.gpu or machine.cpu)
     gpus = (ranks if machine.gpu else 0) if gpu is None else gpu
-    _check_program(program[0], is_module=module)
+    settings = options.settings()
+    check_resume(settings.resume)
+    LaunchPlan(program=tuple(program), is_module=module)  # looks for the program
     spec = JobSpec(
         name=name or name_from(Path(program[0]).stem, secrets.token_hex(2)),
         program=tuple(program),
@@ -89,7 +93,7 @@ def submit(
         ranks_per_node=ranks,
         cpu_per_node=ranks if cpu is None else cpu,
         gpu_per_node=gpus,
-        settings=options.settings(),
+        settings=settings,
         max_restarts=max_restarts,
         env=dict(_variable(text) for text in env or ()),
         data_connection=connection,
@@ -113,11 +117,6 @@ def _ranks(text: str, automatic: int) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--nproc-per-node {text!r} must be a positive number or auto")
     return int(text)
-
-
-def _check_program(program: str, *, is_module: bool) -> None:
-    if not is_module and not os.path.isfile(program):
-        raise UsageError(f"there is no script {program}", hint="check the path; it is relative to here")
 
 
 def _variable(text: str) -> tuple[str, str]:

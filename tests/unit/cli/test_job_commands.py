@@ -1,0 +1,304 @@
+"""The commands for jobs, without a training: what they refuse and how, and what they say of jobs that are there."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.job_answers import risk_of_suspending
+from holdfast.cli.watch import sparkline
+from holdfast.jobs.history import SCHEMA_VERSION, History
+from holdfast.jobs.places import history_file, job_folder, state_folder
+from holdfast.jobs.spec import JobSpec
+from holdfast.jobs.state import JobState, Wanted
+from holdfast.training.progress import Progress, SaveFigures, State
+from holdfast.training.settings import RunSettings
+from tests.support.commands import holdfast
+
+SCRIPT = "train.py"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder of the test's own, and a script to submit."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOLDFAST_GPU_SLOTS", "0")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    (project / SCRIPT).write_text("")
+    return tmp_path / "state"
+
+
+def spec(name: str, **changes: Any) -> JobSpec:
+    values: dict[str, Any] = {"name": name, "program": (SCRIPT,), "python": "python3", "working_dir": "/"}
+    return JobSpec(**values | changes)
+
+
+def add(name: str, state: JobState, **changes: Any) -> None:
+    """A job that is there, without a supervisor: as far as commands can see, it has ended or is suspended."""
+    with History() as history:
+        history.add(spec(name, **changes), actor="test")
+        history.become(name, state, actor="test")
+        if state is JobState.SUSPENDED:
+            history.want(name, Wanted.SUSPEND, actor="test")
+
+
+def connections(text: str, mode: int = 0o600) -> None:
+    path = state_folder().parent.parent / "config" / "holdfast" / "connections.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def newer_history() -> None:
+    History().close()
+    with sqlite3.connect(history_file()) as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    database.close()
+
+
+def damaged_history() -> None:
+    state_folder().mkdir(parents=True)
+    history_file().write_bytes(b"no database at all" * 100)
+
+
+def unwritable_state() -> None:
+    state_folder().parent.write_text("a file where a folder should be")
+
+
+def two_with_one_beginning() -> None:
+    add("tiny-1", JobState.COMPLETE)
+    add("tiny-2", JobState.COMPLETE)
+
+
+KEYS = 'AWS_ACCESS_KEY_ID = "k"\nAWS_SECRET_ACCESS_KEY = "sesame"\n'
+NOTHING: Callable[[], None] = lambda: None  # noqa: E731
+SUBMIT: list[tuple[list[str], int, str]] = [
+    ([], 2, "Missing argument"),
+    (["absent.py"], 2, "there is no script absent.py"),
+    (["-m", "no_such_module_anywhere"], 2, "there is no module"),
+    (["--nproc-per-node", "0", SCRIPT], 2, "--nproc-per-node '0'"),
+    (["--nproc-per-node", "two", SCRIPT], 2, "--nproc-per-node 'two'"),
+    (["--nnodes", "0", SCRIPT], 2, "num_nodes 0"),
+    (["--nnodes", "x", SCRIPT], 2, "--nnodes"),
+    (["--cpu", "-1", SCRIPT], 2, "--cpu"),
+    (["--gpu", "8", SCRIPT], 2, "this machine has 0"),
+    (["--priority", "high", SCRIPT], 2, "--priority"),
+    (["--max-restarts", "-1", SCRIPT], 2, "max_restarts -1"),
+    (["--env", "NOVALUE", SCRIPT], 2, "NAME=VALUE"),
+    (["--env", "1A=b", SCRIPT], 2, "'1A'"),
+    (["--name", "Not A Name", SCRIPT], 2, "lower case"),
+    (["--name", "x" * 64, SCRIPT], 2, "63"),
+    (["--name", "../../etc", SCRIPT], 2, "lower case"),
+    (["--save-strategy", "often", SCRIPT], 2, "--save-strategy 'often'"),
+    (["--save-steps", "0", SCRIPT], 2, "--save-steps 0"),
+    (["--save-steps", "5", "--save-strategy", "epoch", SCRIPT], 2, "contradicts"),
+    (["--save-total-limit", "0", SCRIPT], 2, "--save-total-limit 0"),
+    (["--grace", "-3", SCRIPT], 2, "--grace -3"),
+    (["--keep", "everything", SCRIPT], 2, "--keep"),
+    (["--store-keep", "newest=none", SCRIPT], 2, "--store-keep"),
+    (["--on-upload-failure", "cry", SCRIPT], 2, "--on-upload-failure"),
+    (["--snapshot-steps", "0", SCRIPT], 2, "--snapshot-steps"),
+    (["--snapshot-slots", "99", SCRIPT], 2, "--snapshot-slots"),
+    (["--metrics-port", "70000", SCRIPT], 2, "--metrics-port 70000"),
+    (["--output-dir", "ftp://somewhere/x", SCRIPT], 2, "unknown scheme"),
+    (["--output-dir", "s3://", SCRIPT], 2, "names no bucket"),
+    (["--output-dir", "pvc://claim/x", SCRIPT], 2, "claim"),
+    (["--resume", "nowhere", SCRIPT], 2, "there is no such folder"),
+    (["--from-scratch", "--resume", ".", SCRIPT], 2, "contradicts"),
+    (["--connection", "absent", SCRIPT], 10, "no data connection 'absent'"),
+    (["--output-dir", "s3://bucket/x", "--connection", "dead", SCRIPT], 13, "cannot be used"),
+    (["--no-such-option", SCRIPT], 2, "--no-such-option"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), SUBMIT, ids=[" ".join(case[0])[:40] for case in SUBMIT])
+def test_what_submit_refuses(arguments: list[str], code: int, said: str, project: Path) -> None:
+    """The message names what is wrong, the exit code says of what kind, and nothing of the job is left behind."""
+    connections(f'[dead]\n{KEYS}AWS_S3_ENDPOINT = "http://127.0.0.1:9"\n')
+    outcome = holdfast("submit", "--json", *arguments)
+    assert outcome.code == code, outcome.stderr
+    assert outcome.exit_error["code"] == code
+    assert said in outcome.exit_error["message"] + str(outcome.exit_error["hint"])
+    assert "Traceback" not in outcome.stderr
+    assert holdfast("list", "--json").document == []
+    assert not list((state_folder() / "jobs").glob("*"))
+    assert sorted(path.name for path in project.iterdir()) == [SCRIPT]
+
+
+COMMANDS: list[tuple[Callable[[], None], list[str], int, str]] = [
+    (NOTHING, ["status", "absent"], 10, "there is no job 'absent'"),
+    (NOTHING, ["status", ""], 10, "there is no job"),
+    (NOTHING, ["status", "../jobs"], 10, "there is no job"),
+    (NOTHING, ["logs", "absent"], 10, "there is no job"),
+    (NOTHING, ["events", "absent"], 10, "there is no job"),
+    (NOTHING, ["suspend", "absent"], 10, "there is no job"),
+    (NOTHING, ["resume", "absent"], 10, "there is no job"),
+    (NOTHING, ["delete", "absent"], 10, "there is no job"),
+    (NOTHING, ["scale", "absent", "--nnodes", "2"], 10, "there is no job"),
+    (two_with_one_beginning, ["status", "tiny"], 11, "could be 2 jobs: tiny-1, tiny-2"),
+    (lambda: add("done", JobState.COMPLETE), ["suspend", "done"], 11, "cannot be suspended"),
+    (lambda: add("done", JobState.COMPLETE), ["resume", "done"], 11, "is complete"),
+    (lambda: add("done", JobState.COMPLETE), ["scale", "done", "--nnodes", "2"], 11, "is complete"),
+    (lambda: add("held", JobState.SUSPENDED), ["scale", "held", "--nnodes", "0"], 2, "--nnodes"),
+    (lambda: add("held", JobState.SUSPENDED), ["logs", "held", "--rank", "-1"], 2, "--rank"),
+    (lambda: add("held", JobState.SUSPENDED), ["suspend", "held", "--timeout", "0"], 2, "--timeout"),
+    (lambda: add("done", JobState.COMPLETE), ["delete", "done", "--checkpoints"], 11, "nothing was done"),
+    (lambda: add("done", JobState.COMPLETE), ["submit", "--name", "done", SCRIPT], 11, "there is a job 'done'"),
+    (newer_history, ["list"], 11, "newer Holdfast"),
+    (newer_history, ["submit", SCRIPT], 11, "newer Holdfast"),
+    (damaged_history, ["list"], 13, "cannot be used"),
+    (unwritable_state, ["list"], 13, "cannot be made"),
+    (unwritable_state, ["submit", SCRIPT], 13, "cannot be made"),
+    (lambda: connections(f"[minio]\n{KEYS}", 0o644), ["submit", "--connection", "minio", SCRIPT], 2, "chmod 600"),
+    (
+        lambda: connections("[minio]\nAWS_ACCESS_KEY_ID = 'k'"),
+        ["submit", "--connection", "minio", SCRIPT],
+        2,
+        "has no",
+    ),
+    (lambda: connections("[minio\nkey = 'sesame"), ["submit", "--connection", "minio", SCRIPT], 2, "not valid TOML"),
+]
+
+
+@pytest.mark.parametrize(("before", "arguments", "code", "said"), COMMANDS)
+def test_what_other_commands_refuse(
+    before: Callable[[], None], arguments: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    """Likewise, and the state folder is as it was."""
+    before()
+    there = _contents(tmp_path / "state")
+    outcome = holdfast(*arguments[:1], "--json", *arguments[1:])
+    assert outcome.code == code, outcome.stderr
+    assert said in outcome.exit_error["message"] + str(outcome.exit_error["hint"])
+    assert "sesame" not in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    if there:
+        assert _contents(tmp_path / "state") == there
+
+
+def _contents(folder: Path) -> list[str]:
+    """What is there; the database's own side files come and go."""
+    return sorted(str(path) for path in folder.rglob("*") if not path.name.endswith(("-wal", "-shm")))
+
+
+def test_watch_needs_a_terminal() -> None:
+    """It says what to use in a script."""
+    outcome = holdfast("watch")
+    assert outcome.code == 2
+    assert "holdfast list --json" in outcome.stderr
+
+
+def told(name: str, **changes: Any) -> Progress:
+    progress = Progress(
+        time="2026-01-31T09:30:00.000Z",
+        state=State.INTERRUPTED,
+        step=40,
+        max_steps=100,
+        epoch=0.4,
+        loss=2.5,
+        step_s=0.5,
+        safe_step=30,
+        safe_time="2026-01-31T09:29:00.000Z",
+        saves=SaveFigures(count=2, mean_stall_s=0.01, last_durable_s=1.5, expected_s=1.5),
+    )
+    progress = replace(progress, **changes)
+    job_folder(name).mkdir(parents=True, exist_ok=True)
+    (job_folder(name) / "progress.json").write_bytes(progress.to_bytes())
+    return progress
+
+
+def test_what_list_and_status_say() -> None:
+    """Newest first, with the step, what is done and what is safe; the document has the same figures."""
+    add("older", JobState.COMPLETE)
+    add("newer", JobState.SUSPENDED, settings=RunSettings(output_dir="out"), num_nodes=2, priority=3)
+    with History() as history:
+        history.become(
+            "newer", JobState.SUSPENDED, actor="test", message="step 30 is safe", safe_step=30, exit_code=75
+        )
+    told("newer")
+    lines = holdfast("list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["JOB", "newer", "older"]
+    assert "40/100" in lines[1]
+    assert "40 %" in lines[1]
+    page = holdfast("status", "new").stdout
+    assert "newer: Suspended (step 30 is safe)" in page
+    assert "2 nodes, 1 rank on each" in page
+    assert "holdfast resume newer" in page
+    document = holdfast("status", "newer", "--json").document
+    assert (document["state"], document["safe_step"], document["exit_code"]) == ("Suspended", 30, 75)
+    assert document["progress"]["step"] == 40
+    assert document["output_dir"] == "out"
+    assert document["num_nodes"] == 2
+    assert [job["name"] for job in holdfast("list", "--json").document] == ["newer", "older"]
+    assert holdfast("list", "--active").stdout.strip() == "no jobs"
+
+
+def test_logs_say_who_printed() -> None:
+    """One rank alone is printed plainly; several with their names; a rank can be picked."""
+    add("one", JobState.COMPLETE)
+    add("two", JobState.COMPLETE, ranks_per_node=2)
+    for name, ranks in (("one", 1), ("two", 2)):
+        folder = job_folder(name) / "logs"
+        folder.mkdir(parents=True)
+        for rank in range(ranks):
+            (folder / f"rank-{rank}.log").write_text(f"hello from {rank}\n")
+    assert holdfast("logs", "one").stdout == "hello from 0\n"
+    assert holdfast("logs", "two").stdout == "rank 0 | hello from 0\nrank 1 | hello from 1\n"
+    assert holdfast("logs", "two", "--rank", "1").stdout == "hello from 1\n"
+    lines = holdfast("logs", "two", "--json").stdout.splitlines()
+    assert json.loads(lines[1]) == {"source": "rank 1", "text": "hello from 1"}
+
+
+def test_events_are_in_the_order_of_time() -> None:
+    """Those of commands and of ranks are one story."""
+    add("done", JobState.COMPLETE)
+    job_folder("done").mkdir(parents=True, exist_ok=True)
+    event = {"time": "2999-01-01T00:00:00.000Z", "event": "saved", "actor": "keeper", "step": 7, "trigger": "jit"}
+    (job_folder("done") / "events.jsonl").write_text(json.dumps(event) + '\n{"time": "cut')
+    names = [item["event"] for item in holdfast("events", "done", "--json").document]
+    assert names == ["submitted", "complete", "saved"]
+    assert "step 7" in holdfast("events", "done").stdout.splitlines()[-1]
+
+
+def test_delete_forgets_the_job_and_keeps_its_checkpoints(project: Path) -> None:
+    """The folder of the job goes, that of its checkpoints stays."""
+    (project / "out" / "checkpoint-5").mkdir(parents=True)
+    add("done", JobState.COMPLETE, settings=RunSettings(output_dir=str(project / "out")))
+    told("done")
+    outcome = holdfast("delete", "done")
+    assert outcome.code == 0
+    assert "its checkpoints stay in" in outcome.stdout
+    assert not job_folder("done").exists()
+    assert (project / "out" / "checkpoint-5").is_dir()
+    assert holdfast("status", "done").code == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "grace_s", "is_risky"),
+    [
+        ({"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}, 30.0, True),
+        ({"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}, 60.0, False),
+        ({"state": State.TRAINING, "saves": SaveFigures()}, 30.0, False),
+        ({"state": State.INTERRUPTED, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}, 30.0, False),
+    ],
+)
+def test_a_suspension_that_does_not_fit_is_announced(changes: dict[str, Any], grace_s: float, is_risky: bool) -> None:
+    """With what is safe, how old it is, what a save takes and what the platform grants."""
+    risk = risk_of_suspending(told("any", **changes), grace_s)
+    assert (risk is not None) == is_risky
+    if risk is not None:
+        assert "last safe point step 30" in risk
+        assert "a save needs about 48" in risk
+        assert "grace is 30 s" in risk
+
+
+def test_the_curve_of_the_loss() -> None:
+    """Lowest to highest over the eight heights; one value is a line."""
+    assert sparkline([]) == ""
+    assert sparkline([1.0]) == "▁"
+    assert sparkline([0.0, 3.5, 7.0]) == "▁▅█"
