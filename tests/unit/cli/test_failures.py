@@ -108,7 +108,9 @@ def test_refused_keys_have_a_code_of_their_own(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_fault_of_ours_has_its_traceback_and_the_line(output: Path) -> None:
     """The traceback helps us, the last line the program that called."""
-    prelude = "import holdfast.cli.checkpoints as c\ndef fail(text): raise ZeroDivisionError('by zero')\nc._open = fail"
+    prelude = (
+        "import holdfast.cli.checkpoints as c\ndef fail(text): raise ZeroDivisionError('by zero')\nc._open = fail"
+    )
     done = run("checkpoints", "list", str(output), "--json", prelude=prelude)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
