@@ -27,13 +27,14 @@ class Outcome:
         return json.loads(self.stderr.splitlines()[-1])
 
 
-def holdfast(*arguments: object) -> Outcome:
+def holdfast(*arguments: object, command: Any = None) -> Outcome:
+    """`command` is what is called instead of Holdfast's own."""
     hook = sys.excepthook
     stdout, stderr = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
             try:
-                code = run_command(root(), [str(argument) for argument in arguments])
+                code = run_command(command or root(), [str(argument) for argument in arguments])
             except SystemExit as left:
                 code = int(left.code or 0)
     finally:

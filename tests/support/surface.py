@@ -20,6 +20,7 @@ import holdfast as package
 from holdfast.cli.lazy import walk
 from holdfast.cli.main import root
 from holdfast.doctor import examination
+from holdfast.doctor.software import TOO_SLOW
 from holdfast.errors import ExitCode
 from holdfast.training.settings import RunSettings, variable
 from tests.support.checkpoints import commit, prepared
@@ -107,7 +108,7 @@ def _asked(folder: Path) -> dict[str, Any]:
         "doctor": ("--output-dir", "out"),
     }
     found: dict[str, Any] = {}
-    with mock.patch.object(examination, "look_at_torch", return_value="not asked"):
+    with mock.patch.object(examination, "look_at_torch", return_value=TOO_SLOW):
         for name, arguments in documents.items():
             found[name] = holdfast(*name.split(), *arguments, "--json").document
     found["every failure, on stderr"] = holdfast("checkpoints", "list", "nowhere", "--json").exit_error

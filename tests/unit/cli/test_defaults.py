@@ -1,13 +1,17 @@
 """Which of flag, variable, files and default decides, and what is said of a setting that cannot be meant."""
 
+import enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+import typer
+import typer.main
 
+from holdfast.cli.lazy import LazyCommand, LazyGroup
 from holdfast.training.settings import RunSettings
 from tests.support.checkpoints import commit, prepared
-from tests.support.commands import holdfast
+from tests.support.commands import Outcome, holdfast
 
 
 @pytest.fixture
@@ -72,6 +76,56 @@ def test_every_type_of_option(project: Path, started: list[RunSettings], monkeyp
     assert not started[-1].from_scratch
 
 
+class Level(enum.Enum):
+    LOW = "low"
+    HIGH = "high"
+
+
+class Other(LazyGroup):
+    lazy_commands = (LazyCommand(name="try", target=f"{__name__}:attempt", summary="Try."),)
+
+
+def attempt(
+    env: Annotated[list[str] | None, typer.Option("--env")] = None,
+    level: Annotated[Level, typer.Option("--level")] = Level.LOW,
+    is_followed: Annotated[bool, typer.Option("--follow/--no-follow")] = True,
+    ports: Annotated[list[int] | None, typer.Option("--port")] = None,
+) -> None:
+    """Try."""
+    typer.echo(f"{env} {level.value} {is_followed} {ports}")
+
+
+def other(*arguments: str) -> Outcome:
+    app = typer.Typer(cls=Other, rich_markup_mode=None)
+    app.callback()(lambda: None)
+    return holdfast(*arguments, command=typer.main.get_command(app))
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "answer"),
+    [
+        ("", [], "None low True None"),
+        (
+            "env = ['A=1', 'B=2']\nlevel = 'high'\nfollow = false\nport = [1, 2]",
+            [],
+            "['A=1', 'B=2'] high False [1, 2]",
+        ),
+        ("env = ['A=1']\nfollow = false\n", ["--follow", "--env", "C=3"], "['C=3'] low True None"),
+        ("level = 'middle'", [], '[try] level = "middle": '),
+        ("env = 'A=1'", [], "write a list"),
+        ("env = [['A=1']]", [], "wrong type"),
+        ("port = ['1']", [], "without quotation marks"),
+        ("no-follow = true", [], "did you mean follow?"),
+    ],
+)
+def test_lists_words_and_flags_with_two_sides(text: str, arguments: list[str], answer: str, project: Path) -> None:
+    """What commands to come have, and those that are here have not."""
+    (project / "holdfast.toml").write_text(f"[try]\n{text}\n")
+    outcome = other("try", *arguments)
+    assert answer in outcome.stdout + outcome.stderr
+    assert outcome.code == (2 if outcome.stderr else 0)
+
+
 def test_help_shows_what_files_say(project: Path) -> None:
     (project / "holdfast.toml").write_text("[run]\ngrace = 77\n")
     assert "default: 77" in " ".join(holdfast("run", "--help").stdout.split())
@@ -82,7 +136,7 @@ def test_help_shows_what_files_say(project: Path) -> None:
     [
         ("[run]\nsave-stps = 20\n", ["line 2: [run] save-stps = 20", "`run` has no such option", "save-steps?"]),
         ("[run]\nsave-steps = '20'\n", ['save-steps = "20"', "wrong type", "without quotation marks"]),
-        ("[run]\nsave-steps = 2.5\n", ["save-steps = 2.5", "valid integer"]),
+        ("[run]\nsave-steps = 2.5\n", ["save-steps = 2.5: ", "see `holdfast run --help`"]),
         ("[run]\nsave-steps = true\n", ["save-steps = true", "wrong type"]),
         ("[run]\nsave-steps = [1]\n", ["save-steps = [1]", "without brackets"]),
         ("[run]\nsave-steps = 2020-01-01\n", ["wrong type"]),
