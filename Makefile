@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-long test-strategies test-versions test-s3 test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-s3 test-gpu check lint bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -39,6 +39,9 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+surface: $(INSTALLED) ## write down anew what users rely on, after a change that is meant
+	$(BIN)/python -m tests.support.surface
 
 check: lint ## formatting, lint, types, layers and the unit tests (a minute and a half)
 	$(BIN)/pytest -m 'not ranks and not s3'

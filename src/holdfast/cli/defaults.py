@@ -174,13 +174,17 @@ def _value(setting: Setting, option: TyperOption, context: typer.Context) -> Any
     if option.multiple != isinstance(value, list):
         hint = "write a list, in brackets" if option.multiple else "write one value, without brackets"
         raise setting.refuse("it has the wrong type", hint=hint)
-    text: Any = value if isinstance(value, bool) else [_text(item, setting) for item in _items(value)]
-    if not isinstance(value, bool | list):
-        text = text[0]
+    # As a variable would say it: Typer converts and checks both alike.
+    text: Any = value
+    if not isinstance(value, bool):
+        texts = [_text(item, setting) for item in _items(value)]
+        text = texts if option.multiple else texts[0]
     try:
         meant: Any = option.process_value(context, text)
     except typer.BadParameter as error:
-        raise setting.refuse(error.message.rstrip("."), hint=f"see `{context.info_name} --help`") from error
+        raise setting.refuse(
+            error.message.rstrip("."), hint=f"see `holdfast {' '.join(setting.table)} --help`"
+        ) from error
     for item, result in zip(_items(value), _items(meant), strict=False):
         if isinstance(item, str) and isinstance(result, int | float):
             raise setting.refuse("it has the wrong type", hint="write the number without quotation marks")

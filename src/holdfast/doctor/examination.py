@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.doctor.deadline import History, judge_grace, look_at_history
-from holdfast.doctor.finding import Finding
+from holdfast.doctor.finding import Finding, Status
 from holdfast.doctor.folder import Disk, judge_folder, look_at_folder
 from holdfast.doctor.gpu import judge_gpus, look_at_gpus
 from holdfast.doctor.limits import Work
 from holdfast.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files
 from holdfast.doctor.object_store import judge_store, look_at_store
 from holdfast.doctor.process_images import examine_criu
-from holdfast.doctor.software import judge_python, judge_torch, look_at_torch
+from holdfast.doctor.software import TOO_SLOW, judge_python, judge_torch, look_at_torch
 from holdfast.storage.access import Tried
 from holdfast.training.output_place import OutputPlace
 
@@ -47,12 +47,21 @@ def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> li
         findings.append(judge_store(tried, remote))
         ahead_s = tried.clock_ahead_s if isinstance(tried, Tried) else ahead_s
     findings.append(judge_clock(ahead_s))
-    torch = torch_work.result(_PROGRAMS_S) or "it cannot be asked"
-    gpus = gpu_work.result(_PROGRAMS_S)
+    torch = torch_work.result(_PROGRAMS_S) or TOO_SLOW
     findings.append(judge_torch(torch))
-    findings += [judge_gpus(gpus, torch)] if gpus is not None else []
-    criu = criu_work.result(_PROGRAMS_S)
-    return [*findings, criu] if criu is not None else findings
+    gpus = gpu_work.result(_PROGRAMS_S)
+    findings.append(_silent("gpu") if gpus is None else judge_gpus(gpus, torch))
+    return [*findings, criu_work.result(_PROGRAMS_S) or _silent("criu")]
+
+
+def _silent(check: str) -> Finding:
+    return Finding(
+        check=check,
+        status=Status.WARNING,
+        found="no answer in time",
+        why="a program that hangs here may hang in a training",
+        fix="see dmesg",
+    )
 
 
 def _look_at_place(folder: Path) -> tuple[History, Disk | str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from holdfast.doctor.finding import Finding, Status
 from holdfast.doctor.limits import ask
-from holdfast.doctor.software import Torch
+from holdfast.doctor.software import NoTorch, Torch
 from holdfast.foundation.units import format_bytes
 
 _LIMIT_S = 5.0
@@ -52,7 +52,7 @@ def look_at_gpus(version: Path = _VERSION) -> Gpus:
     return Gpus(has_driver=True, devices=devices, driver=rows[0][2] if rows else "")
 
 
-def judge_gpus(gpus: Gpus, torch: Torch | str) -> Finding:
+def judge_gpus(gpus: Gpus, torch: Torch | NoTorch) -> Finding:
     """Whether the GPUs that are there can be used."""
     check, why = "gpu", "a training takes its GPUs when it starts, and falls back to the processor without a word"
     if not gpus.has_driver and not gpus.devices:

@@ -10,6 +10,7 @@ from holdfast.doctor.limits import ask
 
 _LIMIT_S = 12.0
 _SLOW_S = 8.0
+_LOCAL_DISK = "install Python's packages on a local disk; every start of a rank waits for this"
 _QUESTION = """
 import json, time
 begun = time.monotonic()
@@ -44,13 +45,29 @@ class Torch:
     import_s: float
 
 
-def look_at_torch() -> Torch | str:
-    """Import it in a process of its own; why not, when it cannot be."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoTorch:
+    """Why nothing is known of it.
+
+    Args:
+        reason: in a few words.
+        is_slow: whether it only took too long.
+    """
+
+    reason: str
+    is_slow: bool = False
+
+
+TOO_SLOW = NoTorch(reason=f"importing it takes longer than {_LIMIT_S:.0f} s", is_slow=True)
+
+
+def look_at_torch() -> Torch | NoTorch:
+    """Import it in a process of its own."""
     answer = ask([sys.executable, "-c", _QUESTION], limit_s=_LIMIT_S)
     if answer.code is None:
-        return f"importing it takes longer than {_LIMIT_S:.0f} s"
+        return TOO_SLOW
     if answer.code != 0:
-        return answer.complaint or f"importing it ends with {answer.code}"
+        return NoTorch(reason=answer.complaint or f"importing it ends with {answer.code}")
     return Torch(**json.loads(answer.output.splitlines()[-1]))
 
 
@@ -65,19 +82,16 @@ def judge_python() -> Finding:
     return Finding(check="python", status=Status.OK, found=found, why=why)
 
 
-def judge_torch(torch: Torch | str) -> Finding:
+def judge_torch(torch: Torch | NoTorch) -> Finding:
     """Whether ranks can import PyTorch and vote."""
     why = "ranks train with it and agree over its gloo process group"
-    if isinstance(torch, str):
-        is_slow = "longer than" in torch
+    if isinstance(torch, NoTorch):
         return Finding(
             check="torch",
-            status=Status.WARNING if is_slow else Status.FAILURE,
-            found=torch,
+            status=Status.WARNING if torch.is_slow else Status.FAILURE,
+            found=torch.reason,
             why=why,
-            fix="install Python's packages on a local disk; every start of a rank waits for this"
-            if is_slow
-            else f"install it for {sys.executable}: pip install torch",
+            fix=_LOCAL_DISK if torch.is_slow else f"install it for {sys.executable}: pip install torch",
         )
     found = (
         f"{torch.version}, {f'CUDA {torch.cuda}' if torch.cuda else 'no CUDA'}, imported in {torch.import_s:.1f} s"
@@ -91,9 +105,8 @@ def judge_torch(torch: Torch | str) -> Finding:
             fix="install a PyTorch that is built with distributed and gloo, as those of its own index are",
         )
     if torch.import_s > _SLOW_S:
-        fix = "install Python's packages on a local disk; every start of a rank waits for this"
-        return Finding(check="torch", status=Status.WARNING, found=found, why=why, fix=fix)
+        return Finding(check="torch", status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
     return Finding(check="torch", status=Status.OK, found=found, why=why)
 
 
-__all__ = ["Torch", "judge_python", "judge_torch", "look_at_torch"]
+__all__ = ["TOO_SLOW", "NoTorch", "Torch", "judge_python", "judge_torch", "look_at_torch"]

@@ -243,6 +243,9 @@ def _read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        # A user without a home, as in many containers, may not even look whether there is a file.
+        if isinstance(error, PermissionError) and not os.path.lexists(path):
+            return None
         raise _unreadable(path, error.strerror or str(error)) from error
     try:
         with open(descriptor, "rb") as file:

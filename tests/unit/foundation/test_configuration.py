@@ -1,6 +1,7 @@
 """Settings in files: which one decides, and what is said of those that cannot be meant."""
 
 import os
+import tomllib  # noqa: F401  not from a folder that the user of a test may not enter
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,33 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "holdfast.toml")
     with pytest.raises(UsageError, match="cannot be read"):
         load(tmp_path)
+
+
+def test_a_home_that_may_not_be_entered_has_no_file(tmp_path: Path) -> None:
+    """Pods run as users whose HOME is somebody else's; a file that is seen and may not be read is an error."""
+    is_root = os.geteuid() == 0
+    locked = write(tmp_path, "[run]\ngrace = 60\n", "config/holdfast/config.toml").parent
+    shown = write(tmp_path, "[run]\ngrace = 60\n")
+    os.chmod(locked, 0)
+    if is_root:
+        folder = tmp_path
+        while folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
+            os.chmod(folder, 0o711)
+            folder = folder.parent
+        os.seteuid(65534)
+    try:
+        assert load(tmp_path).settings("run")["grace"].file == str(shown)
+        if is_root:
+            os.seteuid(0)
+        os.chmod(shown, 0)
+        if is_root:
+            os.seteuid(65534)
+        with pytest.raises(UsageError, match="Permission denied"):
+            load(tmp_path)
+    finally:
+        if is_root:
+            os.seteuid(0)
+        os.chmod(locked, 0o700)
 
 
 def test_another_tools_broken_pyproject_is_its_own_business(tmp_path: Path) -> None:

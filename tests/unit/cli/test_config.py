@@ -1,0 +1,93 @@
+"""`holdfast config show`: what is in effect, and where it comes from."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import holdfast
+
+
+@pytest.fixture
+def files(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (project / "holdfast.toml").write_text(
+        "[run]\nsave-steps = 20\noutput_dir = 'a \"b\"'\n[checkpoints.repair]\nidle = 60\n"
+        "[pvc]\ndata = '/d'\n[local]\ngpu_slots = 1\n"
+    )
+    (project / "pyproject.toml").write_text("[tool.holdfast.run]\nsave-steps = 30\ngrace = 60\n")
+    monkeypatch.setenv("HOLDFAST_KEEP", "newest=2")
+    return project
+
+
+def test_what_is_set_is_shown_as_a_file_says_it(files: Path) -> None:
+    """The answer can be written into a settings file, and says the same there."""
+    text = holdfast("config", "show").stdout
+    assert tomllib.loads(text) == {
+        "run": {"save-steps": 20, "output-dir": 'a "b"', "grace": 60.0, "keep": "newest=2"},
+        "checkpoints": {"repair": {"idle": 60.0}},
+        "pvc": {"data": "/d"},
+        "local": {"gpu-slots": 1},
+    }
+    (files / "pyproject.toml").unlink()
+    (files / "holdfast.toml").write_text(text)
+    assert holdfast("config", "show").stdout == text
+
+
+def test_origins_are_files_lines_and_variables(files: Path) -> None:
+    lines = holdfast("config", "show", "--origin").stdout.splitlines()
+    for line in (
+        "save-steps = 20  # holdfast.toml, line 2",
+        "grace = 60.0  # pyproject.toml, line 3",
+        'keep = "newest=2"  # HOLDFAST_KEEP',
+        'data = "/d"  # holdfast.toml, line 7',
+        "gpu-slots = 1  # holdfast.toml, line 9",
+    ):
+        assert line in lines
+
+
+def test_all_shows_defaults_too(files: Path) -> None:
+    """Of every command; what has no default says so."""
+    text = holdfast("config", "show", "--all").stdout
+    assert tomllib.loads(text)["run"].items() >= {"max-restarts": 3, "save-steps": 20, "resume": "auto"}.items()
+    assert "# save-strategy is not set" in text
+
+
+def test_json_says_all_of_it(files: Path) -> None:
+    document = holdfast("config", "show", "--json").document
+    assert document["settings"][0].keys() == {"command", "option", "value", "default", "source", "origin"}
+    by_name = {(entry["command"], entry["option"]): entry for entry in document["settings"]}
+    assert by_name["run", "keep"]["source"] == "environment"
+    assert by_name["run", "grace"] == {
+        "command": "run",
+        "option": "grace",
+        "value": 60.0,
+        "default": 30.0,
+        "source": "file",
+        "origin": "pyproject.toml, line 3",
+    }
+    assert (document["local"], document["pvc"]) == ({"gpu-slots": 1}, {"data": "/d"})
+    everything = holdfast("config", "show", "--json", "--all").document["settings"]
+    assert {"source": "default", "origin": None}.items() <= everything[0].items()
+
+
+def test_nothing_set_is_said(project: Path) -> None:
+    assert holdfast("config", "show").stdout == "# every setting is left at its default\n"
+    assert holdfast("config", "show", "--json").document == {"settings": [], "local": {}, "pvc": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("[doctor]\ngrce = 3\n", "grace"), ("[checkpoints.lst]\n", "list"), ("[run]\nsave-steps = 'x'\n", "save-steps")],
+)
+def test_it_finds_what_is_wrong_for_any_command(text: str, word: str, project: Path) -> None:
+    (project / "holdfast.toml").write_text(text)
+    outcome = holdfast("config", "show", "--json")
+    assert outcome.exit_error["code"] == outcome.code == 2
+    assert word in outcome.exit_error["message"] + outcome.exit_error["hint"]
+
+
+def test_a_variable_that_cannot_be_meant_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_GRACE", "soon")
+    outcome = holdfast("config", "show")
+    assert outcome.code == 2
+    assert "HOLDFAST_GRACE='soon'" in outcome.stderr

@@ -1,0 +1,72 @@
+"""The output folder: found usable or not, measured, and left as it was."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from holdfast.doctor import folder as module
+from holdfast.doctor.finding import Status
+from holdfast.doctor.folder import Disk, judge_folder, look_at_folder
+
+
+def disk(**changes: object) -> Disk:
+    facts = {"folder": Path("/x"), "bytes_per_s": 1e9, "free_bytes": 10**12, "has_locks": True, "clock_ahead_s": 0.0}
+    return Disk(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def test_it_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    """Where the folder is still to be made, the one above it; nothing is made."""
+    for folder in (tmp_path, tmp_path / "to" / "be" / "made"):
+        found = look_at_folder(folder)
+        assert found.folder == tmp_path
+        assert found.bytes_per_s > 0
+        assert found.has_locks
+        assert abs(found.clock_ahead_s) < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_nameless_files_is_measured_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS: the file loses its name before anything is written."""
+    actual, seen = os.open, []
+
+    def refuse(path: object, flags: int, *rest: int, **named: object) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(95, "Operation not supported")
+        return actual(path, flags, *rest, **named)  # type: ignore[arg-type]
+
+    def write(descriptor: int, *, most_bytes: int) -> float:
+        seen.append((os.fstat(descriptor).st_nlink, stat.S_ISREG(os.fstat(descriptor).st_mode)))
+        return 1.0
+
+    monkeypatch.setattr(module.os, "open", refuse)
+    monkeypatch.setattr(module, "_write", write)
+    assert look_at_folder(tmp_path).bytes_per_s == 1.0
+    assert seen == [(0, True)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="not a folder"):
+        look_at_folder(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize(
+    ("found", "state_bytes", "status", "word"),
+    [
+        (disk(), None, Status.OK, ""),
+        (disk(), 10**10, Status.OK, ""),
+        (disk(bytes_per_s=1e6), None, Status.WARNING, "faster disk"),
+        (disk(free_bytes=10**8), None, Status.WARNING, "free 974 MB"),
+        (disk(free_bytes=10**10), 6 * 10**9, Status.FAILURE, "free 2.0 GB"),
+        (disk(has_locks=False), None, Status.WARNING, "nolock"),
+        ("Permission denied", None, Status.FAILURE, "writ"),
+    ],
+)
+def test_the_verdict_names_the_fix(found: Disk | str, state_bytes: int | None, status: Status, word: str) -> None:
+    finding = judge_folder(found, Path("/x"), state_bytes)
+    assert (finding.status, word in finding.fix) == (status, True)
