@@ -151,13 +151,11 @@ class Figures:
 
     def step_ends(self) -> None:
         """The optimizer has stepped."""
-        with self._lock:
-            self._pace.step_ends(clock.monotonic_s())
+        self._pace.step_ends(clock.monotonic_s())
 
     def boundary_ends(self) -> None:
         """What follows a step is done."""
-        with self._lock:
-            self._pace.boundary_ends(clock.monotonic_s())
+        self._pace.boundary_ends(clock.monotonic_s())
 
     def reached(
         self, *, step: int, max_steps: int, epoch: float, num_epochs: float, samples_per_step: int | None = None

@@ -65,6 +65,7 @@ class StatusTarget:
         if not token or not token.isprintable():
             raise OSError("there is no token in its file")
         context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may leave extensions out
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
@@ -124,11 +125,10 @@ class StatusPost:
                 sent = known[0].time
             pause_s = min(_MOST_PAUSE_S, _INTERVAL_S * 2**self._num_failures)
             self._finishing.wait(pause_s)
-        for _ in range(2):
-            self._is_sent = self._send()
-            if self._is_sent:
-                break
+        self._is_sent = self._send()
+        if not self._is_sent and self._look() is not None:
             clock.sleep(_AGAIN_S)
+            self._is_sent = self._send()
         self._ended.set()
 
     def _send(self) -> bool:
