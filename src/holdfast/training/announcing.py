@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.output_folder import OutputFolder
@@ -22,13 +23,15 @@ from holdfast.foundation.bounded import do_within
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import Event, EventLog, Failed, Interrupted, Restarted, SignalReceived, Started
 from holdfast.foundation.files import write_atomic
-from holdfast.training.metrics_server import MetricsServer, default_host
 from holdfast.training.progress import PROGRESS_NAME, Progress, State, read_progress, state_after
 from holdfast.training.record import deliver_events, find_stream, waiting_events
-from holdfast.training.settings import RunSettings
-from holdfast.training.status_post import StatusPost, StatusTarget
+from holdfast.training.settings import STATUS_URL, RunSettings
 from holdfast.training.termination_message import DEFAULT_PATH, write_termination_message
 from holdfast.training.trainer_status import TrainerStatus
+
+if TYPE_CHECKING:
+    from holdfast.training.metrics_server import MetricsServer
+    from holdfast.training.status_post import StatusPost
 
 _log = logging.getLogger("holdfast")
 _WORD_S = 0.2
@@ -78,11 +81,20 @@ class Announcer:
             return
         if settings.metrics_port:
             self._serve(settings.metrics_port, settings.metrics_host)
+        if os.environ.get(STATUS_URL):
+            self._begin_posts()
+
+    def _begin_posts(self) -> None:
+        # Here and below: what speaks HTTP takes a while to import, and most jobs need none of it.
+        from holdfast.training.status_post import StatusPost, StatusTarget
+
         target = StatusTarget.from_environment()
         if target is not None:
             self._post = StatusPost(self.look, target)
 
     def _serve(self, port: int, host: str | None) -> None:
+        from holdfast.training.metrics_server import MetricsServer, default_host
+
         try:
             self._server = MetricsServer(self.look, host=default_host() if host is None else host, port=port)
         except OSError as error:

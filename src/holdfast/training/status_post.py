@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from holdfast.foundation import clock
 from holdfast.foundation.units import printable
+from holdfast.training.settings import STATUS_URL
 from holdfast.training.trainer_status import Look, TrainerStatus
 
 _log = logging.getLogger("holdfast")
@@ -48,7 +49,7 @@ class StatusTarget:
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "StatusTarget | None":
         """What the controller has put into the pod's environment; None where it has not."""
         environ = os.environ if environ is None else environ
-        url, token = environ.get("KUBEFLOW_TRAINER_SERVER_URL"), environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN")
+        url, token = environ.get(STATUS_URL), environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN")
         ca = environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
         return cls(url=url, token=Path(token), ca=Path(ca) if ca else None) if url and token else None
 
