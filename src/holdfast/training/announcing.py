@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("holdfast")
 _WORD_S = 0.2
 """How long a word to the stream may hold up the launcher."""
-_LAST_WORD_S = 1.0
-_LAST_POST_S = 5.0
+_LEAST_S = 0.5
+"""How long the last words to folders may take at least; they are the only trace of what has happened."""
 
 
 class Announcer:
@@ -145,7 +145,7 @@ class Announcer:
         Args:
             exit_code: the launcher's.
             reason: one sentence, for one that has not ended well.
-            limit_s: how long the last word to the controller may take.
+            limit_s: how long the last words may take, to folders and to the controller each.
             rank: which has failed, or None.
             error: what its program raised.
             is_told: whether a rank has said itself that the run was interrupted.
@@ -154,13 +154,13 @@ class Announcer:
             if self._has_ended:
                 return
             failure = Failed(rank=rank, exit_code=exit_code, reason=reason, error=error)
-            do_within(lambda: self._close_story(failure, is_told=is_told), _LAST_WORD_S)
+            do_within(lambda: self._close_story(failure, is_told=is_told), max(limit_s, _LEAST_S))
             self._has_ended = True
         known = self.look() if self._node == 0 else None
         if known is not None:
             path = Path(self._settings.termination_log) if self._settings.termination_log else DEFAULT_PATH
             status = TrainerStatus.of(known[0], has_ended=True)
-            do_within(lambda: write_termination_message(path, status), _WORD_S)
+            do_within(lambda: write_termination_message(path, status), _LEAST_S)
             if self._post is not None:
                 self._post.finish(limit_s)
         if self._server is not None:
@@ -175,12 +175,11 @@ class Announcer:
                 )
             self._final = progress
         if state is State.FAILED:
-            self._tell(end)
+            self._write_event(end)
         elif state is State.INTERRUPTED and not is_told:
             step = 0 if progress is None else progress.step
-            self._tell(
-                Interrupted(step=step, saved=False, reason=end.reason or "it was told to end before it could save")
-            )
+            reason = end.reason or "it was told to end before it could save"
+            self._write_event(Interrupted(step=step, saved=False, reason=reason))
         stream = find_stream(self._records)
         if stream is not None:
             deliver_events(self._records, stream)
@@ -190,11 +189,11 @@ class Announcer:
     # ---- words --------------------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        def write() -> None:
-            stream = find_stream(self._records) or waiting_events(self._records)
-            EventLog(stream, self._settings.job_events, actor=self._actor).write(event)
+        do_within(lambda: self._write_event(event), _WORD_S)
 
-        do_within(write, _WORD_S)
+    def _write_event(self, event: Event) -> None:
+        stream = find_stream(self._records) or waiting_events(self._records)
+        EventLog(stream, self._settings.job_events, actor=self._actor).write(event)
 
     def _write(self, progress: Progress) -> None:
         """To everywhere where the first rank writes it."""
