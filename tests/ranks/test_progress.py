@@ -93,10 +93,12 @@ def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
     assert percentages[-1] <= 99
     # Eight samples a step: 32 steps in all, on a pace of the second attempt only.
     resumed = [answer for answer in answers[num_before:] if answer["currentStep"] > interrupted.step]
-    left = [
-        answer["estimatedRemainingSeconds"] for answer in resumed if answer["estimatedRemainingSeconds"] is not None
-    ]
+    left = {answer["currentStep"]: answer["estimatedRemainingSeconds"] for answer in resumed}
+    left = {step: left_s for step, left_s in left.items() if left_s is not None}
     assert left
+    # No step is faster than 0.1 s: whoever divides this attempt's time by the steps of all of them promises too much.
+    assert all(left_s >= 0.1 * (32 - step) for step, left_s in left.items()), left
+    assert all(left_s <= 2 + 0.5 * (32 - step) for step, left_s in left.items()), left
     assert interrupted.step_s is not None
     assert interrupted.step_s > 0.5
     finished = final(output)
@@ -104,7 +106,6 @@ def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
     assert finished.resumed_step == interrupted.step
     assert finished.step_s is not None
     assert 0.1 < finished.step_s < interrupted.step_s
-    assert max(left) <= 2 + 32 * interrupted.step_s
     assert finished.loss is not None
     assert {"grad_norm", "learning_rate"} <= set(finished.train_metrics)
     last = json.loads(said.read_text())
@@ -142,7 +143,9 @@ def test_a_rank_that_dies_is_told_and_so_is_the_end(tmp_path: Path) -> None:
         HOLDFAST_JOB_DIR=str(job_dir),
     )
     with no_orphans(job):
+        job.wait_for_event("restarted")
         job.wait_for_event("resumed_from_memory")
+        job.wait_for_event("attempt_started", count=2)
         os.kill(job.rank_pids()[0], signal.SIGKILL)
         assert job.wait() == 137, job.text
     progress = final(output)
