@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -11,17 +10,12 @@ import pytest
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.verify import verify
 from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 _TRIALS = int(os.environ.get("HOLDFAST_TEST_TRIALS", "1"))
 _STEP = ("--step-ms", "70", "--grad-accum", "1", "--epochs", "200")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def two_agents(output: Path, *arguments: str) -> tuple[Job, Job]:

@@ -12,11 +12,11 @@ from holdfast.checkpoint.inventory import Kind, open_inventory
 from holdfast.checkpoint.manifest import PART_NAME
 from holdfast.checkpoint.part import read_part, verify_part
 from holdfast.checkpoint.verify import verify
-from tests.ranks.test_nodes import free_port
 from tests.support.ceph_rgw import CephRgw
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, holdfast, no_orphans, read_events, tiny
 from tests.support.moto_server import MotoServer
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 

@@ -1,17 +1,11 @@
 """Encrypted connections: an unknown certificate is refused with a word of its own, a named one is trusted."""
 
-import datetime
 import http.server
-import ipaddress
-import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast.errors import StorageError, TransientError
 from holdfast.foundation import clock
@@ -19,6 +13,7 @@ from holdfast.storage.location import parse_location
 from holdfast.storage.opening import open_store
 from holdfast.storage.options import StorageOptions
 from holdfast.storage.store import Store
+from tests.support.certificates import encrypted, make_certificates
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
@@ -46,38 +41,13 @@ class _Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `ca.pem`, and `server.pem`: a key and the certificate for 127.0.0.1 that the CA signed."""
-    folder = tmp_path_factory.mktemp("tls")
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    ca = _unsigned("CA", "CA", ca_key).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    server = _unsigned("server", "CA", key).add_extension(address, critical=False)
-    pem, pkcs8, bare = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (folder / "ca.pem").write_bytes(ca.sign(ca_key, hashes.SHA256()).public_bytes(pem))
-    signed = server.sign(ca_key, hashes.SHA256()).public_bytes(pem)
-    (folder / "server.pem").write_bytes(key.private_bytes(pem, pkcs8, bare) + signed)
-    return folder
-
-
-def _unsigned(subject: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return x509.CertificateBuilder(
-        subject_name=x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)]),
-        issuer_name=x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]),
-        public_key=key.public_key(),
-        serial_number=x509.random_serial_number(),
-        not_valid_before=now - datetime.timedelta(days=1),
-        not_valid_after=now + datetime.timedelta(days=1),
-    )
+    """See `make_certificates`."""
+    return make_certificates(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
 def endpoint(certificates: Path) -> Iterator[str]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates / "server.pem")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.daemon_threads = True
+    server = encrypted(_Server, certificates)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"https://127.0.0.1:{server.server_address[1]}"

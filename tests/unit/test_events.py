@@ -28,6 +28,26 @@ def test_every_event_has_a_line_and_survives_json(tmp_path: Path) -> None:
     assert len({line["event"] for line in lines}) == len(lines)
 
 
+def test_a_record_says_who_when_and_why(tmp_path: Path) -> None:
+    """In every stream alike; a cause only where there is one, and the names that readers know stay."""
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    log = events.EventLog(paths[0], None, paths[1], actor="keeper")
+    log.write(events.SaveSuperseded(step=3, trigger="periodic", by=4))
+    log.write(events.Finished(step=5))
+    assert paths[0].read_text() == paths[1].read_text()
+    first, second = (json.loads(line) for line in paths[0].read_text().splitlines())
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "event": "save_superseded",
+        "actor": "keeper",
+        "cause": "periodic",
+        "step": 3,
+        "trigger": "periodic",
+        "by": 4,
+    }
+    assert "cause" not in second
+
+
 def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     """The stream reports; it is not a reason to end."""
     events.EventLog(tmp_path / "missing" / "events.jsonl").write(events.Finished(step=1))

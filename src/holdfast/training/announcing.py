@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.output_folder import OutputFolder
@@ -22,19 +23,21 @@ from holdfast.foundation.bounded import do_within
 from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import Event, EventLog, Failed, Interrupted, Restarted, SignalReceived, Started
 from holdfast.foundation.files import write_atomic
-from holdfast.training.metrics_server import MetricsServer, default_host
 from holdfast.training.progress import PROGRESS_NAME, Progress, State, read_progress, state_after
 from holdfast.training.record import deliver_events, find_stream, waiting_events
-from holdfast.training.settings import RunSettings
-from holdfast.training.status_post import StatusPost, StatusTarget
+from holdfast.training.settings import STATUS_URL, RunSettings
 from holdfast.training.termination_message import DEFAULT_PATH, write_termination_message
 from holdfast.training.trainer_status import TrainerStatus
+
+if TYPE_CHECKING:
+    from holdfast.training.metrics_server import MetricsServer
+    from holdfast.training.status_post import StatusPost
 
 _log = logging.getLogger("holdfast")
 _WORD_S = 0.2
 """How long a word to the stream may hold up the launcher."""
-_LAST_WORD_S = 1.0
-_LAST_POST_S = 5.0
+_LEAST_S = 0.5
+"""How long the last words to folders may take at least; they are the only trace of what has happened."""
 
 
 class Announcer:
@@ -78,11 +81,20 @@ class Announcer:
             return
         if settings.metrics_port:
             self._serve(settings.metrics_port, settings.metrics_host)
+        if os.environ.get(STATUS_URL):
+            self._begin_posts()
+
+    def _begin_posts(self) -> None:
+        # Here and below: what speaks HTTP takes a while to import, and most jobs need none of it.
+        from holdfast.training.status_post import StatusPost, StatusTarget
+
         target = StatusTarget.from_environment()
         if target is not None:
             self._post = StatusPost(self.look, target)
 
     def _serve(self, port: int, host: str | None) -> None:
+        from holdfast.training.metrics_server import MetricsServer, default_host
+
         try:
             self._server = MetricsServer(self.look, host=default_host() if host is None else host, port=port)
         except OSError as error:
@@ -133,7 +145,7 @@ class Announcer:
         Args:
             exit_code: the launcher's.
             reason: one sentence, for one that has not ended well.
-            limit_s: how long the last word to the controller may take.
+            limit_s: how long the last words may take, to folders and to the controller each.
             rank: which has failed, or None.
             error: what its program raised.
             is_told: whether a rank has said itself that the run was interrupted.
@@ -142,13 +154,13 @@ class Announcer:
             if self._has_ended:
                 return
             failure = Failed(rank=rank, exit_code=exit_code, reason=reason, error=error)
-            do_within(lambda: self._close_story(failure, is_told=is_told), _LAST_WORD_S)
+            do_within(lambda: self._close_story(failure, is_told=is_told), max(limit_s, _LEAST_S))
             self._has_ended = True
         known = self.look() if self._node == 0 else None
         if known is not None:
             path = Path(self._settings.termination_log) if self._settings.termination_log else DEFAULT_PATH
             status = TrainerStatus.of(known[0], has_ended=True)
-            do_within(lambda: write_termination_message(path, status), _WORD_S)
+            do_within(lambda: write_termination_message(path, status), _LEAST_S)
             if self._post is not None:
                 self._post.finish(limit_s)
         if self._server is not None:
@@ -163,12 +175,11 @@ class Announcer:
                 )
             self._final = progress
         if state is State.FAILED:
-            self._tell(end)
+            self._write_event(end)
         elif state is State.INTERRUPTED and not is_told:
             step = 0 if progress is None else progress.step
-            self._tell(
-                Interrupted(step=step, saved=False, reason=end.reason or "it was told to end before it could save")
-            )
+            reason = end.reason or "it was told to end before it could save"
+            self._write_event(Interrupted(step=step, saved=False, reason=reason))
         stream = find_stream(self._records)
         if stream is not None:
             deliver_events(self._records, stream)
@@ -178,11 +189,11 @@ class Announcer:
     # ---- words --------------------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        def write() -> None:
-            stream = find_stream(self._records) or waiting_events(self._records)
-            EventLog(stream, self._settings.job_events, actor=self._actor).write(event)
+        do_within(lambda: self._write_event(event), _WORD_S)
 
-        do_within(write, _WORD_S)
+    def _write_event(self, event: Event) -> None:
+        stream = find_stream(self._records) or waiting_events(self._records)
+        EventLog(stream, self._settings.job_events, actor=self._actor).write(event)
 
     def _write(self, progress: Progress) -> None:
         """To everywhere where the first rank writes it."""

@@ -17,8 +17,6 @@ from holdfast.training.progress import Progress, SaveFigures, State, read_progre
 from holdfast.training.progress_file import ProgressFile
 
 _LOOK_EVERY_S = 0.5
-_LAST_WORD_S = 1.0
-"""How long an end of the training may wait for its figures to be written."""
 _USUAL_BYTES_PER_S = 200e6
 """What is assumed of a disk before anything was written to it."""
 _MOST_METRICS = 256
@@ -122,7 +120,7 @@ class Figures:
         """What the training is doing."""
         return self._state
 
-    def end(self, state: State, message: str = "", *, limit_s: float = _LAST_WORD_S) -> None:
+    def end(self, state: State, message: str = "", *, limit_s: float = 5.0) -> None:
         """The training has ended; returns when that is written, or after `limit_s` seconds."""
         with self._lock:
             self._state = state
@@ -151,13 +149,11 @@ class Figures:
 
     def step_ends(self) -> None:
         """The optimizer has stepped."""
-        with self._lock:
-            self._pace.step_ends(clock.monotonic_s())
+        self._pace.step_ends(clock.monotonic_s())
 
     def boundary_ends(self) -> None:
         """What follows a step is done."""
-        with self._lock:
-            self._pace.boundary_ends(clock.monotonic_s())
+        self._pace.boundary_ends(clock.monotonic_s())
 
     def reached(
         self, *, step: int, max_steps: int, epoch: float, num_epochs: float, samples_per_step: int | None = None

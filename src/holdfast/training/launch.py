@@ -29,7 +29,7 @@ from holdfast.snapshot.messages import new_name
 from holdfast.training.announcing import Announcer
 from holdfast.training.record import exit_code_after, in_a_sentence, passed_on, read_records
 from holdfast.training.record_folder import record_folder
-from holdfast.training.settings import RunSettings
+from holdfast.training.settings import STATUS_URL, RunSettings
 from holdfast.training.verdict import exit_code_of, first_failure, reach_verdict
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -314,7 +314,7 @@ def _prepare_environment(settings: RunSettings) -> None:
     for name, text in settings.to_environment().items():
         if not text:
             os.environ.pop(name, None)
-    if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
+    if os.environ.get(STATUS_URL):
         # The Trainer's own callback would post beside the launcher, 100 % for a run that was interrupted.
         os.environ.setdefault("DISABLE_KUBEFLOW_INTEGRATION", "TRUE")
     # torch elastic kills ranks 30 s after a signal, whatever the platform grants, unless told otherwise.

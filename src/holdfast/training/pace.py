@@ -14,10 +14,15 @@ _SHARE = 0.2
 
 
 class Pace:
-    """The pace of one attempt; all times are of one monotonic clock, in seconds."""
+    """The pace of one attempt; all times are of one monotonic clock, in seconds.
+
+    One thread tells, others may read: a figure is of this step or of the one before.
+    """
 
     def __init__(self) -> None:
-        self._steps_s: deque[float] = deque(maxlen=_MOST_STEPS)
+        self._steps_s: deque[float] = deque()
+        self._sum_s = 0.0
+        self._mean_s: float | None = None
         self._num_steps = 0
         self._first_s = 0.0
         self._mark_s: float | None = None
@@ -40,6 +45,10 @@ class Pace:
         # The first step is cold: workers start, kernels are chosen or compiled, memory is touched for the first time.
         if self._num_steps > 1:
             self._steps_s.append(took_s)
+            self._sum_s += took_s
+            if len(self._steps_s) > _MOST_STEPS:
+                self._sum_s -= self._steps_s.popleft()
+            self._mean_s = max(0.0, self._sum_s) / len(self._steps_s)
         else:
             self._first_s = took_s
 
@@ -62,7 +71,7 @@ class Pace:
     @property
     def step_s(self) -> float | None:
         """Seconds of a step, the mean of the last ones; None until two steps were measured."""
-        return sum(self._steps_s) / len(self._steps_s) if self._steps_s else None
+        return self._mean_s
 
     @property
     def pause_s(self) -> float:

@@ -139,7 +139,7 @@ class Progress:
         if self.state is State.FINISHED:
             return 100.0
         if self.max_steps <= 0:
-            return None
+            return None if self.step else 0.0
         return min(99.9, math.floor(1000 * max(0, self.step) / self.max_steps) / 10)
 
     @property

@@ -28,15 +28,16 @@ class ProgressFile:
         self._paths = paths
         self._make = make
         self._changed = threading.Condition()
-        self._num_news = self._num_written = 0
-        self._is_idle = self._is_hurried = self._is_closed = False
+        self._has_news = self._is_idle = self._is_closed = False
+        self._num_asked = self._num_answered = 0
         threading.Thread(target=self._write, name="holdfast-progress", daemon=True).start()
 
     def update(self) -> None:
         """There are news; cheap enough for every step."""
-        with self._changed:
-            self._num_news += 1
-            if self._is_idle:
+        # Without the lock: the writer says that it is idle before it looks for news.
+        self._has_news = True
+        if self._is_idle:
+            with self._changed:
                 self._changed.notify_all()
 
     def flush(self, limit_s: float) -> bool:
@@ -49,11 +50,10 @@ class ProgressFile:
             Whether they are written.
         """
         with self._changed:
-            self._num_news += 1
-            number = self._num_news
-            self._is_hurried = True
+            self._num_asked += 1
+            number = self._num_asked
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._num_written >= number, limit_s)
+            return self._changed.wait_for(lambda: self._num_answered >= number, limit_s)
 
     def close(self) -> None:
         """Nothing more is written."""
@@ -61,27 +61,29 @@ class ProgressFile:
             self._is_closed = True
             self._changed.notify_all()
 
+    @property
+    def _is_asked(self) -> bool:
+        return self._num_asked > self._num_answered or self._is_closed
+
     def _write(self) -> None:
         due_s = 0.0
         while True:
             with self._changed:
                 self._is_idle = True
-                self._changed.wait_for(lambda: self._num_news > self._num_written or self._is_closed)
+                self._changed.wait_for(lambda: self._has_news or self._is_asked)
                 self._is_idle = False
-                self._changed.wait_for(
-                    lambda: self._is_hurried or self._is_closed, max(0.0, due_s - clock.monotonic_s())
-                )
+                self._changed.wait_for(lambda: self._is_asked, max(0.0, due_s - clock.monotonic_s()))
                 if self._is_closed:
                     return
-                self._is_hurried = False
-                number = self._num_news
+                self._has_news = False
+                number = self._num_asked
             data = self._make()
             for path in self._paths:
                 with contextlib.suppress(OSError):
                     write_atomic(path, data, durable=False)
             due_s = clock.monotonic_s() + _INTERVAL_S
             with self._changed:
-                self._num_written = number
+                self._num_answered = number
                 self._changed.notify_all()
 
 

@@ -82,7 +82,7 @@ def _number(value: float) -> str:
 
 
 def _ratio(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
+    return None if percent is None else round(percent / 100, 3)
 
 
 def _seconds(time: str | None) -> float | None:

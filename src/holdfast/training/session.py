@@ -34,6 +34,7 @@ _LEAVING_S = 0.5
 """What a process needs to leave after the last upload."""
 _WORD_S = 0.2
 """How long a word to the stream may hold up whoever watches the time."""
+_LAST_WORD_S = 5.0
 _current: "Session | None" = None
 
 
@@ -139,7 +140,7 @@ class Session:
             code = ExitCode.STORAGE
         self.record.ended(code, event.line)
         self.report(event)
-        self.figures.end(State.INTERRUPTED, event.line)
+        self._tell_end(State.INTERRUPTED, event.line)
         if self.speaks_for_node and not self.place.is_first:  # whoever reads this node's log wants to know, too
             self.log.info("%s", event.line)
         self.interrupted = Interrupted(code, event.line)
@@ -205,7 +206,12 @@ class Session:
         if 0 < step != self.saved_step:
             self.unsaved_end = step
         self.report(events.Finished(step=step))
-        self.figures.end(State.FINISHED)
+        self._tell_end(State.FINISHED)
+
+    def _tell_end(self, state: State, message: str = "") -> None:
+        """A folder that hangs takes no more than half of the time that is left."""
+        limit_s = max(_WORD_S, self.termination.available_s / 2)
+        self.figures.end(state, message, limit_s=min(_LAST_WORD_S, limit_s))
 
     def program_ended(self, code: int, reason: str = "") -> None:
         """Say how the program has ended, where there is no launcher that does.
@@ -219,7 +225,7 @@ class Session:
             return
         if state is State.FAILED:
             self.report(events.Failed(rank=self.place.rank, exit_code=code, reason=reason))
-        self.figures.end(state, reason)
+        self._tell_end(state, reason)
 
     def _end_outside(self, number: int) -> None:
         # Nothing of the training is in danger here: it has not begun, or its last step is committed.
@@ -234,7 +240,7 @@ class Session:
             code = ExitCode.INTERRUPTED_SAVED if saved else ExitCode.TERMINATED_UNSAVED
             self.record.ended(code, event.line)
             self.report(event)
-            self.figures.end(State.INTERRUPTED, event.line)
+            self._tell_end(State.INTERRUPTED, event.line)
             self.finish_uploads(newest_only=True)
             self.end_now(code)
 
@@ -256,7 +262,7 @@ class Session:
     def _leave_at_deadline(self, code: ExitCode, event: Event) -> None:
         self.record.ended(code, event.line)
         self.report(event)
-        self.figures.end(State.INTERRUPTED, event.line, limit_s=_WORD_S)
+        self.figures.end(State.INTERRUPTED, event.line, limit_s=min(_LAST_WORD_S, self.settings.margin_s / 4))
         self.end_now(code)
 
 

@@ -12,6 +12,8 @@ from holdfast.storage.location import parse_location
 from holdfast.training.progress import PROGRESS_NAME
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
+STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
+"""The variable by which a cluster asks for the job's status."""
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
 _PREFIX = "HOLDFAST_"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
@@ -198,4 +200,4 @@ def _parse(name: str, text: str, kind: str) -> object:
     return text
 
 
-__all__ = ["SAVE_STRATEGIES", "UPLOAD_FAILURE_ANSWERS", "RunSettings", "variable"]
+__all__ = ["SAVE_STRATEGIES", "STATUS_URL", "UPLOAD_FAILURE_ANSWERS", "RunSettings", "variable"]

@@ -25,13 +25,13 @@ CHANGED = RunSettings(
     snapshot_slots=2,
     verify_access=False,
     metrics_port=28080,
-    metrics_host="127.0.0.1",
-    termination_log="/y",
-    job_dir="/j",
+    metrics_host="0.0.0.0",
+    termination_log="/t",
     verbosity=1,
     record_folder="/x",
     launcher_pid=12,
     keeper="holdfast-1",
+    job_dir="/j",
 )
 
 
@@ -64,6 +64,9 @@ def test_every_setting_was_changed_above() -> None:
         ("snapshot_steps", "often"),
         ("snapshot_slots", "-1"),
         ("snapshot_slots", "many"),
+        ("metrics_port", "-1"),
+        ("metrics_port", "65536"),
+        ("metrics_port", "http"),
     ],
 )
 def test_what_cannot_be_meant_is_named(name: str, text: str) -> None:

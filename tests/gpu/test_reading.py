@@ -1,0 +1,26 @@
+"""Numbers on a device are read without waiting for it."""
+
+import torch
+
+from holdfast.foundation import clock
+from holdfast.training.plain.reading import Numbers
+
+
+def test_a_busy_device_is_not_waited_for() -> None:
+    """The first look asks for a copy; one that comes when the device is done has it, and the last one waits."""
+    numbers = Numbers()
+    loss = torch.tensor(3.0, device="cuda")
+    numbers.offer({"loss": loss})
+    numbers.read()
+    torch.cuda.synchronize()
+    assert numbers.read() == {"loss": 3.0}
+    matrix = torch.randn(8192, 8192, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(40):
+        matrix = matrix @ matrix / 8192
+    numbers.offer({"loss": matrix.sum() * 0 + 4})
+    began_s = clock.monotonic_s()
+    numbers.read()
+    assert numbers.read() == {}
+    assert clock.monotonic_s() - began_s < 0.05
+    assert numbers.read(is_last=True) == {"loss": 4.0}

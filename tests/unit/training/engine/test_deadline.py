@@ -1,0 +1,60 @@
+"""What is done with the running step after a stop request, and that it is told."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.foundation.events import DeadlineChoice
+from holdfast.training.engine.deadline import Deadline
+
+
+class Moment:
+    """A rank somewhere in a step, with a snapshot of the last one or without."""
+
+    def __init__(self, *, available_s: float, step_left_s: float, commit_s: float, can_rescue: bool = True) -> None:
+        self.told: list[DeadlineChoice] = []
+        self.rescued: list[int] = []
+        termination = SimpleNamespace(available_s=available_s)
+        self.session: Any = SimpleNamespace(step=7, termination=termination, report_in_time=self.told.append)
+        self.agreement: Any = SimpleNamespace(step_left_s=lambda: step_left_s, save_s=None)
+        self.snapshots: Any = SimpleNamespace(
+            can_rescue=lambda step: can_rescue,
+            commit_s=lambda: commit_s,
+            save_s=None,
+            taken_step=6,
+            rescue=lambda step, why: self.rescued.append(step),
+        )
+        self.deadline = Deadline(self.session, self.agreement, self.snapshots)
+
+
+@pytest.mark.parametrize(
+    ("moment", "choice", "rescued"),
+    [
+        (Moment(available_s=20, step_left_s=5, commit_s=2), "finish_step", []),
+        (Moment(available_s=20, step_left_s=60, commit_s=2), "commit_snapshot", [8]),
+        (Moment(available_s=2, step_left_s=0, commit_s=2), "commit_snapshot", [8]),
+        (Moment(available_s=20, step_left_s=60, commit_s=2, can_rescue=False), "finish_step", []),
+    ],
+)
+def test_the_choice_is_told_with_its_figures(moment: Moment, choice: str, rescued: list[int]) -> None:
+    """Once, however often somebody looks at the time."""
+    for _ in range(3 if choice == "finish_step" else 1):
+        moment.deadline.look()
+    assert moment.rescued == rescued
+    [told] = moment.told
+    assert (told.choice, told.step, told.available_s) == (choice, 8, moment.session.termination.available_s)
+    assert choice in {"finish_step", "commit_snapshot"}
+    assert told.line
+
+
+def test_a_choice_that_changes_is_told_again() -> None:
+    """The step was slower than it had seemed."""
+    moment = Moment(available_s=20, step_left_s=5, commit_s=2)
+    assert moment.deadline.look() == pytest.approx(17.7)
+    moment.session.termination.available_s = 2.1
+    assert moment.deadline.look() is None
+    assert [event.choice for event in moment.told] == ["finish_step", "commit_snapshot"]
+    moment.deadline.is_met = True
+    assert moment.deadline.look() is None
+    assert len(moment.told) == 2

@@ -1,0 +1,195 @@
+"""What a launcher tells, and its last word."""
+
+import http.client
+import json
+import logging
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.foundation.event_stream import EventLog
+from holdfast.foundation.events import Failed, Finished, Restarted
+from holdfast.training.announcing import Announcer
+from holdfast.training.metrics_server import MetricsServer
+from holdfast.training.progress import PROGRESS_NAME, Progress, State, read_progress
+from holdfast.training.record import deliver_events, name_stream
+from holdfast.training.settings import RunSettings
+from tests.support.ports import free_port
+from tests.unit.training.test_progress import FULL
+
+
+class Place:
+    """A launcher's folder, a job's, and an output folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.records, self.job, self.output = (folder / name for name in ("records", "job", "out"))
+        self.control = self.output / ".holdfast"
+        for path in (self.records, self.job, self.control):
+            path.mkdir(parents=True)
+        self.stream = self.control / "events.jsonl"
+        self.termination_log = folder / "termination-log"
+        self.termination_log.touch()
+        self.settings = RunSettings(job_dir=str(self.job), termination_log=str(self.termination_log))
+
+    def announcer(self, node: int = 0, **changes: Any) -> Announcer:
+        return Announcer(replace(self.settings, **changes), self.records, node=node, num_nodes=node + 1)
+
+    def tell(self, **changes: Any) -> Progress:
+        """As the first rank does."""
+        progress = replace(FULL, output_dir=str(self.output), **changes)
+        for folder in (self.records, self.job, self.control):
+            (folder / PROGRESS_NAME).write_bytes(progress.to_bytes())
+        return progress
+
+    def everywhere(self) -> Progress:
+        """What stands in the output folder and in the job's, which is the same."""
+        mine, theirs = (read_progress(folder / PROGRESS_NAME) for folder in (self.control, self.job))
+        assert mine is not None
+        assert mine == theirs
+        return mine
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_who_started_the_job_is_the_first_event_of_both_streams(place: Place) -> None:
+    """In the output folder's when a rank has found that, in its place among those of the rank."""
+    announcer = place.announcer()
+    announcer.begin()
+    [started] = lines(place.job / "events.jsonl")
+    assert (started["event"], started["actor"], started["pid"]) == ("started", "launcher", os.getpid())
+    assert started["user"]
+    assert started["host"]
+    deliver_events(place.records, place.stream)
+    EventLog(place.stream, actor="rank 0").write(Finished(step=1))
+    deliver_events(place.records, place.stream)
+    assert [line["event"] for line in lines(place.stream)] == ["started", "finished"]
+    assert lines(place.stream)[0] == started
+
+
+def test_signals_failures_and_restarts_are_told(place: Place) -> None:
+    """Straight into both streams once the output folder is known; meanwhile the training is starting again."""
+    place.tell(state=State.TRAINING)
+    name_stream(str(place.records), place.stream)
+    announcer = place.announcer()
+    announcer.signalled(signal.SIGUSR1)
+    announcer.failed(Failed(rank=1, exit_code=-9, reason="rank 1 was killed by SIGKILL"))
+    announcer.restarting(Restarted(restart=2, max_restarts=3, reason="rank 1 was killed by SIGKILL"))
+    told = lines(place.stream)
+    assert told == lines(place.job / "events.jsonl")
+    assert [(line["event"], line["actor"], line["cause"]) for line in told] == [
+        ("signal_received", "launcher", "SIGUSR1"),
+        ("failed", "launcher", "rank 1 was killed by SIGKILL"),
+        ("restarted", "launcher", "rank 1 was killed by SIGKILL"),
+    ]
+    progress = place.everywhere()
+    assert (progress.state, progress.restart, progress.step) == (State.STARTING, 2, FULL.step)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "percentage", "events"),
+    [
+        (0, State.FINISHED, 100, []),
+        (75, State.INTERRUPTED, 24, ["interrupted"]),
+        (143, State.INTERRUPTED, 24, ["interrupted"]),
+        (1, State.FAILED, 24, ["failed"]),
+        (137, State.FAILED, 24, ["failed"]),
+    ],
+)
+def test_the_last_word_is_the_launchers_where_ranks_had_none(
+    code: int, state: State, percentage: int, events: list[str], place: Place
+) -> None:
+    """A rank that was killed has left what it said last; job, output folder and platform learn how it has ended."""
+    place.tell(state=State.TRAINING)
+    name_stream(str(place.records), place.stream)
+    announcer = place.announcer()
+    announcer.end(code, "why", limit_s=1, rank=3, error="ValueError: x")
+    announcer.end(1, "later", limit_s=1)
+    progress = place.everywhere()
+    assert (progress.state, progress.step, progress.message) == (state, 120, "ValueError: x")
+    assert json.loads(place.termination_log.read_text())["progressPercentage"] == percentage
+    assert [line["event"] for line in lines(place.stream)] == events
+    if events == ["failed"]:
+        [failed] = lines(place.stream)
+        assert (failed["rank"], failed["exit_code"], failed["cause"], failed["error"]) == (
+            3,
+            code,
+            "why",
+            "ValueError: x",
+        )
+
+
+def test_what_a_rank_has_said_of_its_end_stands(place: Place) -> None:
+    """Its message and its time; it is not said twice."""
+    told = place.tell(state=State.INTERRUPTED, message="state of step 120 is saved")
+    name_stream(str(place.records), place.stream)
+    place.announcer().end(75, "", limit_s=1, is_told=True)
+    assert place.everywhere() == told
+    assert lines(place.stream) == []
+
+
+def test_a_job_that_never_trained_has_no_last_word_to_the_platform(place: Place) -> None:
+    """Nobody knows how far it was."""
+    place.announcer().end(143, "", limit_s=1)
+    assert place.termination_log.read_text() == ""
+    assert [line["event"] for line in lines(place.job / "events.jsonl")] == ["interrupted"]
+
+
+def test_other_nodes_only_tell_what_is_theirs(place: Place) -> None:
+    """The first node speaks for the job."""
+    told = place.tell(state=State.TRAINING)
+    name_stream(str(place.records), place.stream)
+    announcer = place.announcer(node=1)
+    announcer.begin()
+    announcer.end(1, "why", limit_s=1, rank=3)
+    assert place.everywhere() == told
+    assert place.termination_log.read_text() == ""
+    assert {line["actor"] for line in lines(place.stream)} == {"launcher of node 1"}
+
+
+def get(port: int) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def test_progress_is_served_while_the_job_lives(place: Place) -> None:
+    """As the first rank tells it; the port is free again behind it."""
+    port = free_port()
+    announcer = place.announcer(metrics_port=port)
+    announcer.begin()
+    assert "error" in get(port)
+    for state, percentage in ((State.TRAINING, 24), (State.FINISHED, 99)):
+        place.tell(state=state)
+        assert get(port)["progressPercentage"] == percentage
+    announcer.end(0, "", limit_s=1)
+    with pytest.raises(ConnectionRefusedError):
+        get(port)
+
+
+def test_a_port_that_is_taken_is_a_warning(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on without being served."""
+    monkeypatch.setattr(logging.getLogger("holdfast"), "propagate", True)
+    port = free_port()
+    other = MetricsServer(lambda: None, host="127.0.0.1", port=port)
+    announcer = place.announcer(metrics_port=port)
+    announcer.begin()
+    announcer.end(0, "", limit_s=1)
+    other.close()
+    assert f"port {port} cannot be used" in caplog.text
+    assert "--metrics-port" in caplog.text
