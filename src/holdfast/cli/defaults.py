@@ -7,7 +7,7 @@ neither a variable nor a `--no-…` could take back.
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import typer
@@ -19,6 +19,8 @@ from holdfast.foundation.configuration import RESERVED, Configuration, Setting, 
 from holdfast.foundation.units import nearest
 
 _CLAIMS = "HOLDFAST_PVC_MOUNTS"
+_SHARED: dict[tuple[str, ...], tuple[str, ...]] = {("submit",): ("run",)}
+"""A job is a run: what the table of `run` says is meant for both; what only `run` has does not matter to `submit`."""
 _NOT_IN_FILES = ("json",)
 
 
@@ -155,7 +157,9 @@ def _values(
     """The values that files set, as a variable would say them, by option."""
     known = options(command)
     found: dict[str, tuple[Any, Setting]] = {}
-    for name, setting in configuration.settings(*path).items():
+    own = configuration.settings(*path)
+    shared = configuration.settings(*_SHARED[tuple(path)]) if tuple(path) in _SHARED else {}
+    for name, setting in {**{name: shared[name] for name in shared if name in known}, **own}.items():
         typed = _named(command)
         if name in typed and name not in known:
             why = "a file cannot set it, because the command line could not take it back"
@@ -215,11 +219,16 @@ def _variable(option: TyperOption) -> str | None:
 
 
 def _make_known(configuration: Configuration) -> None:
-    """Claims with a folder on this machine, for storage and for the processes that are started; what is set stays."""
+    """Claims with a folder here, and how many slots there are, for whatever is started; what is set stays."""
     pairs = [f"{claim}={folder}" for claim, folder in configuration.pvc.items()]
     if pairs:
         already = os.environ.get(_CLAIMS, "")
         os.environ[_CLAIMS] = ",".join([*pairs, *([already] if already else [])])
+    for item in fields(configuration.local):
+        count = getattr(configuration.local, item.name)
+        variable = f"HOLDFAST_{item.name.upper()}"
+        if count is not None and not os.environ.get(variable):
+            os.environ[variable] = str(count)
 
 
 __all__ = ["Effective", "check_tables", "defaults_from_files", "effective", "options", "origins"]

@@ -17,5 +17,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     # Commands may set it for what they start; whatever a test sets is taken back.
-    monkeypatch.setenv("HOLDFAST_PVC_MOUNTS", "")
+    for name in ("HOLDFAST_PVC_MOUNTS", "HOLDFAST_CPU_SLOTS", "HOLDFAST_GPU_SLOTS"):
+        monkeypatch.setenv(name, "")
     return folder

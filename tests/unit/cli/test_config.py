@@ -24,6 +24,7 @@ def test_what_is_set_is_shown_as_a_file_says_it(files: Path) -> None:
     text = holdfast("config", "show").stdout
     assert tomllib.loads(text) == {
         "run": {"save-steps": 20, "output-dir": 'a "b"', "grace": 60.0, "keep": "newest=2"},
+        "submit": {"save-steps": 20, "output-dir": 'a "b"', "grace": 60.0, "keep": "newest=2"},
         "checkpoints": {"repair": {"idle": 60.0}},
         "pvc": {"data": "/d"},
         "local": {"gpu-slots": 1},

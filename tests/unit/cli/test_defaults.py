@@ -25,11 +25,11 @@ def started(monkeypatch: pytest.MonkeyPatch, project: Path) -> list[RunSettings]
     def leave(code: int) -> None:
         raise LeftError(code)
 
-    def launch(plan: Any, settings: RunSettings) -> int:
+    def launch(plan: Any, settings: RunSettings, **_: Any) -> int:
         seen.append(settings)
         return 7
 
-    monkeypatch.setattr("holdfast.cli.run.launch", launch)
+    monkeypatch.setattr("holdfast.training.launch.launch", launch)
     monkeypatch.setattr("holdfast.cli.run.os._exit", leave)
     (project / "train.py").touch()
     return seen
