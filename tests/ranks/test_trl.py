@@ -9,13 +9,48 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.verify import verify
-from tests.support.jobs import holdfast, no_orphans, read_events
+from tests.support.equality import same
+from tests.support.jobs import Job, holdfast, no_orphans, read_events
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+
+
+_REWARDS = """
+import os
+import time
+from pathlib import Path
+
+import torch
+from transformers import GenerationMixin, StoppingCriteria
+
+plain, number = GenerationMixin.generate, 0
+
+
+class Slow(StoppingCriteria):
+    def __call__(self, input_ids, scores, **_):
+        time.sleep(float(os.environ.get("TOKEN_S", "0")))
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def generate(self, *args, **kwargs):
+    global number
+    number += 1
+    with Path(os.environ["MARKS"], "marks-" + os.environ["RANK"]).open("a") as file:
+        file.write(f"generation {number}\\n")
+    return plain(self, *args, stopping_criteria=[Slow()], **kwargs)
+
+
+GenerationMixin.generate = generate
+
+
+def vowels(completions, **_):
+    return [sum(map(text.count, "aeiou")) / 8 for text in completions]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +88,12 @@ def ingredients(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"prompt": text[:20], "completion": text[20:50], "label": number % 3 > 0}
             for number, text in enumerate(texts)
         ],
-        "prompts": [{"prompt": text[:16]} for text in texts[:24]],
+        "prompts": [{"prompt": text[:16]} for text in texts[:32]],
     }
     for kind, items in rows.items():
         (folder / kind).mkdir()
         (folder / kind / "train.jsonl").write_text("\n".join(map(json.dumps, items)))
-    (folder / "rewards.py").write_text(
-        "def vowels(completions, **_):\n    return [sum(map(text.count, 'aeiou')) / 8 for text in completions]\n"
-    )
+    (folder / "rewards.py").write_text(_REWARDS)
     return folder
 
 
@@ -69,34 +102,48 @@ class Script:
     """One of TRL's.
 
     Args:
+        name: in `trl.scripts`.
         data: the kind of rows that it reads.
         settings: beside those of all.
-        at: steps done when it is interrupted.
+        generation: the one that it is interrupted in, of those that generate; None for the others.
+        token_s: what each token of it takes.
+        options: for `holdfast run`, when it is interrupted.
     """
 
+    name: str
     data: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    at: int = 3
+    generation: int | None = None
+    token_s: float = 0.05
+    options: tuple[str, ...] = ()
 
 
-_ONLINE = {"num_generations": 2, "max_completion_length": 8, "reward_funcs": "rewards.vowels", "num_train_epochs": 1}
+_ONLINE = {"num_generations": 2, "max_completion_length": 8, "reward_funcs": "rewards.vowels", "num_train_epochs": 2}
+# Two steps for a generation, all of it twice: what was generated is still to be trained on when the run is interrupted.
+_REUSED = {**_ONLINE, "num_iterations": 2, "steps_per_generation": 4, "logging_steps": 3}
 SCRIPTS = {
-    "sft": Script("text", {"max_length": 64}),
-    "dpo": Script("preferences", {"max_length": 64}),
-    "reward": Script("preferences", {"max_length": 64}),
-    "kto": Script("judged", {"max_length": 64}),
-    "grpo": Script("prompts", _ONLINE),
-    "rloo": Script("prompts", _ONLINE),
+    # Averages between two log lines are part of the log that is compared.
+    "sft": Script("sft", "text", {"max_length": 64, "logging_steps": 7}),
+    "dpo": Script("dpo", "preferences", {"max_length": 64}),
+    "reward": Script("reward", "preferences", {"max_length": 64, "logging_strategy": "epoch"}),
+    "kto": Script("kto", "judged", {"max_length": 64}),
+    "grpo": Script("grpo", "prompts", _ONLINE, generation=5),
+    "rloo": Script("rloo", "prompts", _ONLINE, generation=5),
+    "grpo, completions reused": Script("grpo", "prompts", _REUSED, generation=2),
+    "rloo, completions reused": Script("rloo", "prompts", _REUSED, generation=2),
+    "grpo, a generation longer than the grace period": Script(
+        "grpo", "prompts", _ONLINE, generation=5, token_s=2, options=("--grace", "5", "--snapshot-steps", "1")
+    ),
 }
 
 
-def program(name: str, ingredients: Path, output: Path) -> list[str]:
-    script = SCRIPTS[name]
+def program(case: str, ingredients: Path, output: Path) -> list[str]:
+    script = SCRIPTS[case]
     settings = {
         "model_name_or_path": ingredients / "model",
         "dataset_name": ingredients / script.data,
         "output_dir": output,
-        "num_train_epochs": 3,
+        "num_train_epochs": 4,
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "logging_steps": 1,
@@ -110,38 +157,65 @@ def program(name: str, ingredients: Path, output: Path) -> list[str]:
         **script.settings,
     }
     arguments = [text for key, value in settings.items() for text in (f"--{key}", str(value))]
-    return [f"trl.scripts.{name}", *arguments]
+    return [f"trl.scripts.{script.name}", *arguments]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name != "sft" else []) for name in SCRIPTS]
+    "case", [pytest.param(name, marks=pytest.mark.long if name != "sft" else []) for name in SCRIPTS]
 )
-def test_a_script_survives_an_interruption(name: str, ingredients: Path, tmp_path: Path) -> None:
-    """SIGTERM to one rank: one checkpoint, 75, and the resumed run's model equals the uninterrupted run's."""
-    variables = {
-        "HF_DATASETS_CACHE": str(tmp_path / "cache"),
-        "HF_HOME": str(tmp_path / "home"),
-        "PYTHONPATH": str(ingredients),
-    }
-    two = ("--nproc-per-node", "2", "-m")
-    reference = tmp_path / "reference"
-    job = holdfast(reference, *two, program=program(name, ingredients, reference), **variables)
+def test_a_script_survives_an_interruption(case: str, ingredients: Path, tmp_path: Path) -> None:
+    """SIGTERM to one rank: one checkpoint, 75, and the resumed run's model and log are the uninterrupted run's."""
+    script = SCRIPTS[case]
+    reference, output = tmp_path / "reference", tmp_path / "run"
+
+    def start(folder: Path, *options: str, token_s: float = 0) -> Job:
+        folder.mkdir(exist_ok=True)
+        variables = {
+            "HF_DATASETS_CACHE": str(tmp_path / "cache"),
+            "HF_HOME": str(tmp_path / "home"),
+            "PYTHONPATH": os.pathsep.join((str(ingredients), os.environ.get("PYTHONPATH", ""))),
+            "MARKS": str(folder),
+            "TOKEN_S": str(token_s),
+        }
+        options = ("--nproc-per-node", "2", *options, "-m")
+        return holdfast(folder, *options, program=program(case, ingredients, folder), **variables)
+
+    job = start(reference)
     with no_orphans(job):
         assert job.wait(150) == 0, job.text
-    output = tmp_path / "run"
-    job = holdfast(output, *two, program=program(name, ingredients, output), **variables)
+    job = start(output, *script.options, token_s=script.token_s)
     with no_orphans(job):
         job.wait_for_event("attempt_started")
-        job.wait_for_step(SCRIPTS[name].at)
+        if script.generation is None:
+            job.wait_for_step(3)
+        else:
+            job.wait_for_mark(f"generation {script.generation}", rank=1)
         os.kill(job.rank_pids()[1], signal.SIGTERM)
         assert job.wait(60) == 75, job.text
     assert not (output / "model.safetensors").exists(), "a half-trained model was saved as the final one"
     assert verify(list_checkpoints(output)[0]).is_valid
-    job = holdfast(output, *two, program=program(name, ingredients, output), **variables)
+    job = start(output)
     with no_orphans(job):
         assert job.wait(150) == 0, job.text
     assert read_events(output, "resumed")
+    assert_same_tensors(output, reference)
+    assert log_of(output) == log_of(reference)
+    before = load_file(ingredients / "model" / "model.safetensors")
+    theirs = load_file(reference / "model.safetensors")
+    assert any((before[key] != theirs[key]).any() for key in before if key in theirs), "nothing was trained"
+
+
+def assert_same_tensors(output: Path, reference: Path) -> None:
+    """Of the final model, and of the optimizer's state at the end."""
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (output, reference))
     assert all((ours[key] == theirs[key]).all() for key in theirs)
-    before = load_file(ingredients / "model" / "model.safetensors")
-    assert any((before[key] != theirs[key]).any() for key in before if key in theirs), "nothing was trained"
+    ours, theirs = (
+        torch.load(list_checkpoints(folder)[0] / "optimizer.pt", weights_only=True) for folder in (output, reference)
+    )
+    assert same(ours, theirs)
+
+
+def log_of(output: Path) -> list[dict[str, Any]]:
+    """What the trainer has logged, without times."""
+    history = json.loads((list_checkpoints(output)[0] / "trainer_state.json").read_text())["log_history"]
+    return [{name: value for name, value in entry.items() if not name.endswith("_time")} for entry in history]

@@ -27,6 +27,7 @@ from holdfast.training.engine.snapshots import Snapshots
 from holdfast.training.integrations.transformers.arguments import finish_settings
 from holdfast.training.integrations.transformers.base_model import base_of, check_base
 from holdfast.training.integrations.transformers.continuation import Continuation
+from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.framework import TrainerFramework
 from holdfast.training.integrations.transformers.looking import first_looker
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
@@ -385,6 +386,8 @@ class TrainerRun:
             pending=dataclasses.replace(self._pending, complete=complete),
             epoch_rng=self._continuation.epoch_rng,
             loader=self._continuation.data.state,
+            generators=self._continuation.generators,
+            counted=Counted.of(self._trainer),
             elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
 
