@@ -119,7 +119,7 @@ class Script:
 
 
 _ONLINE = {"num_generations": 2, "max_completion_length": 8, "reward_funcs": "rewards.vowels", "num_train_epochs": 2}
-# Two steps for a generation, all of it twice: what was generated is still to be trained on when the run is interrupted.
+# A generation is for two steps, twice: some of it is still to be trained on when the run is interrupted.
 _REUSED = {**_ONLINE, "num_iterations": 2, "steps_per_generation": 4, "logging_steps": 3}
 SCRIPTS = {
     # Averages between two log lines are part of the log that is compared.

@@ -4,6 +4,7 @@
 - `hook`: every `train()` of the process becomes a run.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
 - `saving`: the Trainer's own `_save_checkpoint`, led into a working folder and committed.
+- `hub`: pushes to the Hugging Face Hub, from checkpoints that are complete.
 - `state`: what the Trainer does not save and an exact continuation needs.
 - `geometry`: how many samples a step sees, and keeping that with another number of ranks.
 """
@@ -27,6 +28,12 @@ def install(session: Session) -> None:
 
         hook_trainer(module, session)
 
+    def hub_imported(module: ModuleType) -> None:
+        from holdfast.training.integrations.transformers.hub import hook_uploads
+
+        hook_uploads(module, session)
+
+    after_import("huggingface_hub.hf_api", hub_imported)
     after_import("transformers.training_args", hook_arguments)
     after_import("transformers.trainer", trainer_imported)
 

@@ -29,6 +29,7 @@ from holdfast.training.integrations.transformers.base_model import base_of, chec
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.framework import TrainerFramework
+from holdfast.training.integrations.transformers.hub import HubPush
 from holdfast.training.integrations.transformers.looking import first_looker
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
@@ -86,6 +87,7 @@ class TrainerRun:
         self._saves: Saves | None = None
         self._deadline: Deadline | None = None
         self._callbacks_look = True
+        self._hub = HubPush(trainer)
 
     # ---- the call -------------------------------------------------------------------------------------------
 
@@ -190,6 +192,8 @@ class TrainerRun:
         takeover.replace("_save_checkpoint", lambda _: self._save_checkpoint)
         takeover.replace("_evaluate", self._wrap_evaluate)
         takeover.replace("_finalize_training", self._wrap_finalize)
+        if self._hub.is_possible:
+            takeover.replace("_push_from_checkpoint", self._hub.wrap)
         if self._bring is not None:
             takeover.replace("_load_best_model", self._wrap_load_best_model)
         self._continuation.take_over(takeover)
@@ -361,7 +365,10 @@ class TrainerRun:
         self._trigger = Trigger.PERIODIC
         waited = False
         if self._its_saves.step != self._step:
+            self._hub.is_due = False
             waited = self._save(trigger, model, trial)
+            if self._hub.is_possible and trigger == Trigger.PERIODIC and not self._pending.complete:
+                self._push()
         agreement.save_done()
         if not stops and waited:
             # The save took long: a signal that came meanwhile must not wait for another step.
@@ -375,6 +382,13 @@ class TrainerRun:
             self._announce_stop()
         is_last = trigger == Trigger.JIT or self._pending.complete
         return self._its_saves.save(trigger, self._framework.write(model, trial), is_last=is_last)
+
+    def _push(self) -> None:
+        """Push what was saved as soon as it is there."""
+        if any(self._peers.gather(self._hub.is_due)):
+            self._its_saves.finish()
+            if self._its_saves.step == self._step:
+                self._hub.push(self._output.root / checkpoint_name(self._step))
 
     def _rank_state(self) -> RankState:
         state = self._trainer.state
