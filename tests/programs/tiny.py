@@ -83,14 +83,16 @@ class SlowTrainer(Trainer):
 
 
 class KeepingTrainer(SlowTrainer):
-    """Adds to each checkpoint in the way that is common: after the Trainer's own files, in the folder it is told."""
+    """Adds to each checkpoint after the Trainer's own files, in both ways that are common."""
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
             (folder / "kept.json").write_text(json.dumps({"step": self.state.global_step}))
+            folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
             torch.save({"weight": next(self.model.parameters()).detach()}, folder / "kept.pt")
+            Path(self.args.output_dir, "newest-step.txt").write_text(str(self.state.global_step))
 
 
 class CrashOnce(TrainerCallback):

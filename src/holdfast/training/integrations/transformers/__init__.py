@@ -3,9 +3,10 @@
 - `arguments`: the options of `holdfast run` replace the script's own, where they were given.
 - `hook`: every `train()` of the process becomes a run.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
-- `saving`: the Trainer's own `_save_checkpoint`, led into a working folder and committed.
+- `framework`: the Trainer's own `_save_checkpoint`, led into a working folder; `own_save`: a script's.
 - `hub`: pushes to the Hugging Face Hub, from checkpoints that are complete.
 - `state`: what the Trainer does not save and an exact continuation needs.
+- `counted`: what TRL's trainers count for themselves.
 - `geometry`: how many samples a step sees, and keeping that with another number of ranks.
 """
 

@@ -15,6 +15,7 @@ from holdfast.training.engine.framework import Write
 from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards
 from holdfast.training.integrations.transformers.final_model import UnplannableError, write_final_model
 from holdfast.training.integrations.transformers.geometry import Geometry
+from holdfast.training.integrations.transformers.own_save import led_by_arguments
 from holdfast.training.integrations.transformers.sharing import strategy_of
 from holdfast.training.integrations.transformers.state import RankState
 from holdfast.training.peers import Peers
@@ -127,7 +128,11 @@ class TrainerFramework:
         """
 
         def write(root: Path, folder: Path) -> None:
-            with self._led_to(root), shards_in_place(self._trainer.accelerator):
+            with (
+                self._led_to(root),
+                led_by_arguments(self._trainer, root),
+                shards_in_place(self._trainer.accelerator),
+            ):
                 self._save(model, trial)
             self._finish_trainer_state(folder)
             if writes_shards(self._trainer.accelerator) and self._rank == 0:

@@ -24,7 +24,7 @@ from holdfast.training.engine.deadline import Deadline
 from holdfast.training.engine.saver import RunFacts, Saver
 from holdfast.training.engine.saves import Saves
 from holdfast.training.engine.snapshots import Snapshots
-from holdfast.training.integrations.transformers.arguments import finish_settings
+from holdfast.training.integrations.transformers.arguments import finish_settings, saved_once
 from holdfast.training.integrations.transformers.base_model import base_of, check_base
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.counted import Counted
@@ -109,7 +109,12 @@ class TrainerRun:
         start: Start | None = None
         is_orderly = False
         try:
-            with self._lease, Takeover(trainer) as takeover, Takeover(trainer.callback_handler) as callbacks:
+            with (
+                self._lease,
+                saved_once(trainer.args),
+                Takeover(trainer) as takeover,
+                Takeover(trainer.callback_handler) as callbacks,
+            ):
                 start = agree_on_start(self._session, self._peers, self._output, self._location)
                 self._prepare(start)
                 self._take_over(takeover)
