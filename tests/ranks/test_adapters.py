@@ -1,8 +1,8 @@
 """Adapters: on a quantized model, and beside a frozen copy of themselves; interrupted and resumed."""
 
-import importlib.util
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,20 +17,23 @@ from tests.support.jobs import TINY, Job, holdfast, no_orphans, read_events
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 
-_NO_BITSANDBYTES = "bitsandbytes, which quantizes the model, is not installed: run `make venv`"
+_BITSANDBYTES = Path(sys.prefix) / "bitsandbytes"
 
 
 def _start(output: Path, ingredients: Path, kind: str, *, seed: int, step_ms: float = 0) -> Job:
     program = [str(TINY.parent / "adapters.py"), "--out", str(output), "--ingredients", str(ingredients)]
     program += ["--kind", kind, "--seed", str(seed), "--step-ms", str(step_ms)]
-    return holdfast(output, "--nproc-per-node", "2", program=program)
+    path = os.pathsep.join((str(_BITSANDBYTES), os.environ.get("PYTHONPATH", "")))
+    return holdfast(
+        output, "--nproc-per-node", "2", program=program, **({"PYTHONPATH": path} if kind == "qlora" else {})
+    )
 
 
 @pytest.mark.parametrize("kind", ["qlora", "dpo"])
 def test_adapters_survive_an_interruption(kind: str, tmp_path: Path) -> None:
     """Nothing of the model below is saved; the resumed run is the reference's; other weights below are refused."""
-    if kind == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
-        pytest.skip(_NO_BITSANDBYTES)
+    if kind == "qlora" and not _BITSANDBYTES.is_dir():
+        pytest.skip(f"bitsandbytes, which quantizes the model, is not in {_BITSANDBYTES}: run `make venv`")
     ingredients, reference, output = (tmp_path / name for name in ("ingredients", "reference", "run"))
     ingredients.mkdir()
     make_ingredients(ingredients)

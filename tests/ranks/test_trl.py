@@ -56,6 +56,9 @@ SCRIPTS = {
     # Averages between two log lines are part of the log that is compared.
     "sft": Script("sft", "text", {"max_length": 64, "logging_steps": 7}),
     "dpo": Script("dpo", "preferences", {"max_length": 64}),
+    "dpo, the reference follows": Script(
+        "dpo", "preferences", {"max_length": 64, "sync_ref_model": True, "ref_model_sync_steps": 2}
+    ),
     "reward": Script("reward", "preferences", {"max_length": 64, "logging_strategy": "epoch"}),
     "kto": Script("kto", "judged", {"max_length": 64}),
     "grpo": Script("grpo", "prompts", _ONLINE, generation=5),

@@ -4,7 +4,9 @@
 - `hook`: every `train()` of the process becomes a run.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
 - `framework`: the Trainer's own `_save_checkpoint`, led into a working folder; `own_save`: a script's.
+- `best_model`: the best model at the end, where every node has a part of it.
 - `hub`: pushes to the Hugging Face Hub, from checkpoints that are complete.
+- `reference`: TRL's reference model, where it changes.
 - `state`: what the Trainer does not save and an exact continuation needs.
 - `counted`: what TRL's trainers count for themselves.
 - `geometry`: how many samples a step sees, and keeping that with another number of ranks.

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.catalog import checkpoint_name, step_of
+from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import HoldfastError, Interrupted, PeerError, UsageError
+from holdfast.errors import Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.events import StepGivenUp, StopRequested
 from holdfast.training.engine.agreement import Agreement
@@ -26,11 +26,14 @@ from holdfast.training.engine.saves import Saves
 from holdfast.training.engine.snapshots import Snapshots
 from holdfast.training.integrations.transformers.arguments import finish_settings, saved_once
 from holdfast.training.integrations.transformers.base_model import base_of, check_base
+from holdfast.training.integrations.transformers.best_model import BestModel
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.framework import TrainerFramework
 from holdfast.training.integrations.transformers.hub import HubPush
 from holdfast.training.integrations.transformers.looking import first_looker
+from holdfast.training.integrations.transformers.reference import Reference
+from holdfast.training.integrations.transformers.sharing import splits_weights
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
@@ -155,6 +158,7 @@ class TrainerRun:
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
         if start.point is not None:
             check_base(start.point.manifest.base, base, start.point.manifest.step)
+        self._reference = Reference(trainer, is_sharded=splits_weights(trainer))
         self._framework = TrainerFramework(
             trainer,
             save=trainer._save_checkpoint,
@@ -162,10 +166,11 @@ class TrainerRun:
             is_regular=self._continuation.is_regular,
             rank=place.rank,
             rank_state=self._rank_state,
+            reference=self._reference,
             base=base,
             peers=self._peers,
         )
-        self._bring = start.bring
+        self._best = BestModel(session, trainer, self._peers, self._output.root, start.bring)
         self._saver = Saver(session, self._peers, self._framework, self._output, start.folders, facts)
         self._snapshots = Snapshots(
             session, self._peers, self._framework, self._saver, self._output, start.folders, start.attempt.attempt_id
@@ -199,8 +204,8 @@ class TrainerRun:
         takeover.replace("_finalize_training", self._wrap_finalize)
         if self._hub.is_possible:
             takeover.replace("_push_from_checkpoint", self._hub.wrap)
-        if self._bring is not None:
-            takeover.replace("_load_best_model", self._wrap_load_best_model)
+        if self._best.is_apart:
+            takeover.replace("_load_best_model", self._best.wrap_load)
         self._continuation.take_over(takeover)
 
     # ---- the beginning --------------------------------------------------------------------------------------
@@ -218,6 +223,8 @@ class TrainerRun:
         session.termination.enter_training()
         self._loop_started_s = clock.monotonic_s()
         self._tell_progress(force=True)
+        if self._point is not None:
+            self._reference.read(self._point.path)
         self._settling = True
         self._catch_up(self._continuation.restore())
         self._continuation.caught_up()
@@ -492,8 +499,7 @@ class TrainerRun:
                 self._save_checkpoint(trainer.model_wrapped, trial)
                 self._its_saves.finish()
                 trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-            if self._bring is not None:
-                self._agree_on_best()
+            self._best.agree()
             self._session.termination.leave_training()
             result = original(trial, num_train_samples, start_time - self._continuation.elapsed_s)
             self._tell_progress(force=True)
@@ -503,28 +509,6 @@ class TrainerRun:
             return result
 
         return finalize
-
-    def _agree_on_best(self) -> None:
-        """Whether a best model is loaded is decided by what each rank knows of it: the same, from now on."""
-        state = self._trainer.state
-        best = self._peers.from_first(state.best_model_checkpoint)
-        step = step_of(Path(best)) if best else None
-        state.best_model_checkpoint = best if step is None else str(self._output.root / checkpoint_name(step))
-
-    def _wrap_load_best_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load_best_model(*args: Any, **kwargs: Any) -> Any:
-            """The Trainer reads it on every node, and every node holds its own part of it."""
-            step = step_of(Path(self._trainer.state.best_model_checkpoint))
-            if step is not None and self._bring is not None:
-                try:
-                    self._bring(step)
-                except PeerError:
-                    raise
-                except HoldfastError as error:  # the first node may have the model itself; the Trainer looks
-                    self._session.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
-            return original(*args, **kwargs)
-
-        return load_best_model
 
     # ---- figures --------------------------------------------------------------------------------------------
 
