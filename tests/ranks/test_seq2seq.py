@@ -19,7 +19,7 @@ def _start(output: Path, *options: str, token_s: float = 0) -> Job:
     return holdfast(output, "--nproc-per-node", "2", *options, program=program)
 
 
-def _interrupt(output: Path, mark: str, *options: str, token_s: float) -> None:
+def _interrupt(output: Path, mark: str, *options: str, token_s: float, all_ranks: bool = False) -> None:
     attempts = len(read_events(output, "attempt_started"))
     for path in output.glob("marks-*"):
         path.unlink()
@@ -27,7 +27,10 @@ def _interrupt(output: Path, mark: str, *options: str, token_s: float) -> None:
     with no_orphans(job):
         job.wait_for_event("attempt_started", count=attempts + 1)
         job.wait_for_mark(mark, rank=1)
-        os.kill(job.rank_pids()[1], signal.SIGTERM)
+        if all_ranks:
+            job.signal()
+        else:
+            os.kill(job.rank_pids()[1], signal.SIGTERM)
         assert job.wait(60) == 75, job.text
 
 
@@ -41,10 +44,10 @@ def test_a_run_is_stopped_while_it_generates(tmp_path: Path) -> None:
     _interrupt(output, "generation 4", token_s=0.1)
     # It begins anew with the next start, and a batch takes longer than there is time.
     short = ("--grace", "5", "--snapshot-steps", "1")
-    _interrupt(output, "generation 4", *short, token_s=1)
+    _interrupt(output, "generation 4", *short, token_s=1, all_ranks=True)
     assert [event["step"] for event in read_events(output, "interrupted")] == [4, 4]
     # The same where the step before the evaluation is in memory only: it is taken again.
-    _interrupt(output, "generation 8", *short, token_s=1)
+    _interrupt(output, "generation 8", *short, token_s=1, all_ranks=True)
     assert read_events(output, "interrupted")[-1]["step"] in {7, 8}
     for checkpoint in list_checkpoints(output):
         assert verify(checkpoint).is_valid
