@@ -29,6 +29,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip check
 	rm -rf .venv/deepspeed
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/deepspeed --group deepspeed
+	rm -rf .venv/bitsandbytes
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/bitsandbytes --group bitsandbytes
 	touch $@
 
 demo: $(INSTALLED) ## preempt a training run and prove that nothing was lost (about 3 minutes, no GPU)

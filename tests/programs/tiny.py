@@ -82,6 +82,19 @@ class SlowTrainer(Trainer):
         return super().prediction_step(*args, **kwargs)
 
 
+class KeepingTrainer(SlowTrainer):
+    """Adds to each checkpoint after the Trainer's own files, in both ways that are common."""
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+            (folder / "kept.json").write_text(json.dumps({"step": self.state.global_step}))
+            folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+            torch.save({"weight": next(self.model.parameters()).detach()}, folder / "kept.pt")
+            Path(self.args.output_dir, "newest-step.txt").write_text(str(self.state.global_step))
+
+
 class CrashOnce(TrainerCallback):
     def __init__(self, step: int, rank: int, flag: Path) -> None:
         self.step, self.rank, self.flag = step, rank, flag
@@ -131,12 +144,23 @@ def main() -> None:
     parser.add_argument("--data", default="map", choices=("map", "stream", "stateful"))
     parser.add_argument("--end", default="final", help="the folder for what there is at the end")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--settings", type=json.loads, default={}, help="more TrainingArguments, as JSON")
+    parser.add_argument("--keep-more", action="store_true", help="a _save_checkpoint of the script's own")
+    parser.add_argument("--trainers", type=int, default=1, help="one after the other, each from what the last made")
     options = parser.parse_args()
     if options.raise_at_start:
         raise RuntimeError("this script fails on purpose")
 
+    model = None
+    for number in range(options.trainers):
+        out = options.out if number == 0 else f"{options.out}-{number}"
+        model = train(options, out, model)
+
+
+def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) -> torch.nn.Module:
+    """One Trainer, into `out`, of a new model or of one that there is."""
     args = TrainingArguments(
-        output_dir=options.out,
+        output_dir=out,
         num_train_epochs=options.epochs,
         max_steps=options.max_steps,
         per_device_train_batch_size=options.batch_size,
@@ -159,12 +183,13 @@ def main() -> None:
         disable_tqdm=True,
         seed=7,
         enable_jit_checkpoint=options.jit,
+        **options.settings,
     )
-    Path(options.out).mkdir(parents=True, exist_ok=True)
-    Path(options.out, f"loading-{os.environ.get('RANK', '0')}").touch()
+    Path(out).mkdir(parents=True, exist_ok=True)
+    Path(out, f"loading-{os.environ.get('RANK', '0')}").touch()
     time.sleep(options.load_s)
     torch.manual_seed(1)
-    model = Qwen2ForCausalLM(
+    model = model or Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=64,
             hidden_size=options.hidden,
@@ -184,15 +209,17 @@ def main() -> None:
         )
     data: torch.utils.data.Dataset = Blocks(options.samples, 3)
     if options.data != "map":
-        data = Counted(data, Path(options.out, "reads"))
+        data = Counted(data, Path(out, "reads"))
     if options.data == "stream":
         data = Stream(data)
-    trainer = SlowTrainer(model, args, train_dataset=data, eval_dataset=Blocks(16, 4))
+    trainer = (KeepingTrainer if options.keep_more else SlowTrainer)(
+        model, args, train_dataset=data, eval_dataset=Blocks(16, 4)
+    )
     trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data == "stateful"
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000
     trainer.slow_from, trainer.marks = options.slow_from, options.marks
     if options.crash_step:
-        flag = Path(options.out, "crashed")
+        flag = Path(out, "crashed")
         trainer.add_callback(CrashOnce(options.crash_step, options.crash_rank, flag))
     if options.patience is not None:
         # No improvement is ever large enough: training stops after this many evaluations beyond the first.
@@ -201,7 +228,7 @@ def main() -> None:
         trainer.add_callback(AddFile())
     trainer.train()
     # What follows must not happen after an interruption.
-    final = Path(options.out, options.end)
+    final = Path(out, options.end)
     if options.strategy:
         save_final(trainer, options.strategy, final)
     elif trainer.is_world_process_zero():
@@ -209,6 +236,7 @@ def main() -> None:
         torch.save(trainer.optimizer.state_dict(), final / "optimizer.pt")
     if trainer.is_world_process_zero():
         (final / "log.json").write_text(json.dumps(trainer.state.log_history))
+    return trainer.model
 
 
 if __name__ == "__main__":

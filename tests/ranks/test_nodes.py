@@ -118,3 +118,22 @@ def test_signal_to_one_node_while_models_load_ends_both(tmp_path: Path) -> None:
         jobs[0].wait_for("both ranks loading", lambda: len(list(output.glob("loading-*"))) == 2)
         jobs[1].signal()
         assert [job.wait(30) for job in jobs] == [143, 143], jobs[0].text + jobs[1].text
+
+
+@pytest.mark.long
+def test_a_script_that_saves_on_each_node(tmp_path: Path) -> None:
+    """A checkpoint is one all the same, and both nodes go on from it; the script is told."""
+    output = tmp_path / "run"
+    arguments = ("--settings", '{"save_on_each_node": true}', "--save-strategy", "steps", "--save-steps", "4")
+    jobs = two_agents(output, *arguments, "--step-ms", "70")
+    with no_orphans(*jobs):
+        jobs[0].wait_for_event("saved", step=4)
+        jobs[1].signal()
+        assert [job.wait(40) for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
+    step = assert_one_agreed_checkpoint(output, 1)
+    jobs = two_agents(output, *arguments)
+    with no_orphans(*jobs):
+        assert [job.wait(90) for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    assert read_events(output, "resumed")[0]["step"] == step
+    assert not read_events(output, "save_failed")
+    assert "save_on_each_node=True" in jobs[0].text

@@ -13,6 +13,8 @@ from typing import Any
 
 TINY = Path(__file__).parent.parent / "programs" / "tiny.py"
 _POLL_S = 0.01
+_PATIENCE = float(os.environ.get("HOLDFAST_TEST_PATIENCE", "1"))
+"""How many times longer than usual to wait, on a machine that is busy with other work."""
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -46,7 +48,7 @@ class Job:
         return read_events(self.output, name)
 
     def wait_for(self, what: str, found: Callable[[], Any], timeout_s: float = 90) -> Any:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * _PATIENCE
         while time.monotonic() < deadline:
             result = found()
             if result:
@@ -95,7 +97,7 @@ class Job:
 
     def wait(self, timeout_s: float = 90) -> int:
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(timeout_s * _PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job did not end within {timeout_s} s\n{self.text}") from None
 

@@ -32,8 +32,37 @@ def restore_rng(states: dict[str, Any]) -> None:
             torch.cuda.random.set_rng_state_all(cuda)
 
 
+def generators_of(part: Any) -> list[torch.Generator]:
+    """The generators that belong to a loader and to the samplers in it.
+
+    Args:
+        part: a loader, or anything that may have one.
+
+    Returns:
+        Each once, in an order that does not depend on their states.
+    """
+    return _generators_in(part, ())
+
+
+_PARTS = ("base_dataloader", "batch_sampler", "sampler")
+_GENERATORS = ("generator", "synchronized_generator")
+
+
+def _generators_in(part: Any, seen: tuple[int, ...]) -> list[torch.Generator]:
+    found: dict[int, torch.Generator] = {}
+    for name in _GENERATORS:
+        generator = getattr(part, name, None)
+        if isinstance(generator, torch.Generator):
+            found[id(generator)] = generator
+    for name in _PARTS:
+        inner = getattr(part, name, None)
+        if inner is not None and id(inner) not in seen:
+            found |= {id(one): one for one in _generators_in(inner, (*seen, id(part)))}
+    return list(found.values())
+
+
 def _as_tuples(state: Any) -> Any:
     return tuple(_as_tuples(item) for item in state) if isinstance(state, list | tuple) else state  # pyright: ignore
 
 
-__all__ = ["capture_rng", "restore_rng"]
+__all__ = ["capture_rng", "generators_of", "restore_rng"]

@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 
 from holdfast.training.plain.position import Position
 from holdfast.training.rereading import read_past
-from holdfast.training.rng import capture_rng, restore_rng
+from holdfast.training.rng import capture_rng, generators_of, restore_rng
 
 
 class Data:
@@ -41,7 +41,7 @@ class Data:
             and hasattr(loader, "load_state_dict")
             and getattr(loader, "use_stateful_dataloader", True)
         )
-        self._generators = _generators_of(loader)
+        self._generators = generators_of(loader)
         self._generator_states: list[torch.Tensor] = []
         self._resumed: Position | None = None
         self._rng: dict[str, Any] | None = None
@@ -177,22 +177,6 @@ def _begun(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 _END = object()
-_LOADER_PARTS = ("base_dataloader", "batch_sampler", "sampler")
-_GENERATORS = ("generator", "synchronized_generator")
-
-
-def _generators_of(part: Any, seen: tuple[int, ...] = ()) -> list[torch.Generator]:
-    """Those of a loader and of the samplers in it, each once, in an order that does not depend on their states."""
-    found: dict[int, torch.Generator] = {}
-    for name in _GENERATORS:
-        generator = getattr(part, name, None)
-        if isinstance(generator, torch.Generator):
-            found[id(generator)] = generator
-    for name in _LOADER_PARTS:
-        inner = getattr(part, name, None)
-        if inner is not None and id(inner) not in seen:
-            found |= {id(one): one for one in _generators_of(inner, (*seen, id(part)))}
-    return list(found.values())
 
 
 def _is_accelerates(loader: Any) -> bool:

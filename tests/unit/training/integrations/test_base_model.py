@@ -1,6 +1,9 @@
 """What a checkpoint of adapters says of the model below them."""
 
+import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +70,78 @@ def test_adapters_and_whole_models_are_not_exchanged() -> None:
     with pytest.raises(ConflictError, match="this run trains adapters, the checkpoint of step 3 has none"):
         check_base(None, base, step=3)
     check_base(None, None, step=3)
+
+
+def test_a_frozen_adapter_is_no_base() -> None:
+    """The reference of DPO is a second adapter, and the checkpoint holds it."""
+    bases: list[dict[str, str] | None] = []
+    for seed in (0, 1):
+        model = adapted(seed=seed)
+        model.add_adapter("ref", model.peft_config["default"])
+        assert any(".ref." in name and not one.requires_grad for name, one in model.named_parameters())
+        bases.append(base_of(model, num_ranks=1))
+    assert bases[0] == bases[1] == base_of(adapted(), num_ranks=1)
+
+
+def test_a_weight_made_of_others_is_read() -> None:
+    """Quantized weights of torchao are such."""
+    two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
+
+    def base(change: float) -> dict[str, str] | None:
+        def make(model: Layers) -> None:
+            weight = model.second.weight.detach()
+            parts = two_tensor.TwoTensor(weight.clone(), weight + change)
+            model.second.weight = torch.nn.Parameter(parts, requires_grad=False)
+
+        return base_of(adapted(make), num_ranks=1)
+
+    assert base(0.5) == base(0.5) != base(0.25)
+
+
+def quantized(bitsandbytes: Any, kind: str, change: Callable[[Any], None] = lambda _: None) -> dict[str, str] | None:
+    """The base of a model whose first layer is quantized, after `change` of that layer."""
+    model: Any = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.linspace(-1, 1 + number, parameter.numel()).view_as(parameter))
+    layer = (
+        bitsandbytes.nn.Linear8bitLt(64, 64, has_fp16_weights=False)
+        if kind == "8 bits"
+        else bitsandbytes.nn.Linear4bit(64, 64, quant_type="nf4", compress_statistics=kind == "4 bits, nested")
+    )
+    layer.load_state_dict(model[0].state_dict())
+    model[0] = layer.to("cpu")  # this is what quantizes
+    assert model[0].weight.dtype in {torch.int8, torch.uint8}
+    change(model[0])
+    torch.manual_seed(0)
+    return base_of(get_peft_model(model, LoraConfig(r=2, target_modules=["0"])), num_ranks=1)
+
+
+def _another_code(layer: Any) -> None:
+    layer.weight.data.view(-1)[7] += 1
+
+
+def _another_scale(layer: Any) -> None:
+    if hasattr(layer.weight, "SCB"):
+        layer.weight.SCB[3] *= 2
+    else:
+        layer.weight.quant_state.absmax[3] += 1
+
+
+def _another_type(layer: Any) -> None:
+    layer.weight.quant_state.dtype = torch.float16
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["4 bits", "4 bits, nested", "8 bits"])
+def test_a_quantized_weight_is_its_codes_and_its_scales(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of either that differs is another base."""
+    folder = Path(sys.prefix) / "bitsandbytes"
+    if not folder.is_dir():
+        pytest.skip(f"bitsandbytes is not in {folder}: run `make venv`")
+    monkeypatch.syspath_prepend(folder)
+    bitsandbytes = importlib.import_module("bitsandbytes")
+    base = quantized(bitsandbytes, kind)
+    assert base == quantized(bitsandbytes, kind)
+    changes = [_another_code, _another_scale, *([] if kind == "8 bits" else [_another_type])]
+    assert all(quantized(bitsandbytes, kind, change) != base for change in changes)

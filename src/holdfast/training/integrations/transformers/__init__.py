@@ -3,8 +3,12 @@
 - `arguments`: the options of `holdfast run` replace the script's own, where they were given.
 - `hook`: every `train()` of the process becomes a run.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
-- `saving`: the Trainer's own `_save_checkpoint`, led into a working folder and committed.
+- `framework`: the Trainer's own `_save_checkpoint`, led into a working folder; `own_save`: a script's.
+- `best_model`: the best model at the end, where every node has a part of it.
+- `hub`: pushes to the Hugging Face Hub, from checkpoints that are complete.
+- `reference`: TRL's reference model, where it changes.
 - `state`: what the Trainer does not save and an exact continuation needs.
+- `counted`: what TRL's trainers count for themselves.
 - `geometry`: how many samples a step sees, and keeping that with another number of ranks.
 """
 
@@ -27,6 +31,12 @@ def install(session: Session) -> None:
 
         hook_trainer(module, session)
 
+    def hub_imported(module: ModuleType) -> None:
+        from holdfast.training.integrations.transformers.hub import hook_uploads
+
+        hook_uploads(module, session)
+
+    after_import("huggingface_hub.hf_api", hub_imported)
     after_import("transformers.training_args", hook_arguments)
     after_import("transformers.trainer", trainer_imported)
 

@@ -1,7 +1,9 @@
 """The options of `holdfast run` take the place of the script's own settings, where they were given."""
 
+import contextlib
 import functools
 import logging
+from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -96,4 +98,22 @@ def finish_settings(args: Any, session: Session) -> None:
         args.enable_jit_checkpoint = False
 
 
-__all__ = ["apply_settings", "finish_settings", "hook"]
+@contextlib.contextmanager
+def saved_once(args: Any) -> Generator[None]:
+    """For the time of a training every file of a checkpoint is written by one rank, and all nodes go on from it.
+
+    Nodes that write the same files would write different content: what the Trainer saves names the rank. What the
+    script saves by itself afterwards is on each node, as it asked.
+    """
+    if not getattr(args, "save_on_each_node", False):
+        yield
+        return
+    _log.warning("the script's save_on_each_node=True does not hold for checkpoints: each is one, for all nodes")
+    args.save_on_each_node = False
+    try:
+        yield
+    finally:
+        args.save_on_each_node = True
+
+
+__all__ = ["apply_settings", "finish_settings", "hook", "saved_once"]

@@ -5,8 +5,9 @@ checkpoint says which weights they were, and a start compares.
 """
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -17,6 +18,10 @@ from holdfast.errors import ConflictError
 _BASE_PREFIX = "base_model.model."
 _WRAPPED = ".base_layer."
 _REPLACED = ".original_module."
+_HOLDERS = ("modules_to_save", "prompt_encoder", "trainable_tokens_delta")
+"""Where PEFT keeps tensors by the name of their adapter, beside those with the prefix of its kind."""
+_QUANTIZED_BUFFERS = {"qweight", "qzeros", "scales", "g_idx"}
+"""Where GPTQ and AWQ keep weights. Other buffers, such as running statistics, may change in training."""
 
 
 def has_adapters(model: Any) -> bool:
@@ -27,10 +32,11 @@ def has_adapters(model: Any) -> bool:
 def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     """Name, revision and digest of the model below the adapters.
 
-    The digest covers name, type, shape and content of every weight that is not trained, read once. Left out are
-    embeddings, which PEFT saves beside the adapters when their number has changed, and what stands in for a module
-    that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest covers what
-    this rank has of them.
+    The digest covers name, type, shape and content of every weight that is not trained, read once; of a quantized one
+    its scales too. Left out are adapters that are not trained, such as the reference of DPO, because the checkpoint
+    holds them; embeddings, which PEFT saves beside the adapters when their number has changed; and what stands in for
+    a module that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest
+    covers what this rank has of them.
 
     Args:
         model: what is trained, not yet wrapped for training.
@@ -88,19 +94,51 @@ def _called(base: Mapping[str, str]) -> str:
 def _digest_of(model: Any, num_ranks: int) -> str:
     # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
     digests: dict[str, str] = {}
-    embeddings = {id(parameter) for parameter in _embeddings(model)}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad or _REPLACED in name or id(parameter) in embeddings:
-            continue
-        plain = name.removeprefix(_BASE_PREFIX).replace(_WRAPPED, ".")
-        split = getattr(parameter, "ds_tensor", None)
-        where = "" if split is None else f"one of {num_ranks} "
-        tensor: torch.Tensor = (parameter if split is None else split).data
-        digests[plain] = f"{where}{tensor.dtype} {tuple(tensor.shape)} {_hash(tensor)}"
+    seen = {id(parameter) for parameter in _embeddings(model)}
+    for module_name, module in model.named_modules():
+        for name, tensor in _frozen_in(module):
+            full = f"{module_name}.{name}".lstrip(".")
+            if _REPLACED in full or id(tensor) in seen or _is_of_adapter(full, model):
+                continue
+            if isinstance(tensor, torch.nn.Parameter):  # the others come and go, and so do their numbers
+                seen.add(id(tensor))
+            plain = full.removeprefix(_BASE_PREFIX).replace(_WRAPPED, ".")
+            split = getattr(tensor, "ds_tensor", None)
+            where = "" if split is None else f"one of {num_ranks} "
+            content: torch.Tensor = (tensor if split is None else split).data
+            digests[plain] = f"{where}{content.dtype} {tuple(content.shape)} {_hash(content)}"
     digester = Digester()
     for name in sorted(digests):
         digester.update(f"{name} {digests[name]}\n".encode())
     return digester.digest
+
+
+def _is_of_adapter(name: str, model: Any) -> bool:
+    """By its name: PEFT calls tensors `lora_A.default.weight`, `lora_embedding_A.default`, and so on."""
+    prefix = getattr(model.base_model, "prefix", None) or _HOLDERS
+    return any(
+        adapter in model.peft_config and (before.startswith(prefix) or before in _HOLDERS)
+        for before, adapter in itertools.pairwise(name.split("."))
+    )
+
+
+def _frozen_in(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of one module that are not trained, without its submodules, and what quantized ones consist of."""
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.requires_grad:
+            continue
+        yield name, parameter
+        state = getattr(parameter, "quant_state", None)  # bitsandbytes, 4 bits
+        if state is not None:
+            for part, tensor in cast("dict[str, torch.Tensor]", state.as_dict(packed=True)).items():
+                yield f"{name}.{part}", tensor
+        scales = getattr(parameter, "SCB", None)  # 8 bits; the first forward takes them to the module
+        scales = getattr(getattr(module, "state", None), "SCB", None) if scales is None else scales
+        if scales is not None:
+            yield f"{name}.SCB", scales
+    for name, buffer in module.named_buffers(recurse=False):
+        if name in _QUANTIZED_BUFFERS:
+            yield name, buffer
 
 
 def _embeddings(model: Any) -> list[Any]:
@@ -117,6 +155,9 @@ def _hash(tensor: torch.Tensor) -> str:
     tensor = getattr(tensor, "_local_tensor", tensor)
     if tensor.device.type == "meta":  # only the first rank has loaded it
         return ""
+    if hasattr(tensor, "__tensor_flatten__"):  # made of other tensors, as torchao's quantized weights are
+        names, _ = cast("Any", tensor).__tensor_flatten__()
+        return " ".join(f"{name} {_hash(getattr(tensor, name))}" for name in names)
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return xxhash.xxh3_128_hexdigest(content.numpy().data)
 

@@ -2,14 +2,18 @@
 
 The Trainer loads model, optimizer, scheduler, its own state and random numbers. Brought back here: the random
 numbers from which the running epoch's order was drawn, the loss since the last log line, what stateful callbacks
-counted (the patience of an early stopping), the place in the data when ranks or batches changed, and whether the
-run had already decided to end.
+(the patience of an early stopping) and TRL's trainers counted, the place in the data when ranks or batches changed,
+and whether the run had already decided to end.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
+
+from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.data_position import DataPosition
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
 from holdfast.training.integrations.transformers.sharing import check_sharing
@@ -50,7 +54,11 @@ class Continuation:
         if point is not None:
             self._adapt_to(point)
         is_same = point is not None and point.manifest.world_size == session.place.world_size and not self._moved
-        self.data = DataPosition(session, self._state.loader if self._state is not None and is_same else None)
+        self.data = DataPosition(
+            session,
+            self._state.loader if self._state is not None and is_same else None,
+            self._state.generators if self._state is not None else [],
+        )
         """The place in the data."""
 
     def _adapt_to(self, point: ResumePoint) -> None:
@@ -80,6 +88,12 @@ class Continuation:
         if self._moved:
             takeover.replace("_init_training_state", self._wrap_position)
 
+    @property
+    def _counted(self) -> Counted:
+        assert self._state is not None  # `restore` has looked
+        counted = self._state.counted
+        return dataclasses.replace(counted, cycle={}) if self._moved else counted
+
     # ---- when the loop begins -------------------------------------------------------------------------------
 
     def restore(self) -> Pending:
@@ -94,6 +108,7 @@ class Continuation:
         if self._state is None:
             return Pending()
         self._state.loss.restore(self._trainer)
+        self._counted.restore(self._trainer)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
         self._epoch_rng = self._state.epoch_rng
@@ -117,8 +132,16 @@ class Continuation:
     @property
     def epoch_rng(self) -> dict[str, Any]:
         """For a checkpoint of now: random numbers of the running epoch's beginning, empty between two epochs."""
-        is_within = not float(self._trainer.state.epoch or 0.0).is_integer()
-        return self._epoch_rng if is_within else {}
+        return self._epoch_rng if self._is_within_epoch else {}
+
+    @property
+    def generators(self) -> list[torch.Tensor]:
+        """For a checkpoint of now: see `RankState.generators`."""
+        return self.data.generators(within_epoch=self._is_within_epoch)
+
+    @property
+    def _is_within_epoch(self) -> bool:
+        return not float(self._trainer.state.epoch or 0.0).is_integer()
 
     # ---- the Trainer's methods ------------------------------------------------------------------------------
 

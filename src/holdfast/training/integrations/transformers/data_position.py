@@ -2,22 +2,22 @@
 
 The Trainer leaves out what was seen by Accelerate's `skip_first_batches`: of map-style data it skips indices, of a
 stream it reads everything again and says nothing. Here a loader that keeps a state of its own, as Accelerate makes it
-with `use_stateful_dataloader`, is given that state, and reading is watched.
+with `use_stateful_dataloader`, is given that state, and reading is watched. A sampler that draws its order from a
+generator of its own begins each epoch where an uninterrupted run's would: nobody else remembers that generator.
 """
 
 import contextlib
 import importlib
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from holdfast.training.integrations.transformers.state import is_plain
 from holdfast.training.rereading import read_past
+from holdfast.training.rng import generators_of
 from holdfast.training.session import Session
-
-_PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor, np.ndarray)
 
 
 class DataPosition:
@@ -26,11 +26,14 @@ class DataPosition:
     Args:
         session: this rank.
         saved: the loader's state at the checkpoint; None when there is none that could be used.
+        generators: see `RankState.generators`; those of the checkpoint.
     """
 
-    def __init__(self, session: Session, saved: Any) -> None:
+    def __init__(self, session: Session, saved: Any, generators: list[torch.Tensor]) -> None:
         self._session = session
         self._saved = saved
+        self._saved_generators = generators
+        self._generators: list[torch.Tensor] = generators
         self._loader: Any = None
         self._has_told = False
 
@@ -40,7 +43,7 @@ class DataPosition:
         if not _is_stateful(self._loader):
             return None
         state = self._loader.state_dict()
-        if not _is_plain(state):
+        if not is_plain(state):
             if not self._has_told:
                 self._has_told = True
                 self._session.log.warning(
@@ -48,6 +51,16 @@ class DataPosition:
                 )
             return None
         return state
+
+    def generators(self, *, within_epoch: bool) -> list[torch.Tensor]:
+        """For a checkpoint of now, see `RankState.generators`.
+
+        Args:
+            within_epoch: whether an epoch has begun and not ended.
+        """
+        if within_epoch or self._loader is None:
+            return self._generators
+        return [generator.get_state() for generator in generators_of(self._loader)]
 
     @contextlib.contextmanager
     def epoch(self, loader: Any) -> Generator[None]:
@@ -57,6 +70,12 @@ class DataPosition:
             # order that cannot be found again. An empty state drops that beginning.
             loader.load_state_dict({})
         self._loader = loader
+        generators, saved = generators_of(loader), self._saved_generators
+        self._saved_generators = []
+        if len(saved) == len(generators):
+            for generator, state in zip(generators, saved, strict=True):
+                generator.set_state(state)
+        self._generators = [generator.get_state() for generator in generators]
         module: Any = importlib.import_module("transformers.trainer")
         original: Callable[[Any, int], Any] = module.skip_first_batches
 
@@ -104,15 +123,6 @@ class _Reading:
 
 def _is_stateful(loader: Any) -> bool:
     return bool(getattr(loader, "use_stateful_dataloader", False))
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        mapping = cast("dict[Any, Any]", value)
-        return all(type(key) in {str, int} for key in mapping) and all(map(_is_plain, mapping.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, cast("list[Any]", value)))
-    return type(value) in _PLAIN
 
 
 __all__ = ["DataPosition"]

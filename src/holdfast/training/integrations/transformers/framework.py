@@ -15,7 +15,9 @@ from holdfast.training.engine.framework import Write
 from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards
 from holdfast.training.integrations.transformers.final_model import UnplannableError, write_final_model
 from holdfast.training.integrations.transformers.geometry import Geometry
-from holdfast.training.integrations.transformers.sharing import strategy_of
+from holdfast.training.integrations.transformers.own_save import led_by_arguments
+from holdfast.training.integrations.transformers.reference import Reference
+from holdfast.training.integrations.transformers.sharing import splits_weights, strategy_of
 from holdfast.training.integrations.transformers.state import RankState
 from holdfast.training.peers import Peers
 
@@ -35,6 +37,7 @@ class TrainerFramework:
         is_regular: whether every step of the run had this geometry.
         rank: of this process.
         rank_state: gives what the Trainer itself does not save, as it is now.
+        reference: of TRL's, if there is one that changes.
         base: see `Manifest.base`.
         peers: all ranks.
     """
@@ -48,6 +51,7 @@ class TrainerFramework:
         is_regular: bool,
         rank: int,
         rank_state: Callable[[], RankState],
+        reference: Reference,
         base: Mapping[str, str] | None,
         peers: Peers,
     ) -> None:
@@ -57,6 +61,7 @@ class TrainerFramework:
         self._is_regular = is_regular
         self._rank = rank
         self._rank_state = rank_state
+        self._reference = reference
         self._base = base
         self._peers = peers
         self.handed_step: int | None = None
@@ -78,12 +83,6 @@ class TrainerFramework:
         if self.strategy == "deepspeed" or writes_shards(self._trainer.accelerator):
             return 1 / self._geometry.world_size
         return 1.0 if self._trainer.args.should_save else 0.0
-
-    @property
-    def _splits_weights(self) -> bool:
-        """Whether no rank has all weights."""
-        plugin = getattr(self._trainer.accelerator.state, "deepspeed_plugin", None)
-        return self.strategy == "fsdp" or (plugin is not None and int(plugin.zero_stage) == 3)
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """Of the model, trained or not; of one with adapters only what is trained, because nothing else is saved."""
@@ -127,11 +126,17 @@ class TrainerFramework:
         """
 
         def write(root: Path, folder: Path) -> None:
-            with self._led_to(root), shards_in_place(self._trainer.accelerator):
+            with (
+                self._led_to(root),
+                led_by_arguments(self._trainer, root),
+                shards_in_place(self._trainer.accelerator),
+            ):
                 self._save(model, trial)
             self._finish_trainer_state(folder)
             if writes_shards(self._trainer.accelerator) and self._rank == 0:
                 self._write_config(folder)
+            if self._trainer.args.should_save:
+                self._reference.write(folder)
             self._rank_state().write(folder, self._rank)
 
         return write
@@ -151,9 +156,9 @@ class TrainerFramework:
         """In the layout that `from_pretrained` reads, without holding all of it anywhere."""
         trainer = self._trainer
         if _saves_in_its_own_way(trainer):
-            trainer.save_model(str(folder))
+            trainer.save_model(str(folder), _internal_call=True)  # otherwise it is pushed to the Hub, once more
             return
-        if self._base is not None and not self._splits_weights:
+        if self._base is not None and not splits_weights(trainer):
             trainer.save_model(str(folder), _internal_call=True)  # adapters are small, and PEFT knows what is theirs
             return
         try:

@@ -23,7 +23,7 @@ class Geometry:
         world_size: number of ranks.
         accumulation: micro-batches per optimizer step and rank.
         global_batch: samples per optimizer step over all ranks.
-        num_samples: samples in an epoch; None when the data set cannot tell.
+        num_samples: samples in an epoch, completions where they are generated; None when the data set cannot tell.
         drop_last: whether an incomplete last batch is left out.
     """
 
@@ -36,15 +36,11 @@ class Geometry:
     @classmethod
     def of(cls, trainer: Any, world_size: int) -> "Geometry":
         """Read the Trainer's arguments and data set."""
-        try:
-            num_samples = len(trainer.train_dataset)
-        except TypeError:
-            num_samples = None
         return cls(
             world_size=world_size,
             accumulation=trainer.args.gradient_accumulation_steps,
             global_batch=trainer.get_total_train_batch_size(trainer.args),
-            num_samples=num_samples,
+            num_samples=_num_samples(trainer),
             drop_last=bool(trainer.args.dataloader_drop_last),
         )
 
@@ -141,6 +137,9 @@ def _obstacle(trainer: Any, manifest: Manifest, now: Geometry) -> str | None:
         return f"no gradient accumulation makes {manifest.global_batch} of {per_micro_step} samples per micro-step"
     if getattr(trainer.args, "train_sampling_strategy", "random") in {"group_by_length", "batch_rebalance"}:
         return f"train_sampling_strategy={trainer.args.train_sampling_strategy!r} orders data by batch geometry"
+    reason = _obstacle_of_generation(trainer, manifest, manifest.global_batch // per_micro_step)
+    if reason is not None:
+        return reason
     before = Geometry(
         world_size=manifest.world_size,
         accumulation=manifest.gradient_accumulation,
@@ -157,6 +156,35 @@ def _obstacle(trainer: Any, manifest: Manifest, now: Geometry) -> str | None:
     )
     if before.steps_per_epoch != after.steps_per_epoch:
         return f"an epoch would have {after.steps_per_epoch} steps in place of {before.steps_per_epoch}"
+    return None
+
+
+def _num_samples(trainer: Any) -> int | None:
+    try:
+        num_samples = len(trainer.train_dataset)
+    except TypeError:
+        return None
+    at_once = getattr(trainer.args, "generation_batch_size", None)
+    if not at_once:
+        return num_samples
+    # Prompts that do not fill a generation are left out of the epoch.
+    prompts = at_once // trainer.num_generations
+    return num_samples // prompts * at_once * getattr(trainer, "num_iterations", 1)
+
+
+def _obstacle_of_generation(trainer: Any, manifest: Manifest, accumulation: int) -> str | None:
+    """Where completions are generated for several steps, or not for whole ones, ranks decide which steps see what."""
+    if not getattr(trainer.args, "generation_batch_size", None):
+        return None
+    per_generation = getattr(trainer.args, "steps_per_generation", None) or accumulation
+    if getattr(trainer, "num_iterations", 1) > 1:
+        return "completions are trained on in several steps, which would be others"
+    for num_micro_steps in (manifest.gradient_accumulation, accumulation):
+        if num_micro_steps % per_generation:
+            return f"a step of {num_micro_steps} micro-steps is no multiple of steps_per_generation={per_generation}"
+    num_prompts = None if _num_samples(trainer) is None else len(trainer.train_dataset)
+    if num_prompts is not None and num_prompts * trainer.num_generations % manifest.global_batch:
+        return f"{num_prompts} prompts do not fill whole steps, and those that are left out would be others"
     return None
 
 

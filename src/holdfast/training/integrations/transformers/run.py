@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.catalog import checkpoint_name, step_of
+from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import HoldfastError, Interrupted, PeerError, UsageError
+from holdfast.errors import Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.events import DeadlineChoice, StepGivenUp, StopRequested
 from holdfast.training.engine.agreement import Agreement
@@ -24,11 +24,16 @@ from holdfast.training.engine.deadline import Deadline
 from holdfast.training.engine.saver import RunFacts, Saver
 from holdfast.training.engine.saves import Saves
 from holdfast.training.engine.snapshots import Snapshots
-from holdfast.training.integrations.transformers.arguments import finish_settings
+from holdfast.training.integrations.transformers.arguments import finish_settings, saved_once
 from holdfast.training.integrations.transformers.base_model import base_of, check_base
+from holdfast.training.integrations.transformers.best_model import BestModel
 from holdfast.training.integrations.transformers.continuation import Continuation
+from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.framework import TrainerFramework
+from holdfast.training.integrations.transformers.hub import HubPush
 from holdfast.training.integrations.transformers.looking import first_looker
+from holdfast.training.integrations.transformers.reference import Reference
+from holdfast.training.integrations.transformers.sharing import splits_weights
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
@@ -86,6 +91,7 @@ class TrainerRun:
         self._saves: Saves | None = None
         self._deadline: Deadline | None = None
         self._callbacks_look = True
+        self._hub = HubPush(trainer)
 
     # ---- the call -------------------------------------------------------------------------------------------
 
@@ -107,7 +113,12 @@ class TrainerRun:
         start: Start | None = None
         is_orderly = False
         try:
-            with self._lease, Takeover(trainer) as takeover, Takeover(trainer.callback_handler) as callbacks:
+            with (
+                self._lease,
+                saved_once(trainer.args),
+                Takeover(trainer) as takeover,
+                Takeover(trainer.callback_handler) as callbacks,
+            ):
                 start = agree_on_start(self._session, self._peers, self._output, self._location)
                 self._prepare(start)
                 self._take_over(takeover)
@@ -148,6 +159,7 @@ class TrainerRun:
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
         if start.point is not None:
             check_base(start.point.manifest.base, base, start.point.manifest.step)
+        self._reference = Reference(trainer, is_sharded=splits_weights(trainer))
         self._framework = TrainerFramework(
             trainer,
             save=trainer._save_checkpoint,
@@ -155,10 +167,11 @@ class TrainerRun:
             is_regular=self._continuation.is_regular,
             rank=place.rank,
             rank_state=self._rank_state,
+            reference=self._reference,
             base=base,
             peers=self._peers,
         )
-        self._bring = start.bring
+        self._best = BestModel(session, trainer, self._peers, self._output.root, start.bring)
         self._saver = Saver(session, self._peers, self._framework, self._output, start.folders, facts)
         self._snapshots = Snapshots(
             session, self._peers, self._framework, self._saver, self._output, start.folders, start.attempt.attempt_id
@@ -190,8 +203,10 @@ class TrainerRun:
         takeover.replace("_save_checkpoint", lambda _: self._save_checkpoint)
         takeover.replace("_evaluate", self._wrap_evaluate)
         takeover.replace("_finalize_training", self._wrap_finalize)
-        if self._bring is not None:
-            takeover.replace("_load_best_model", self._wrap_load_best_model)
+        if self._hub.is_possible:
+            takeover.replace("_push_from_checkpoint", self._hub.wrap)
+        if self._best.is_apart:
+            takeover.replace("_load_best_model", self._best.wrap_load)
         self._continuation.take_over(takeover)
 
     # ---- the beginning --------------------------------------------------------------------------------------
@@ -210,6 +225,8 @@ class TrainerRun:
         self._loop_started_s = clock.monotonic_s()
         self._tell_progress()
         session.figures.loop_begins()
+        if self._point is not None:
+            self._reference.read(self._point.path)
         self._settling = True
         self._catch_up(self._continuation.restore())
         self._continuation.caught_up()
@@ -378,7 +395,10 @@ class TrainerRun:
         self._trigger = Trigger.PERIODIC
         waited = False
         if self._its_saves.step != self._step:
+            self._hub.is_due = False
             waited = self._save(trigger, model, trial)
+            if self._hub.is_possible and trigger == Trigger.PERIODIC and not self._pending.complete:
+                self._push()
         agreement.save_done()
         if not stops and waited:
             # The save took long: a signal that came meanwhile must not wait for another step.
@@ -393,6 +413,13 @@ class TrainerRun:
         is_last = trigger == Trigger.JIT or self._pending.complete
         return self._its_saves.save(trigger, self._framework.write(model, trial), is_last=is_last)
 
+    def _push(self) -> None:
+        """Push what was saved as soon as it is there."""
+        if any(self._peers.gather(self._hub.is_due)):
+            self._its_saves.finish()
+            if self._its_saves.step == self._step:
+                self._hub.push(self._output.root / checkpoint_name(self._step))
+
     def _rank_state(self) -> RankState:
         state = self._trainer.state
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._continuation.is_complete
@@ -403,6 +430,8 @@ class TrainerRun:
             pending=dataclasses.replace(self._pending, complete=complete),
             epoch_rng=self._continuation.epoch_rng,
             loader=self._continuation.data.state,
+            generators=self._continuation.generators,
+            counted=Counted.of(self._trainer),
             elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
 
@@ -488,8 +517,7 @@ class TrainerRun:
                 self._save_checkpoint(trainer.model_wrapped, trial)
                 self._its_saves.finish()
                 trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-            if self._bring is not None:
-                self._agree_on_best()
+            self._best.agree()
             self._session.termination.leave_training()
             result = original(trial, num_train_samples, start_time - self._continuation.elapsed_s)
             self._tell_progress()
@@ -499,28 +527,6 @@ class TrainerRun:
             return result
 
         return finalize
-
-    def _agree_on_best(self) -> None:
-        """Whether a best model is loaded is decided by what each rank knows of it: the same, from now on."""
-        state = self._trainer.state
-        best = self._peers.from_first(state.best_model_checkpoint)
-        step = step_of(Path(best)) if best else None
-        state.best_model_checkpoint = best if step is None else str(self._output.root / checkpoint_name(step))
-
-    def _wrap_load_best_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load_best_model(*args: Any, **kwargs: Any) -> Any:
-            """The Trainer reads it on every node, and every node holds its own part of it."""
-            step = step_of(Path(self._trainer.state.best_model_checkpoint))
-            if step is not None and self._bring is not None:
-                try:
-                    self._bring(step)
-                except PeerError:
-                    raise
-                except HoldfastError as error:  # the first node may have the model itself; the Trainer looks
-                    self._session.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
-            return original(*args, **kwargs)
-
-        return load_best_model
 
     # ---- figures --------------------------------------------------------------------------------------------
 

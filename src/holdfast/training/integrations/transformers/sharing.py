@@ -19,6 +19,12 @@ def strategy_of(trainer: Any) -> str:
     return "ddp" if trainer.args.world_size > 1 else "single"
 
 
+def splits_weights(trainer: Any) -> bool:
+    """Whether no rank has all weights."""
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    return strategy_of(trainer) == "fsdp" or (plugin is not None and int(plugin.zero_stage) == 3)
+
+
 def check_sharing(trainer: Any, manifest: Manifest) -> None:
     """Refuse a checkpoint that the Trainer, as it is set up now, cannot read.
 
@@ -38,4 +44,4 @@ def check_sharing(trainer: Any, manifest: Manifest) -> None:
         )
 
 
-__all__ = ["check_sharing", "strategy_of"]
+__all__ = ["check_sharing", "splits_weights", "strategy_of"]

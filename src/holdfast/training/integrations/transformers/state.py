@@ -4,21 +4,26 @@
   mid-epoch must begin the epoch from the same ones;
 - the loss accumulated since the last log line, and what is needed for the average at the end;
 - work that was due at the step but given up for a prompt exit: an evaluation, the end of an epoch;
+- what TRL's trainers count for themselves (`counted`);
+- states of generators that belong to the data loader and its samplers, by which these draw their order;
 - training time so far.
 
 `Moment` is the same in memory, with what changes inside a step: the Trainer can go back to it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
+from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.rng import capture_rng, restore_rng
 
 _NAME = "holdfast_state_{rank}.pt"
+_PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,9 @@ class RankState:
         epoch_rng: random number states when the running epoch began; empty at an epoch's boundary.
         elapsed_s: seconds of training up to here, over all attempts.
         loader: the data loader's own state, where it has one.
+        generators: states of the generators of loader and samplers: when the running epoch began, or now at an
+            epoch's boundary.
+        counted: see `Counted`.
     """
 
     loss: LossSoFar
@@ -93,6 +101,8 @@ class RankState:
     epoch_rng: dict[str, Any]
     elapsed_s: float
     loader: Any = None
+    generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    counted: Counted = field(default_factory=Counted)
 
     def write(self, folder: Path, rank: int) -> None:
         """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
@@ -102,6 +112,12 @@ class RankState:
             "epoch_rng": self.epoch_rng,
             "elapsed_s": self.elapsed_s,
             "loader": self.loader,
+            "generators": self.generators,
+            "counted": {
+                "figures": _plain_ones(self.counted.figures),
+                "cycle": self.counted.cycle if is_plain(self.counted.cycle) else {},
+                "is_training": self.counted.is_training,
+            },
         }
         torch.save(record, folder / _NAME.format(rank=rank))
 
@@ -125,7 +141,14 @@ class RankState:
             last_logged_step=state.loss.last_logged_step,
             first_step=state.loss.first_step,
         )
-        return cls(loss=loss, pending=state.pending, epoch_rng=state.epoch_rng, elapsed_s=state.elapsed_s)
+        return cls(
+            loss=loss,
+            pending=state.pending,
+            epoch_rng=state.epoch_rng,
+            elapsed_s=state.elapsed_s,
+            generators=state.generators,
+            counted=Counted(figures=state.counted.figures, is_training=state.counted.is_training),
+        )
 
     @classmethod
     def _read(cls, path: Path) -> "RankState":
@@ -136,6 +159,8 @@ class RankState:
             epoch_rng=record["epoch_rng"],
             elapsed_s=record["elapsed_s"],
             loader=record.get("loader"),
+            generators=record.get("generators", []),
+            counted=Counted(**record.get("counted", {})),
         )
 
 
@@ -158,6 +183,7 @@ class Moment:
         self._loss = trainer._tr_loss.clone()
         self._flos = trainer.current_flos
         self._num_tokens = trainer.state.num_input_tokens_seen
+        self._counted = Counted.of(trainer)
         self._buffers = {name: tensor.clone() for name, tensor in _saved_buffers(trainer)} if with_buffers else {}
 
     def go_back(self, trainer: Any) -> None:
@@ -166,6 +192,7 @@ class Moment:
         trainer._tr_loss = self._loss
         trainer.current_flos = self._flos
         trainer.state.num_input_tokens_seen = self._num_tokens
+        self._counted.restore(trainer)
         with torch.no_grad():
             for name, tensor in _saved_buffers(trainer):
                 if name in self._buffers:
@@ -188,6 +215,20 @@ def load_rng(folder: Path, *, rank: int, ranks_before: int) -> dict[str, Any] | 
     return None
 
 
+def is_plain(value: Any) -> bool:
+    """Whether `load_plain` can read it back."""
+    if isinstance(value, dict):
+        mapping = cast("dict[Any, Any]", value)
+        return all(type(key) in {str, int} for key in mapping) and all(map(is_plain, mapping.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, cast("list[Any]", value)))
+    return type(value) in _PLAIN
+
+
+def _plain_ones(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if is_plain(value)}
+
+
 def load_plain(path: Path) -> dict[str, Any]:
     """Read a file of plain values, tensors and numpy arrays; anything else in it is refused, never run."""
     from transformers.trainer_pt_utils import safe_globals
@@ -201,6 +242,7 @@ __all__ = [
     "Moment",
     "Pending",
     "RankState",
+    "is_plain",
     "load_plain",
     "load_rng",
 ]

@@ -1,0 +1,95 @@
+"""The few requests of the Hugging Face Hub that a push makes, answered on loopback."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit that was pushed.
+
+    Args:
+        message: its first line.
+        files: content by path.
+    """
+
+    message: str
+    files: dict[str, bytes]
+
+
+@dataclass
+class FakeHub:
+    """Repositories that exist as soon as they are named."""
+
+    endpoint: str = ""
+    commits: list[Commit] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a job needs to push there."""
+        return {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+
+    def answer(self, path: str, body: bytes) -> object:
+        """The JSON answer to one request, None when it is not known."""
+        path = path.partition("?")[0]
+        if path == "/api/repos/create":
+            return {"url": f"{self.endpoint}/somebody/{json.loads(body)['name']}"}
+        if path == "/api/validate-yaml":
+            return {"errors": [], "warnings": []}
+        if path == "/api/agent-harnesses":  # asked by the client for its own purposes
+            return {}
+        if "/preupload/" in path:
+            files = [{"path": one["path"], "uploadMode": "regular"} for one in json.loads(body)["files"]]
+            return {"files": [{**one, "shouldIgnore": False, "oid": None} for one in files]}
+        if "/commit/" in path:
+            lines = [json.loads(line) for line in body.splitlines()]
+            files = {
+                line["value"]["path"]: base64.b64decode(line["value"]["content"])
+                for line in lines
+                if line["key"] == "file"
+            }
+            self.commits.append(Commit(lines[0]["value"]["summary"], files))
+            oid = f"{len(self.commits):040x}"
+            return {"commitOid": oid, "commitUrl": f"{self.endpoint}/somebody/model/commit/{oid}", "hookOutput": ""}
+        self.unknown.append(path)
+        return None
+
+
+@contextmanager
+def fake_hub() -> Iterator[FakeHub]:
+    """Serve one until the block ends."""
+    hub = FakeHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answer = hub.answer(self.path, body)
+            content = json.dumps(answer if answer is not None else {"error": "not found"}).encode()
+            self.send_response(200 if answer is not None else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            self._answer()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()
