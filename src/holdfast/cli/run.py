@@ -131,6 +131,14 @@ def run(
             help="How many snapshots host memory may hold; 0: training waits for every save.  [by the state's size]",
         ),
     ] = None,
+    snapshot_sharing: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|on|off",
+            envvar="HOLDFAST_SNAPSHOT_SHARING",
+            help="Under DDP the ranks of a node copy each snapshot together; auto: from CUDA devices.",
+        ),
+    ] = "auto",
     grace: Annotated[
         float,
         typer.Option(
@@ -193,6 +201,7 @@ def run(
         on_upload_failure=on_upload_failure,
         snapshot_steps=snapshot_steps,
         snapshot_slots=snapshot_slots,
+        snapshot_sharing=snapshot_sharing,
         grace_s=grace,
         resume=resume,
         from_scratch=from_scratch,

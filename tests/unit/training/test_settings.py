@@ -23,6 +23,7 @@ CHANGED = RunSettings(
     peer_timeout_s=7.0,
     snapshot_steps="auto",
     snapshot_slots=2,
+    snapshot_sharing="off",
     verbosity=1,
     record_folder="/x",
     launcher_pid=12,
@@ -59,6 +60,7 @@ def test_every_setting_was_changed_above() -> None:
         ("snapshot_steps", "often"),
         ("snapshot_slots", "-1"),
         ("snapshot_slots", "many"),
+        ("snapshot_sharing", "sometimes"),
     ],
 )
 def test_what_cannot_be_meant_is_named(name: str, text: str) -> None:
