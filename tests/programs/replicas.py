@@ -6,11 +6,13 @@ Its ranks can be made to differ. `marks-RANK` in the output folder gets a line f
 
 import argparse
 import os
+import random
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -42,8 +44,8 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=0)
     parser.add_argument("--save-steps", type=int, default=1)
     parser.add_argument("--alone", action="store_true", help="no DDP: each rank trains by itself")
-    parser.add_argument("--reverse", action="store_true", help="the last rank's optimizer has another order")
-    parser.add_argument("--drift", type=int, default=0, help="from this step on the last rank is another one")
+    parser.add_argument("--order", default="", choices=("", "reversed", "swapped"), help="of the last optimizer")
+    parser.add_argument("--drift", type=int, default=0, help="in this step the last rank becomes another one")
     parser.add_argument("--hang", type=int, default=0, help="from this step on the last rank's copies do not end")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -57,10 +59,14 @@ def main() -> None:
     plain = nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH + 1))
     model: nn.Module = plain if options.alone else DistributedDataParallel(plain)
     parameters = list(plain.parameters())
-    if options.reverse and is_last:
+    if options.order == "reversed" and is_last:
         parameters.reverse()
+    if options.order == "swapped" and is_last:  # two of one shape
+        parameters[0], parameters[4] = parameters[4], parameters[0]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     torch.manual_seed(100 + rank)
+    random.seed(rank)
+    numpy.random.seed(rank)
     options.out.mkdir(parents=True, exist_ok=True)
     marks = os.open(options.out / f"marks-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     now = [0]
@@ -76,9 +82,8 @@ def main() -> None:
             model(inputs).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if options.drift and is_last and now[0] >= options.drift:
-                with torch.no_grad():
-                    parameters[-2][-1, -1] += 1
+            if now[0] == options.drift and is_last:
+                optimizer.state[parameters[-2]]["exp_avg"][-1, -1] += 1
             run.step()
     state = {"model": plain.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
     torch.save(state, options.out / f"final-{rank}.pt")

@@ -96,7 +96,7 @@ class DeviceCopier:
                     if these is anybodys:
                         computing.wait_event(event)
             if summed:
-                sums = torch.empty(len(summed), dtype=torch.int64, device=f"cuda:{index}")
+                sums = torch.empty(len(summed), dtype=torch.int64, device=summed[0].owner.device)
                 for number, piece in enumerate(summed):
                     words = words_of(piece.owner, piece.address, piece.num_bytes)
                     torch.sum(words, 0, out=sums[number])

@@ -104,7 +104,7 @@ class Snapshotter:
             self.keeper.begin(step, described, trigger=trigger, is_wanted=is_wanted, facts=facts, number=number)
 
         def end(is_whole: bool) -> None:
-            ending = self._ended(number, work.sums if is_whole else None)
+            ending = self._ended(number, self._stager.sums if is_whole else None)
             if ending.is_whole:
                 self.keeper.staged(step)
                 return

@@ -117,7 +117,7 @@ class Work:
         on_end: called on the copying thread when all is copied; with False when tensors were changed meanwhile, or
             a device has failed.
         windows: parts of another rank's images, without literals.
-        summed: pieces that only optimizers change, of which `sums` gets to know the content.
+        summed: pieces that only optimizers change, of whose content `Stager.sums` tells.
     """
 
     placed: Sequence[Placed]
@@ -126,7 +126,6 @@ class Work:
     windows: Sequence[Placed] = ()
     summed: Sequence[Piece] = ()
     sums: list[int] = field(default_factory=list[int])
-    """Of 64-bit words, in the order of `summed`; equal content has equal sums, on whatever rank."""
     first_sum: int = 0
     """Where in `copies` the sums begin."""
     copies: list[tuple[Placed | None, _Copy]] = field(default_factory=list[tuple[Placed | None, _Copy]])
@@ -161,6 +160,9 @@ class Stager:
         """Whether the training itself waits, and so is in no operation."""
         self.waited_s = 0.0
         """How long optimizers have waited for the last snapshot."""
+        self.sums: list[int] = []
+        """Of the pieces in `Work.summed`, by 64-bit words; there when `Work.on_end` is called. Equal content has equal
+        sums, on whatever rank."""
         self._plans: dict[str, _Plan] = {}
         self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
@@ -307,6 +309,7 @@ class Stager:
                     work.on_end(False)
             finally:
                 self._end(work)
+                del work  # and the memory with it, when it is given back meanwhile
 
     def _do(self, work: Work) -> None:
         for placed in work.placed:
@@ -324,7 +327,7 @@ class Stager:
         with self._changed:
             self._changed.wait_for(lambda: all(work.is_done))
         work.is_torn |= not self._devices.finish()
-        work.sums += self._devices.sums
+        self.sums = [*work.sums, *self._devices.sums]
         self._wait_for_operation(work)
         self._verify(work, list(work.versions))
         work.on_end(not work.is_torn)

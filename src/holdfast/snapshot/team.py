@@ -36,6 +36,7 @@ _log = logging.getLogger("holdfast")
 _NOTHING, _REHEARSE, _COPY = "nothing", "rehearse", "copy"
 _MOST_REHEARSALS = 16
 """So many in a row mean that tensors or blocks are others at each snapshot."""
+_DIFFERS = "rank {} holds other parameters or optimizer states than the first rank, whose are saved"
 
 
 class Arrangement(NamedTuple):
@@ -281,7 +282,7 @@ class Lead:
         if problem is None:
             return Ending(True)
         if problem:
-            self._stop(problem, is_warning=True)
+            self._is_over = True  # whoever hears of the ending tells it
         return Ending(False, problem)
 
     def _has_answers(self, number: int) -> bool:
@@ -299,7 +300,7 @@ class Lead:
                 return f"rank {rank}: {report['why']}" if report["why"] else ""
             end = at + len(report["sums"])
             if list(take.sums[at:end]) != report["sums"]:
-                return f"rank {rank} holds other parameters or optimizer states than the first rank"
+                return _DIFFERS.format(rank)
             at = end
         return None if at == len(take.sums) else "the ranks hold different numbers of tensors"
 
@@ -315,18 +316,16 @@ class Lead:
             self._rehearsal = None
             problem = "" if take.sums is None else self._problem(take)
             if problem:
-                self._stop(problem, is_warning="holds other" in problem)
+                self._stop(problem)
             elif problem is None:
                 self._ready.update(take.serials)
         with self._changed:
             self._reports.clear()
 
-    def _stop(self, why: str, *, is_warning: bool = False) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        level = logging.WARNING if is_warning else logging.INFO
-        _log.log(level, "snapshots are copied by the first rank alone from now on: %s", why)
+    def _stop(self, why: str) -> None:
+        if not self._is_over:
+            self._is_over = True
+            _log.warning("snapshots are copied by the first rank alone: %s", why)
 
     def close(self) -> None:
         """See `Team`."""
@@ -416,7 +415,7 @@ class Helper:
             self._slices = [Slice(f, o, n, TensorKey(*key), start) for f, o, n, key, start in order["slices"]]
         if guard is None or order["division"] != self._division:
             raise CannotHelpError("its parameters change outside of optimizers, or it has missed what to copy")
-        guard.refresh(has_new_pieces=not self._epoch)
+        guard.refresh()  # what optimizers have put in another's place has no new piece here that would show it
         if guard.epoch != self._epoch:
             self._pieces = resolve(self._slices, guard, order["device"])
             self._epoch = guard.epoch

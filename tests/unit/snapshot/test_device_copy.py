@@ -157,6 +157,25 @@ def test_without_a_guard_the_computing_stream_waits_for_all(cuda: Cuda, training
     assert cuda.calls[1:] == ["event 0 recorded on copying", "computing waits for event 0"]
 
 
+def test_sums_are_behind_the_copies_on_the_same_stream(cuda: Cuda, training: Training) -> None:
+    """Also of pieces that are not copied; the next step waits for them as it does for copies."""
+    words = int(training.parameter.detach().view(torch.int64).sum())
+    half = piece_of(training.parameter.detach(), 0)._replace(num_bytes=2000)
+    for placed in (training.placed(), []):
+        cuda.calls.clear()
+        copier = DeviceCopier()
+        copier.begin(placed, training.guard, [piece_of(training.parameter.detach(), 0), half])
+        last = cuda.calls[-1].split()[1]
+        assert cuda.calls[-1] == f"event {last} recorded on copying"
+        copier.before_step()
+        assert copier.finish()
+        assert cuda.calls[-2:] == [f"computing waits for event {last}", f"host waits for event {last}"]
+        assert copier.sums == [words, words // 2]
+    copier.begin([], training.guard)
+    assert copier.finish()
+    assert copier.sums == []
+
+
 def test_a_change_outside_the_step_is_noticed(training: Training) -> None:
     """A device's tensors have versions too."""
     training.stage()
