@@ -169,9 +169,10 @@ def compare_resumes(root: Path, options: argparse.Namespace) -> None:
 def compare_sharing(root: Path, options: argparse.Namespace) -> None:
     steps = SAVE_STEPS * (options.saves + 2) + 2
     print(
-        f"\n   DDP, steps of {options.step_ms:.0f} ms; the wait of an optimizer.step behind a save, ms, median (minimum)"
+        f"\n   DDP, steps of {options.step_ms:.0f} ms; what a save adds, ms, median (minimum): to the optimizer.step"
     )
-    print("   | ranks | copied together | by the first alone | intervals behind a save | likewise |")
+    print("   behind it on the first rank, and to the interval between that step and the one before")
+    print("   | ranks | wait, together | wait, first alone | interval, together | interval, first alone |")
     print("   |---|---|---|---|---|")
     for num_ranks in options.sharing_ranks:
         waits: dict[str, list[float]] = {"on": [], "off": []}

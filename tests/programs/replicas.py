@@ -7,6 +7,7 @@ Its ranks can be made to differ. `marks-RANK` in the output folder gets a line f
 import argparse
 import os
 import random
+import signal
 import threading
 import time
 from pathlib import Path
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="no DDP: each rank trains by itself")
     parser.add_argument("--order", default="", choices=("", "reversed", "swapped"), help="of the last optimizer")
     parser.add_argument("--drift", type=int, default=0, help="in this step the last rank becomes another one")
+    parser.add_argument("--signal", type=int, default=0, help="in this step the last rank gets SIGTERM")
     parser.add_argument("--hang", type=int, default=0, help="from this step on the last rank's copies do not end")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -78,6 +80,8 @@ def main() -> None:
         for (inputs,) in run.batches(options.epochs):
             now[0] = run.step_number + 1
             os.write(marks, f"train {run.step_number}\n".encode())
+            if now[0] == options.signal and is_last:
+                os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(options.step_ms / 1000)
             model(inputs).square().mean().backward()
             optimizer.step()

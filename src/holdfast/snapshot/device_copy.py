@@ -8,6 +8,7 @@ Whatever runs on a thread of ours names its device: a thread begins on device 0,
 half a gigabyte of it for a context, in every rank.
 """
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -66,7 +67,14 @@ class DeviceCopier:
             for block in {place.block.number: place.block for place, _ in sources}.values():
                 self._pin(block, index)
             here = summed if summed and summed[0].owner.device.index == index else []
-            done.append((index, self._begin_on(index, sources, guard, here)))
+            try:
+                done.append((index, self._begin_on(index, sources, guard, here)))
+            except BaseException:
+                # Whoever hears of this gives the memory to others, to which copies may be on their way.
+                for stream in self._streams.values():
+                    with contextlib.suppress(RuntimeError):
+                        stream.synchronize()
+                raise
         self._done = tuple(done)
 
     def _begin_on(

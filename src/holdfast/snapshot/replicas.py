@@ -13,9 +13,10 @@ import torch
 
 from holdfast.snapshot.guard import Guard, is_dense
 from holdfast.snapshot.image import Image, Piece
+from holdfast.snapshot.staging import SMALL_PIECE_BYTES
 
-_LEAST_BYTES = 64 << 10
-"""Smaller pieces stay with the lead, and none is cut into smaller ones."""
+_LEAST_BYTES = SMALL_PIECE_BYTES
+"""Smaller pieces stay with the lead, and none is cut into smaller ones: those would be summed up in another order."""
 _WORD_BYTES = 8
 
 

@@ -30,7 +30,7 @@ _CHUNK_BYTES = 32 << 20
 """What one thread copies at a time: 4 ms."""
 _OPERATION_S = 1.0
 _LOOK_EVERY_S = 0.002
-_SMALL_BYTES = 64 << 10
+SMALL_PIECE_BYTES = 64 << 10
 """Smaller tensors are copied many at a time, because keeping books about each takes longer than its copy."""
 _SUMS = ""
 """No file has this path."""
@@ -92,14 +92,14 @@ class _Plan:
             if owner is not None:
                 self.guarded.setdefault(owner.number, []).extend(owner.tensors)
             return
-        if owner is None and (guard is not None or piece.num_bytes < _SMALL_BYTES):
+        if owner is None and (guard is not None or piece.num_bytes < SMALL_PIECE_BYTES):
             self.at_once.append((piece.offset, piece.address, piece.num_bytes))
             return
         number = None
         if owner is not None:
             number = owner.number
             self.guarded.setdefault(number, []).extend(owner.tensors)
-            if piece.num_bytes < _SMALL_BYTES:
+            if piece.num_bytes < SMALL_PIECE_BYTES:
                 small.setdefault(number, []).append((piece.offset, piece.address, piece.num_bytes))
                 return
         for start in range(0, piece.num_bytes, _CHUNK_BYTES):
@@ -161,8 +161,8 @@ class Stager:
         self.waited_s = 0.0
         """How long optimizers have waited for the last snapshot."""
         self.sums: list[int] = []
-        """Of the pieces in `Work.summed`, by 64-bit words; there when `Work.on_end` is called. Equal content has equal
-        sums, on whatever rank."""
+        """Of the 64-bit words of `Work.summed`; there when `Work.on_end` is called. Equal content has equal sums, on
+        whatever rank."""
         self._plans: dict[str, _Plan] = {}
         self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
@@ -408,4 +408,4 @@ def _sum_of(address: int, num_bytes: int) -> int:
     return int(torch.frombuffer(content, dtype=torch.int64).sum())
 
 
-__all__ = ["Placed", "Stager", "Work"]
+__all__ = ["SMALL_PIECE_BYTES", "Placed", "Stager", "Work"]

@@ -375,7 +375,7 @@ class Helper:
             message, descriptors = received
             with self._changed:
                 if message["type"] == "block":
-                    [self._descriptors[message["serial"]]] = descriptors
+                    self._descriptors.update((message["serial"], descriptor) for descriptor in descriptors)
                 else:
                     self._orders[message["number"]] = message
                     self._changed.notify_all()
@@ -411,6 +411,7 @@ class Helper:
 
     def _resolve(self, order: Message, guard: Guard | None) -> None:
         if "slices" in order:
+            self._close_windows(list(self._windows))
             self._division, self._epoch = order["division"], 0
             self._slices = [Slice(f, o, n, TensorKey(*key), start) for f, o, n, key, start in order["slices"]]
         if guard is None or order["division"] != self._division:
@@ -429,6 +430,8 @@ class Helper:
         for serial, file, begin, length in order["windows"]:
             window = self._windows.get((serial, begin, length))
             if window is None:
+                if serial not in self._descriptors:  # a process has a limited number of them
+                    raise CannotHelpError("it cannot open the memory")
                 descriptor = os.dup(self._descriptors[serial])
                 window = self._windows[serial, begin, length] = Block.window(-serial, descriptor, begin, length)
             pieces = tuple(
@@ -443,14 +446,16 @@ class Helper:
 
     def _forget(self, kept: set[int]) -> None:
         """Give back the memory that the lead has given back."""
-        dropped = [key for key in self._windows if key[0] not in kept]
-        if dropped:
-            self._wait_prepared()
-            self._placed = None, []
-        for key in dropped:
-            self._windows.pop(key).close()
+        self._close_windows([key for key in self._windows if key[0] not in kept])
         for serial in [serial for serial in self._descriptors if serial not in kept]:
             os.close(self._descriptors.pop(serial))
+
+    def _close_windows(self, keys: Sequence[tuple[int, int, int]]) -> None:
+        if keys:
+            self._wait_prepared()
+            self._placed = None, []
+        for key in keys:
+            self._windows.pop(key).close()
 
     # ---- answering --------------------------------------------------------------------------------------------
 

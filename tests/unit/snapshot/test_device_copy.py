@@ -176,6 +176,17 @@ def test_sums_are_behind_the_copies_on_the_same_stream(cuda: Cuda, training: Tra
     assert copier.sums == []
 
 
+def test_copies_that_have_begun_are_over_before_an_error_is_heard_of(cuda: Cuda, training: Training) -> None:
+    """The memory is free then, and may be another snapshot's next."""
+    copier = DeviceCopier()
+    copier.begin(training.placed(), training.guard)
+    copier._streams[None].synchronize = lambda: cuda.calls.append("host waits for copying")  # type: ignore[index]
+    summed = [piece_of(training.parameter.detach(), 0)._replace(owner=SimpleNamespace(device=torch.device("cpu")))]
+    with pytest.raises(AttributeError):
+        copier.begin(training.placed(), training.guard, summed)
+    assert cuda.calls[-1] == "host waits for copying"
+
+
 def test_a_change_outside_the_step_is_noticed(training: Training) -> None:
     """A device's tensors have versions too."""
     training.stage()

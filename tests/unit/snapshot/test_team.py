@@ -414,5 +414,6 @@ def test_tensors_that_move_each_time_end_the_sharing(make: Make, monkeypatch: py
         assert node.lead.work is not None
         sums.append(len(node.lead.work.summed))
         assert node.is_right()
+        assert len(windows_of(node)) <= 1
     assert all(sums[:3])
     assert not any(sums[3:])
