@@ -79,8 +79,10 @@ def test_all_ranks_together_fill_the_files(make: Make, num_helpers: int) -> None
         pieces = [*division.own[file]]
         for slices, resolved in zip(division.slices, theirs, strict=True):
             pieces += [piece for one, piece in zip(slices, resolved, strict=True) if one.file == file]
-        assert filled(image, pieces) == filled(image, list(image.pieces))
-    assert [content(piece) for piece in itertools.chain(*theirs)] == [content(piece) for piece in division.pieces]
+        is_same = filled(image, pieces) == filled(image, list(image.pieces))
+        assert is_same, image.path
+    pairs = zip(itertools.chain(*theirs), division.pieces, strict=True)
+    assert all(content(here) == content(there) for here, there in pairs)
 
 
 @pytest.mark.parametrize("num_helpers", [1, 2, 3])
@@ -150,4 +152,7 @@ def test_what_two_optimizers_change_is_not_copied_beside(make: Make) -> None:
     guard.refresh()
     with pytest.raises(CannotHelpError, match="several optimizers"):
         resolve([one for one in division.slices[0] if not one.key.name], guard, "cpu")
+    theirs = divide(other.images, guard, 1, least_bytes=0)
+    assert theirs is not None
+    assert all(one.key.name == "momentum_buffer" for one in theirs.slices[0])
     guard.close()
