@@ -1,9 +1,6 @@
 """A snapshot copied by several ranks: who copies when, and that none is whole in which anything is another rank's."""
 
-import ctypes
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,124 +10,10 @@ import torch
 
 from holdfast.snapshot import team as team_module
 from holdfast.snapshot.block import Block
-from holdfast.snapshot.guard import Guard
-from holdfast.snapshot.image import Image
-from holdfast.snapshot.messages import Channel
 from holdfast.snapshot.replicas import CannotHelpError
 from holdfast.snapshot.staging import Placed, Stager, Work
-from holdfast.snapshot.team import Ending, Helper, Lead, Team
-from holdfast.snapshot.torch_image import TorchImages
-
-TIMEOUT_S = 60
-WIDTH = 256 << 10
-
-
-class Rank:
-    """Two large parameters and a buffer; a team; and the means to stage snapshots with it."""
-
-    def __init__(self, team: Team) -> None:
-        self.team = team
-        self.parameters = [torch.nn.Parameter(torch.arange(WIDTH) * (number + 1.0)) for number in range(2)]
-        self.buffer = torch.full((WIDTH,), 7.0)
-        self.optimizer = torch.optim.SGD(self.parameters, lr=1.0, momentum=0.9)
-        self.marks: list[tuple[int, int]] = []
-        self.stager = Stager(lambda block, mark: self.marks.append((block.number, mark)))
-        self.guard: Guard | None = None
-        self.images = TorchImages("state.pt")
-        self.endings: list[Ending] = []
-        self.work: Work | None = None
-        self.step()
-
-    def step(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = torch.ones_like(parameter)
-        self.optimizer.step()
-
-    def image(self) -> Image:
-        moments = [self.optimizer.state[parameter]["momentum_buffer"] for parameter in self.parameters]
-        parameters = [parameter.detach() for parameter in self.parameters]
-        return self.images.compose({"parameters": parameters, "moments": moments, "buffer": self.buffer})
-
-    def stage(self, number: int, placed: list[Placed]) -> None:
-        try:
-            arranged = self.team.arrange(number, placed, self.guard)
-
-            def end(is_whole: bool) -> None:
-                self.endings.append(self.team.ended(number, self.stager.sums if is_whole else None))
-
-            work = Work(**arranged._asdict(), on_begin=lambda: None, on_end=end)
-            self.stager.stage(work, self.guard)
-            self.work = work
-            self.team.begun(number)
-        finally:
-            self.team.settle(number)
-
-    def copied(self) -> int:
-        """How many bytes the last snapshot has copied from here, beside the training."""
-        assert self.work is not None
-        return sum(copy.num_bytes for placed, copy in self.work.copies if placed is not None)
-
-    def close(self) -> None:
-        if self.guard is not None:
-            self.guard.close()
-        self.stager.close()
-        self.team.close()
-
-
-class Node:
-    """A lead, its helpers, and a block of the lead's."""
-
-    def __init__(self, num_helpers: int) -> None:
-        pairs = [socket.socketpair() for _ in range(num_helpers)]
-        self.lead = Rank(Lead({n + 1: Channel(pair[0]) for n, pair in enumerate(pairs)}, least_bytes=0))
-        self.helpers = [Rank(Helper(Channel(pair[1]), timeout_s=TIMEOUT_S)) for pair in pairs]
-        ranks = [self.lead, *self.helpers]
-        for rank in ranks:  # every guard of this process hears of every step
-            others = [other.optimizer for other in ranks if other is not rank]
-            rank.guard = Guard(rank.stager.before_step, [rank.optimizer, *others])
-        self.block = Block.allocate(1, self.lead.image().size_bytes)
-        self.number = 0
-        self.expected: dict[int, bytes] = {}
-
-    def begin(self, *, block: Block | None = None) -> None:
-        """Begin a snapshot on all ranks."""
-        self.number += 1
-        block, image = block or self.block, self.lead.image()
-        ctypes.memset(block.address, 0xEE, image.size_bytes)
-        self.expected = {piece.offset: ctypes.string_at(piece.address, piece.num_bytes) for piece in image.pieces}
-        self.lead.stage(self.number, [Placed(image=image, block=block, offset=0)])
-        for helper in self.helpers:
-            helper.stage(self.number, [])
-
-    def wait(self) -> list[Ending]:
-        """What became of it, on all ranks."""
-        for rank in (*self.helpers, self.lead):
-            rank.stager.wait()
-        return [rank.endings.pop() for rank in (self.lead, *self.helpers)]
-
-    def take(self, *, block: Block | None = None) -> Ending:
-        self.begin(block=block)
-        return self.wait()[0]
-
-    def rehearsed(self) -> None:
-        """Take one, and wait until the helpers could copy the next."""
-        self.take()
-        deadline_s = time.monotonic() + TIMEOUT_S
-        lead = self.lead.team
-        assert isinstance(lead, Lead)
-        while lead._rehearsal is not None and not lead._has_answers(lead._rehearsal.number):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.001)
-
-    def is_right(self, block: Block | None = None) -> bool:
-        block = block or self.block
-        return all(bytes(block.view(offset, len(data))) == data for offset, data in self.expected.items())
-
-    def close(self) -> None:
-        for helper in self.helpers:
-            helper.close()
-        self.lead.close()
-
+from holdfast.snapshot.team import Ending
+from tests.support.teams import ALL_BYTES, TIMEOUT_S, Node
 
 Make = Callable[[int], Node]
 
@@ -151,9 +34,8 @@ def make() -> Iterator[Make]:
 def test_the_first_is_rehearsed_and_later_ones_are_shared(make: Make, num_helpers: int) -> None:
     """Each has the bytes of its boundary; in a rehearsal the lead alone copies."""
     node = make(num_helpers)
-    everything = 4 * 4 * WIDTH
     node.begin()
-    assert node.lead.copied() == everything
+    assert node.lead.copied() == ALL_BYTES
     assert not any(helper.copied() for helper in node.helpers)
     assert node.wait() == [Ending(True)] * (num_helpers + 1)
     assert node.is_right()
@@ -162,8 +44,8 @@ def test_the_first_is_rehearsed_and_later_ones_are_shared(make: Make, num_helper
         for rank in (node.lead, *node.helpers):
             rank.step()
         node.begin()
-        assert node.lead.copied() < everything
-        assert sum(rank.copied() for rank in (node.lead, *node.helpers)) == everything
+        assert node.lead.copied() < ALL_BYTES
+        assert sum(rank.copied() for rank in (node.lead, *node.helpers)) == ALL_BYTES
         assert node.wait() == [Ending(True)] * (num_helpers + 1)
         assert node.is_right()
 
