@@ -7,6 +7,10 @@ checkpoint. Limit: the bytes of weights and moments, `--mb`.
 
 Then a stream of which each sample takes some milliseconds of work, left in mid-epoch: from the beginning of training
 to the end of the first step. Both run with a loader that keeps its own state. Limit: a step.
+
+Then DDP with the ranks of the node copying each snapshot together, and with the first one copying it alone: how much
+longer the optimizer.step behind a save takes than the others, on the first rank, whose peers wait for it in the next
+step. Steps have a least length in which the processors are idle, as with devices. Limit: no wait.
 """
 
 import argparse
@@ -31,10 +35,18 @@ GOAL_LORA = 20.0
 SAVE_STEPS = 5
 
 
-def start(product: str, num_ranks: int, output: Path, times: Path, *arguments: str, deepspeed: bool = False) -> Job:
+def start(
+    product: str,
+    num_ranks: int,
+    output: Path,
+    times: Path,
+    *arguments: str,
+    deepspeed: bool = False,
+    sharing: str = "auto",
+) -> Job:
     ranks = ["--nproc-per-node", str(num_ranks)]
     if product == HOLDFAST:
-        command = [sys.executable, "-m", "holdfast.cli.main", "run", *ranks]
+        command = [sys.executable, "-m", "holdfast.cli.main", "run", *ranks, "--snapshot-sharing", sharing]
     else:
         command = [
             sys.executable,
@@ -154,6 +166,39 @@ def compare_resumes(root: Path, options: argparse.Namespace) -> None:
     print(f"   {'sooner than the Trainer':<46} {ratio:.1f} times")
 
 
+def compare_sharing(root: Path, options: argparse.Namespace) -> None:
+    steps = SAVE_STEPS * (options.saves + 2) + 2
+    print(
+        f"\n   DDP, steps of {options.step_ms:.0f} ms; what a save adds, ms, median (minimum): to the optimizer.step"
+    )
+    print("   behind it on the first rank, and to the interval between that step and the one before")
+    print("   | ranks | wait, together | wait, first alone | interval, together | interval, first alone |")
+    print("   |---|---|---|---|---|")
+    for num_ranks in options.sharing_ranks:
+        waits: dict[str, list[float]] = {"on": [], "off": []}
+        pauses: dict[str, list[float]] = {"on": [], "off": []}
+        for turn in range(options.rounds):
+            for sharing in ("on", "off")[:: 1 if turn % 2 == 0 else -1]:
+                folder = Path(tempfile.mkdtemp(dir=root))
+                output, times, stepping = folder / "output", folder / "times", folder / "stepping"
+                shape = ["--mb", str(options.mb), "--tokens", "8", "--step-ms", str(options.step_ms)]
+                shape += ["--max-steps", str(steps), "--save-steps", str(SAVE_STEPS)]
+                more = ["--optimizer-times", str(stepping)]
+                finish(start(HOLDFAST, num_ranks, output, times, *shape, *more, sharing=sharing), options.limit_s)
+                # Behind the second save and later ones: the first is rehearsed.
+                took, at = dict(moments(stepping)), dict(moments(times))
+                length = {step: at[step] - at[step - 1] for step in range(2, steps + 1)}
+                for found, of in ((waits, took), (pauses, length)):
+                    usual = statistics.median(of[step] for step in length if step % SAVE_STEPS > 1)
+                    behind = [of[step] for step in length if step % SAVE_STEPS == 1 and step > 2 * SAVE_STEPS]
+                    found[sharing] += [1000 * (one - usual) for one in behind]
+                shutil.rmtree(folder)
+                os.sync()
+        columns = [str(num_ranks)]
+        columns += [f"{statistics.median(one):.0f} ({min(one):.0f})" for of in (waits, pauses) for one in of.values()]
+        print("   | " + " | ".join(columns) + " |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=int, default=240, help="of model and optimizer")
@@ -161,13 +206,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--stream-steps", type=int, default=300)
+    parser.add_argument("--sharing-ranks", nargs="*", type=int, default=[2, 4])
+    parser.add_argument("--step-ms", type=float, default=40, help="where copying together is compared")
+    parser.add_argument("--only", choices=("strategies", "resumes", "sharing"), help="one of the comparisons")
     parser.add_argument("--limit-s", type=float, default=600, help="for one job")
     parser.add_argument("--folder", type=Path, help="save below this folder; a disk, not a file system in memory")
     options = parser.parse_args()
     print_machine(f"checkpoints of {options.mb} MB in every strategy")
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as temporary:
-        compare(options.strategies, Path(temporary), options)
-        compare_resumes(Path(temporary), options)
+        if options.only in {None, "strategies"}:
+            compare(options.strategies, Path(temporary), options)
+        if options.only in {None, "resumes"}:
+            compare_resumes(Path(temporary), options)
+        if options.only in {None, "sharing"}:
+            compare_sharing(Path(temporary), options)
     print_load("after")
 
 

@@ -64,9 +64,10 @@ class Guard:
     def __init__(
         self, before_step: Callable[[int | None], None], optimizers: Iterable[torch.optim.Optimizer]
     ) -> None:
-        self._optimizers = list(optimizers)
+        self.optimizers = list(optimizers)
+        """Those that are watched, by their numbers."""
         self._before_step = before_step
-        self._numbers = {id(optimizer): number for number, optimizer in enumerate(self._optimizers)}
+        self._numbers = {id(optimizer): number for number, optimizer in enumerate(self.optimizers)}
         self._tensors: list[torch.Tensor] = []
         self._addresses: list[int] = []
         self._objects: list[Any] = []
@@ -92,7 +93,7 @@ class Guard:
         are_there = addresses == self._addresses
         if are_there and not has_new_pieces and not self._is_fresh:
             return
-        objects = [one for optimizer in self._optimizers for one in _objects_of(optimizer)]
+        objects = [one for optimizer in self.optimizers for one in _objects_of(optimizer)]
         ids: list[int] = list(map(id, objects))
         if are_there and ids == self._ids and not self._is_fresh:
             return
@@ -103,7 +104,7 @@ class Guard:
         self._addresses.clear()
         self._owners.clear()
         self._answers.clear()
-        for number, optimizer in enumerate(self._optimizers):
+        for number, optimizer in enumerate(self.optimizers):
             for one in _objects_of(optimizer):
                 if isinstance(one, torch.Tensor):
                     self._add(getattr(one, "_local_tensor", one), number)  # what this rank has of a DTensor

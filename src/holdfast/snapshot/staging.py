@@ -30,8 +30,10 @@ _CHUNK_BYTES = 32 << 20
 """What one thread copies at a time: 4 ms."""
 _OPERATION_S = 1.0
 _LOOK_EVERY_S = 0.002
-_SMALL_BYTES = 64 << 10
+SMALL_PIECE_BYTES = 64 << 10
 """Smaller tensors are copied many at a time, because keeping books about each takes longer than its copy."""
+_SUMS = ""
+"""No file has this path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +44,13 @@ class Placed:
         image: what.
         block: into which block.
         offset: where in it.
+        is_followed: whether the block's watermark may rise; not where other ranks fill a part of it.
     """
 
     image: Image
     block: Block
     offset: int
+    is_followed: bool = True
 
 
 class _Copy(NamedTuple):
@@ -88,14 +92,14 @@ class _Plan:
             if owner is not None:
                 self.guarded.setdefault(owner.number, []).extend(owner.tensors)
             return
-        if owner is None and (guard is not None or piece.num_bytes < _SMALL_BYTES):
+        if owner is None and (guard is not None or piece.num_bytes < SMALL_PIECE_BYTES):
             self.at_once.append((piece.offset, piece.address, piece.num_bytes))
             return
         number = None
         if owner is not None:
             number = owner.number
             self.guarded.setdefault(number, []).extend(owner.tensors)
-            if piece.num_bytes < _SMALL_BYTES:
+            if piece.num_bytes < SMALL_PIECE_BYTES:
                 small.setdefault(number, []).append((piece.offset, piece.address, piece.num_bytes))
                 return
         for start in range(0, piece.num_bytes, _CHUNK_BYTES):
@@ -112,12 +116,19 @@ class Work:
         on_begin: called on the copying thread before the first copy.
         on_end: called on the copying thread when all is copied; with False when tensors were changed meanwhile, or
             a device has failed.
+        windows: parts of another rank's images, without literals.
+        summed: pieces that only optimizers change, of whose content `Stager.sums` tells.
     """
 
     placed: Sequence[Placed]
     on_begin: Callable[[], None]
     on_end: Callable[[bool], None]
-    copies: list[tuple[Placed, _Copy]] = field(default_factory=list[tuple[Placed, _Copy]])
+    windows: Sequence[Placed] = ()
+    summed: Sequence[Piece] = ()
+    sums: list[int] = field(default_factory=list[int])
+    first_sum: int = 0
+    """Where in `copies` the sums begin."""
+    copies: list[tuple[Placed | None, _Copy]] = field(default_factory=list[tuple[Placed | None, _Copy]])
     is_done: bytearray = field(default_factory=bytearray)
     versions: dict[int, list[tuple[list[torch.Tensor], list[int]]]] = field(
         default_factory=dict[int, list[tuple[list[torch.Tensor], list[int]]]]
@@ -149,6 +160,9 @@ class Stager:
         """Whether the training itself waits, and so is in no operation."""
         self.waited_s = 0.0
         """How long optimizers have waited for the last snapshot."""
+        self.sums: list[int] = []
+        """Of the 64-bit words of `Work.summed`; there when `Work.on_end` is called. Equal content has equal sums, on
+        whatever rank."""
         self._plans: dict[str, _Plan] = {}
         self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
@@ -162,33 +176,42 @@ class Stager:
             work: what to copy.
             guard: knows what only optimizers change; without one everything is copied before this returns.
         """
+        everything = [*work.placed, *work.windows]
         if guard is not None:
-            guard.refresh(has_new_pieces=not all(map(self._is_planned, work.placed)))
+            planned = [self._is_planned(one.image.path, one.image.pieces) for one in everything]
+            guard.refresh(has_new_pieces=not (all(planned) and self._is_planned(_SUMS, work.summed)))
         self.waited_s = 0.0
         for placed in work.placed:
             self._set_mark(placed.block, 0)
-        for placed in work.placed:
+        for placed in everything:
             self._plan(work, placed, guard)
+        self._plan_sums(work, guard)
         work.tail = len(work.copies)
         work.is_done = bytearray(work.tail)
-        self._devices.begin(work.placed, guard)
+        self._devices.begin(everything, guard, work.summed)
         with self._changed:
             self._work = work
             self._changed.notify_all()
         if guard is None:
             self.wait()
 
-    def _is_planned(self, placed: Placed) -> bool:
-        plan = self._plans.get(placed.image.path)
-        return not placed.image.pieces if plan is None else plan.pieces is placed.image.pieces
+    def _is_planned(self, path: str, pieces: Sequence[Piece]) -> bool:
+        plan = self._plans.get(path)
+        return not pieces or (plan is not None and plan.pieces is pieces)
+
+    def _plan_of(self, path: str, pieces: Sequence[Piece], guard: Guard | None) -> _Plan:
+        plan = self._plans.get(path)
+        if plan is None or plan.pieces is not pieces or plan.epoch != (None if guard is None else guard.epoch):
+            plan = self._plans[path] = _Plan(pieces, guard)
+        return plan
 
     def _plan(self, work: Work, placed: Placed, guard: Guard | None) -> None:
         pieces = placed.image.pieces
+        if not placed.is_followed:
+            work.unmarked.add(placed.block.number)
         if not pieces:
             return
-        plan = self._plans.get(placed.image.path)
-        if plan is None or plan.pieces is not pieces or plan.epoch != (None if guard is None else guard.epoch):
-            plan = self._plans[placed.image.path] = _Plan(pieces, guard)
+        plan = self._plan_of(placed.image.path, pieces, guard)
         if not plan.is_on_host:
             # Where a device's copies have come is known at their end only; until then nobody may read on.
             work.unmarked.add(placed.block.number)
@@ -196,6 +219,18 @@ class Stager:
         for offset, address, num_bytes in plan.at_once:
             ctypes.memmove(begin + offset, address, num_bytes)
         work.copies.extend(zip(itertools.repeat(placed), plan.copies))
+        self._watch(work, plan)
+
+    def _plan_sums(self, work: Work, guard: Guard | None) -> None:
+        work.first_sum = len(work.copies)
+        if not work.summed:
+            return
+        plan = self._plan_of(_SUMS, work.summed, guard)
+        work.copies.extend(zip(itertools.repeat(None), plan.copies))
+        work.sums = [0] * len(plan.copies)
+        self._watch(work, plan)
+
+    def _watch(self, work: Work, plan: _Plan) -> None:
         work.pending += plan.counts
         for owner, tensors in plan.guarded.items():
             work.versions.setdefault(owner, []).append((tensors, list(map(_version, tensors))))
@@ -274,6 +309,7 @@ class Stager:
                     work.on_end(False)
             finally:
                 self._end(work)
+                del work  # and the memory with it, when it is given back meanwhile
 
     def _do(self, work: Work) -> None:
         for placed in work.placed:
@@ -291,6 +327,7 @@ class Stager:
         with self._changed:
             self._changed.wait_for(lambda: all(work.is_done))
         work.is_torn |= not self._devices.finish()
+        self.sums = [*work.sums, *self._devices.sums]
         self._wait_for_operation(work)
         self._verify(work, list(work.versions))
         work.on_end(not work.is_torn)
@@ -329,11 +366,13 @@ class Stager:
 
     def _copy(self, work: Work, index: int) -> None:
         placed, copy = work.copies[index]
-        begin = placed.block.address + placed.offset
         is_whole = False
         try:
             for place, address, num_bytes in copy.batch or ((copy.place, copy.address, copy.num_bytes),):
-                ctypes.memmove(begin + place, address, num_bytes)
+                if placed is None:
+                    work.sums[index - work.first_sum] += _sum_of(address, num_bytes)
+                else:
+                    ctypes.memmove(placed.block.address + placed.offset + place, address, num_bytes)
             is_whole = True
         finally:  # also when Ctrl-C ends the training in here: others wait for this copy
             with self._changed:
@@ -348,7 +387,7 @@ class Stager:
         while marked < len(copies) and work.is_done[marked]:
             placed = copies[marked][0]
             marked += 1
-            if placed.block.number in work.unmarked:
+            if placed is None or placed.block.number in work.unmarked:
                 continue
             is_last = marked == len(copies) or copies[marked][0] is not placed
             end = placed.image.size_bytes if is_last else copies[marked][1].place
@@ -364,4 +403,9 @@ class Stager:
         self._thread.join()
 
 
-__all__ = ["Placed", "Stager", "Work"]
+def _sum_of(address: int, num_bytes: int) -> int:
+    content = (ctypes.c_char * num_bytes).from_address(address)
+    return int(torch.frombuffer(content, dtype=torch.int64).sum())
+
+
+__all__ = ["SMALL_PIECE_BYTES", "Placed", "Stager", "Work"]

@@ -15,6 +15,7 @@ SAVE_STRATEGIES = ("steps", "epoch", "no")
 STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
 """The variable by which a cluster asks for the job's status."""
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
+SHARING_WISHES = ("auto", "on", "off")
 _PREFIX = "HOLDFAST_"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
@@ -56,6 +57,8 @@ class RunSettings:
     time; None takes one with each save only."""
     snapshot_slots: int | None = None
     """How many snapshots host memory may hold; 0 makes saves synchronous, None goes by the size of the state."""
+    snapshot_sharing: str = "auto"
+    """Whether the ranks of a node copy what all of them hold together: `on`, `off`, or `auto` for CUDA devices."""
     metrics_port: int | None = None
     """Where the first node's launcher serves how far the run is; 0 or None for nowhere."""
     metrics_host: str | None = None
@@ -131,6 +134,11 @@ class RunSettings:
             raise UsageError(f"--snapshot-steps {steps!r} must be a positive number of steps, or auto")
         if self.snapshot_slots is not None and not 0 <= self.snapshot_slots <= 8:
             raise UsageError(f"--snapshot-slots {self.snapshot_slots} must be from 0 to 8")
+        if self.snapshot_sharing not in SHARING_WISHES:
+            raise UsageError(
+                f"--snapshot-sharing {self.snapshot_sharing!r} is unknown",
+                hint=f"use one of {', '.join(SHARING_WISHES)}",
+            )
         if self.snapshot_slots == 0 and steps is not None:
             raise UsageError("--snapshot-slots 0 contradicts --snapshot-steps", hint="leave one of them out")
 
@@ -200,4 +208,4 @@ def _parse(name: str, text: str, kind: str) -> object:
     return text
 
 
-__all__ = ["SAVE_STRATEGIES", "STATUS_URL", "UPLOAD_FAILURE_ANSWERS", "RunSettings", "variable"]
+__all__ = ["SAVE_STRATEGIES", "SHARING_WISHES", "STATUS_URL", "UPLOAD_FAILURE_ANSWERS", "RunSettings", "variable"]

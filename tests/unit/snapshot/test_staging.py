@@ -256,6 +256,8 @@ def test_what_a_device_copies_is_not_marked(trainer: Trainer) -> None:
     """Its engine goes its own way: how far it has come is known at the end only."""
 
     class Engine:
+        sums = ()
+
         def begin(self, *_: object) -> None:
             pass
 
@@ -273,6 +275,50 @@ def test_what_a_device_copies_is_not_marked(trainer: Trainer) -> None:
     trainer.stager.stage(work, trainer.guard)
     trainer.stager.wait()
     assert trainer.marks.seen == [(1, 0)]
+
+
+def sum_of(tensor: torch.Tensor) -> int:
+    return int(tensor.detach().view(torch.int64).sum())
+
+
+def test_sums_are_those_of_the_boundary(gate: Gate, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is copied and of what is not, in pieces; the step of their optimizer waits for them."""
+    monkeypatch.setattr(staging, "_CHUNK_BYTES", LARGE // 2)
+    pieces = tuple(piece_of(parameter) for parameter in trainer.parameters)
+    halves = [half for parameter in trainer.parameters for half in parameter.detach().chunk(2)]
+    expected = [sum_of(half) for half in halves]
+    seen: list[list[int]] = []
+    work = Work(placed=[], summed=pieces, on_begin=lambda: None, on_end=lambda _: seen.append([*trainer.stager.sums]))
+    trainer.stager.stage(work, trainer.guard)
+    stepping = trainer.step_beside(0)
+    assert gate.reached.wait(TIMEOUT_S)
+    assert trainer.parameters[0][0].item() == 1.0
+    gate.opened.set()
+    stepping.join()
+    trainer.stager.wait()
+    assert seen == [expected]
+    trainer.stage()
+    trainer.stager.wait()
+    assert trainer.stager.sums == []
+
+
+def test_windows_are_filled_and_not_marked(gate: Gate, trainer: Trainer) -> None:
+    """Into memory of another rank's, which knows by itself when it is whole."""
+    image = Image(path="window", size_bytes=LARGE, literals=(), pieces=(piece_of(trainer.parameters[0]),))
+    block = Block.allocate(-1, LARGE)
+    windows = [Placed(image=image, block=block, offset=0, is_followed=False)]
+    expected = bytes(trainer.parameters[0].detach().view(torch.uint8).numpy())
+    trainer.stager.stage(
+        Work(placed=[], windows=windows, on_begin=lambda: None, on_end=trainer.ended.append), trainer.guard
+    )
+    stepping = trainer.step_beside(0)
+    assert gate.reached.wait(TIMEOUT_S)
+    gate.opened.set()
+    stepping.join()
+    trainer.stager.wait()
+    assert bytes(block.view(0, LARGE)) == expected
+    assert trainer.ended == [True]
+    assert not trainer.marks.seen
 
 
 def test_tensors_of_optimizers_are_found_as_they_come() -> None:

@@ -28,10 +28,13 @@ from holdfast.snapshot.capture import Capture
 from holdfast.snapshot.image import Image
 from holdfast.snapshot.keeper import Keeper, Outcome
 from holdfast.snapshot.nodes import Nodes
+from holdfast.snapshot.replicas import CannotHelpError
 from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.snapshot.team import Team
 from holdfast.training.claiming import open_on_node
 from holdfast.training.engine.framework import Framework, Write
 from holdfast.training.engine.saver import Saver
+from holdfast.training.engine.teaming import form_team
 from holdfast.training.folders import Folders
 from holdfast.training.peers import NUM_VALUES, Peers
 from holdfast.training.session import Session
@@ -83,6 +86,7 @@ class Snapshots:
         self._attempt_id = attempt_id
         self._capture = Capture()
         self._snapshotter: Snapshotter | None = None
+        self._team: Team | None = None
         self._scratch: Path | None = None
         self._told: set[str] = set()
         self._sizes: list[int] = []
@@ -109,7 +113,14 @@ class Snapshots:
         slots = settings.snapshot_slots
         if slots is None and settings.snapshot_steps is not None:
             slots = 2  # one in memory only, whatever the disk does
-        self._snapshotter = Snapshotter(keeper, optimizers=self._optimizers, slots=slots, on_torn=self._note_torn)
+        self._snapshotter = Snapshotter(
+            keeper,
+            optimizers=self._optimizers,
+            slots=slots,
+            on_torn=self._note_torn,
+            team=self._team,
+            on_unequal=self._note_unequal,
+        )
         if self._scratch is not None:
             keeper.entrust(str(self._scratch))
 
@@ -119,6 +130,9 @@ class Snapshots:
             "parameters were changed outside optimizer.step while they were being copied",
             "from now on saves wait for the copy",
         )
+
+    def _note_unequal(self, step: int, why: str) -> None:
+        self._report_failure(step, why, "from now on the first rank copies snapshots alone")
 
     def _report_failure(self, step: int, reason: str, consequence: str) -> None:
         event = SaveFailed(step=step, trigger=Trigger.PERIODIC, reason=reason, consequence=consequence)
@@ -160,9 +174,11 @@ class Snapshots:
     def begin_loop(self) -> None:
         """Model and optimizer are there."""
         self._optimizers = self._framework.optimizers()
+        self._team = form_team(self._session, self._peers, self._framework) if self._can else None
         if self._snapshotter is not None:
             self._capture.prepare()
             self._snapshotter.watch(self._optimizers)
+            self._snapshotter.team = self._team
         if self._session.place.restart > 0:
             self._peers.gather(None)  # ranks that load more slowly still read what the last start has left
             if self._snapshotter is not None and self._session.place.local_rank == 0:
@@ -279,6 +295,9 @@ class Snapshots:
                 number=self._num_taken,
                 more_slots=more_slots,
             )
+        except CannotHelpError as error:
+            self._session.log.debug("the snapshot of step %s cannot be shared: %s", step, error)
+            return Handover.IMPOSSIBLE
         except NoRoomError as error:
             self._tell_once(f"saves are synchronous, training waits for them: {error}", about="room")
             return Handover.IMPOSSIBLE
@@ -286,6 +305,9 @@ class Snapshots:
             self._tell_once(f"saves are synchronous: what is saved cannot be captured: {error}")
             self._session.log.debug("the snapshot of step %s failed", step, exc_info=True)
             return Handover.IMPOSSIBLE
+        finally:
+            if self._team is not None:
+                self._team.settle(self._num_taken)
         self._sizes = [image.size_bytes for image in images]
         return Handover.TAKEN if taken else Handover.BUSY
 
@@ -456,6 +478,9 @@ class Snapshots:
                 self._snapshotter.keeper.close_folder()
             self._snapshotter.close()
             self._snapshotter = None
+        if self._team is not None and is_orderly:
+            self._team.close()
+            self._team = None
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
