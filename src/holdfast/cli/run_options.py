@@ -98,6 +98,14 @@ class RunOptions:
             help="How many snapshots host memory may hold; 0: training waits for every save.  [by the state's size]",
         ),
     ] = None
+    snapshot_sharing: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|on|off",
+            envvar="HOLDFAST_SNAPSHOT_SHARING",
+            help="Under DDP the ranks of a node copy each snapshot together; auto: from CUDA devices.",
+        ),
+    ] = "auto"
     grace: Annotated[
         float,
         typer.Option(

@@ -23,14 +23,11 @@ CHANGED = RunSettings(
     peer_timeout_s=7.0,
     snapshot_steps="auto",
     snapshot_slots=2,
-<<<<<<< HEAD
+    snapshot_sharing="off",
     verify_access=False,
     metrics_port=28080,
     metrics_host="0.0.0.0",
     termination_log="/t",
-=======
-    snapshot_sharing="off",
->>>>>>> ddp-staging
     verbosity=1,
     record_folder="/x",
     launcher_pid=12,
@@ -68,13 +65,10 @@ def test_every_setting_was_changed_above() -> None:
         ("snapshot_steps", "often"),
         ("snapshot_slots", "-1"),
         ("snapshot_slots", "many"),
-<<<<<<< HEAD
+        ("snapshot_sharing", "sometimes"),
         ("metrics_port", "-1"),
         ("metrics_port", "65536"),
         ("metrics_port", "http"),
-=======
-        ("snapshot_sharing", "sometimes"),
->>>>>>> ddp-staging
     ],
 )
 def test_what_cannot_be_meant_is_named(name: str, text: str) -> None:
