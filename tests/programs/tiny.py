@@ -4,13 +4,14 @@ The model is a tiny Qwen2 with dropout on random token blocks; --step-ms stretch
 """
 
 import argparse
+import functools
 import json
 import os
 import time
 from pathlib import Path
 
 import torch
-from strategies import SHARDED, arguments_for, save_final
+from strategies import SHARDED, arguments_for, save_final, whole_state
 from transformers import (
     EarlyStoppingCallback,
     Qwen2Config,
@@ -64,6 +65,12 @@ class SlowTrainer(Trainer):
     eval_s = 0.0
     slow_from = 0
     marks = None
+    tells_samples = False
+
+    @functools.cached_property
+    def sample_of(self) -> dict[tuple[int, ...], int]:
+        """The index of each sample, by its tokens."""
+        return {tuple(row): index for index, row in enumerate(self.train_dataset.tokens.tolist())}
 
     def mark(self, what: str) -> None:
         """One line for every micro-batch, before it is computed: tests wait for it."""
@@ -72,6 +79,11 @@ class SlowTrainer(Trainer):
 
     def training_step(self, *args, **kwargs):
         self.mark("train")
+        if self.tells_samples:
+            path = Path(self.args.output_dir, f"samples-{self.args.process_index}")
+            tokens = args[1]["input_ids"].tolist()
+            with path.open("a") as file:
+                file.write(json.dumps([self.state.global_step, [self.sample_of[tuple(row)] for row in tokens]]) + "\n")
         if self.state.global_step >= self.slow_from:
             time.sleep(self.step_s)
         return super().training_step(*args, **kwargs)
@@ -90,6 +102,29 @@ class CrashOnce(TrainerCallback):
         if state.global_step == self.step and args.process_index == self.rank and not self.flag.exists():
             self.flag.touch()
             os.kill(os.getpid(), 9)
+
+
+class TellState(TrainerCallback):
+    """Writes all that ZeRO has split, when training begins and after a step."""
+
+    def __init__(self, step: int, trainer: Trainer) -> None:
+        self.step, self.trainer = step, trainer
+
+    def tell(self, name: str) -> None:
+        state = whole_state(self.trainer)
+        if self.trainer.is_world_process_zero():
+            torch.save(state, Path(self.trainer.args.output_dir, name))
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step:
+            self.tell("state-begin.pt")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.tell(f"state-{self.step}.pt")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.tell("state-end.pt")
 
 
 class AddFile(TrainerCallback):
@@ -131,6 +166,12 @@ def main() -> None:
     parser.add_argument("--data", default="map", choices=("map", "stream", "stateful"))
     parser.add_argument("--end", default="final", help="the folder for what there is at the end")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--model-seed", type=int, default=1)
+    parser.add_argument("--frozen", action="store_true", help="train without the embeddings, beside a buffer that counts")
+    parser.add_argument("--weight-decay", type=float, default=0.0, help="with the Trainer's own optimizer, in two groups")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--tell-samples", action="store_true")
+    parser.add_argument("--tell-state", type=int, default=None, metavar="STEP")
     options = parser.parse_args()
     if options.raise_at_start:
         raise RuntimeError("this script fails on purpose")
@@ -155,7 +196,9 @@ def main() -> None:
         logging_first_step=False,
         dataloader_num_workers=options.workers,
         report_to="none",
-        **arguments_for(options.strategy, "Qwen2DecoderLayer"),
+        weight_decay=options.weight_decay,
+        bf16=options.bf16,
+        **arguments_for(options.strategy, "Qwen2DecoderLayer", has_groups=options.weight_decay > 0),
         disable_tqdm=True,
         seed=7,
         enable_jit_checkpoint=options.jit,
@@ -163,7 +206,7 @@ def main() -> None:
     Path(options.out).mkdir(parents=True, exist_ok=True)
     Path(options.out, f"loading-{os.environ.get('RANK', '0')}").touch()
     time.sleep(options.load_s)
-    torch.manual_seed(1)
+    torch.manual_seed(options.model_seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=64,
@@ -176,6 +219,10 @@ def main() -> None:
             max_position_embeddings=16,
         )
     )
+    if options.frozen:
+        model.model.embed_tokens.weight.requires_grad_(False)
+        model.register_buffer("seen", torch.zeros(1) + options.model_seed)
+        model.register_forward_hook(lambda module, *_: module.seen.add_(1))
     if options.lora:
         from peft import LoraConfig, get_peft_model
 
@@ -197,6 +244,9 @@ def main() -> None:
     if options.patience is not None:
         # No improvement is ever large enough: training stops after this many evaluations beyond the first.
         trainer.add_callback(EarlyStoppingCallback(options.patience, early_stopping_threshold=1e6))
+    trainer.tells_samples = options.tell_samples
+    if options.tell_state is not None:
+        trainer.add_callback(TellState(options.tell_state, trainer))
     if options.add_file:
         trainer.add_callback(AddFile())
     trainer.train()

@@ -12,7 +12,7 @@ import torch
 
 from holdfast.checkpoint.catalog import step_of
 from holdfast.training.engine.framework import Write
-from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards
+from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards, zero_stage_of
 from holdfast.training.integrations.transformers.final_model import UnplannableError, write_final_model
 from holdfast.training.integrations.transformers.geometry import Geometry
 from holdfast.training.integrations.transformers.sharing import strategy_of
@@ -82,8 +82,7 @@ class TrainerFramework:
     @property
     def _splits_weights(self) -> bool:
         """Whether no rank has all weights."""
-        plugin = getattr(self._trainer.accelerator.state, "deepspeed_plugin", None)
-        return self.strategy == "fsdp" or (plugin is not None and int(plugin.zero_stage) == 3)
+        return self.strategy == "fsdp" or zero_stage_of(self._trainer.accelerator) == 3
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """Of the model, trained or not; of one with adapters only what is trained, because nothing else is saved."""
@@ -105,6 +104,7 @@ class TrainerFramework:
         return {
             "epoch": epoch,
             "world_size": geometry.world_size,
+            "zero_stage": zero_stage_of(self._trainer.accelerator),
             "global_batch": geometry.global_batch,
             "gradient_accumulation": geometry.accumulation,
             "samples_seen": geometry.samples_seen(step=step, epoch=epoch, regular=self._is_regular),

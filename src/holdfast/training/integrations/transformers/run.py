@@ -29,6 +29,7 @@ from holdfast.training.integrations.transformers.base_model import base_of, chec
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.framework import TrainerFramework
 from holdfast.training.integrations.transformers.looking import first_looker
+from holdfast.training.integrations.transformers.repartition import Repartition, trainer_module
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
@@ -85,6 +86,7 @@ class TrainerRun:
         self._saves: Saves | None = None
         self._deadline: Deadline | None = None
         self._callbacks_look = True
+        self._repartition: Repartition | None = None
 
     # ---- the call -------------------------------------------------------------------------------------------
 
@@ -106,11 +108,18 @@ class TrainerRun:
         start: Start | None = None
         is_orderly = False
         try:
-            with self._lease, Takeover(trainer) as takeover, Takeover(trainer.callback_handler) as callbacks:
+            with (
+                self._lease,
+                Takeover(trainer) as takeover,
+                Takeover(trainer.callback_handler) as callbacks,
+                Takeover(trainer_module()) as module,
+            ):
                 start = agree_on_start(self._session, self._peers, self._output, self._location)
                 self._prepare(start)
                 self._take_over(takeover)
                 callbacks.replace("on_save", self._wrap_on_save)
+                if self._repartition is not None:
+                    self._repartition.take_over(module)
                 trainer.add_callback(callback)
                 try:
                     result = original(self._resume_path(asked))
@@ -120,6 +129,8 @@ class TrainerRun:
                 return result
         finally:
             self._session.termination.leave_training()
+            if self._repartition is not None:
+                self._repartition.close()
             is_orderly = is_orderly or self._session.interrupted is not None
             if self._snapshots is not None:
                 self._snapshots.close(is_orderly=is_orderly)
@@ -147,6 +158,10 @@ class TrainerRun:
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
         if start.point is not None:
             check_base(start.point.manifest.base, base, start.point.manifest.step)
+        if trainer.is_deepspeed_enabled:
+            self._repartition = Repartition(session, self._peers, trainer, self._output, start.folders)
+            if start.point is not None:
+                self._repartition.prepare(start.point)
         self._framework = TrainerFramework(
             trainer,
             save=trainer._save_checkpoint,
