@@ -81,7 +81,9 @@ def whole_state(trainer: Any) -> dict[str, Any]:
     engine = trainer.model_wrapped
     optimizer = engine.optimizer.optimizer
     if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
-        engine.optimizer._lazy_init_hp_params_optimizer_state()  # as the first step does
+        # The first step does it, before it has come to the second group.
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
     trained, others = {}, {name: buffer.clone() for name, buffer in engine.module.named_buffers()}
     for name, weight in engine.module.named_parameters():
         if weight.requires_grad:

@@ -83,7 +83,9 @@ class SlowTrainer(Trainer):
             path = Path(self.args.output_dir, f"samples-{self.args.process_index}")
             tokens = args[1]["input_ids"].tolist()
             with path.open("a") as file:
-                file.write(json.dumps([self.state.global_step, [self.sample_of[tuple(row)] for row in tokens]]) + "\n")
+                file.write(
+                    json.dumps([self.state.global_step, [self.sample_of[tuple(row)] for row in tokens]]) + "\n"
+                )
         if self.state.global_step >= self.slow_from:
             time.sleep(self.step_s)
         return super().training_step(*args, **kwargs)
@@ -102,6 +104,10 @@ class CrashOnce(TrainerCallback):
         if state.global_step == self.step and args.process_index == self.rank and not self.flag.exists():
             self.flag.touch()
             os.kill(os.getpid(), 9)
+
+
+def count_forward(module: torch.nn.Module, *_: object) -> None:
+    module.seen.add_(1)
 
 
 class TellState(TrainerCallback):
@@ -166,9 +172,14 @@ def main() -> None:
     parser.add_argument("--data", default="map", choices=("map", "stream", "stateful"))
     parser.add_argument("--end", default="final", help="the folder for what there is at the end")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--model-seed", type=int, default=1)
-    parser.add_argument("--frozen", action="store_true", help="train without the embeddings, beside a buffer that counts")
-    parser.add_argument("--weight-decay", type=float, default=0.0, help="with the Trainer's own optimizer, in two groups")
+    parser.add_argument(
+        "--frozen", action="store_true", help="train without the embeddings, beside a buffer that counts"
+    )
+    parser.add_argument(
+        "--weight-decay", type=float, default=0.0, help="with the Trainer's own optimizer, in two groups"
+    )
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--tell-samples", action="store_true")
     parser.add_argument("--tell-state", type=int, default=None, metavar="STEP")
@@ -215,14 +226,14 @@ def main() -> None:
             num_hidden_layers=1,
             num_attention_heads=2,
             num_key_value_heads=1,
-            attention_dropout=0.1,
+            attention_dropout=options.dropout,
             max_position_embeddings=16,
         )
     )
     if options.frozen:
         model.model.embed_tokens.weight.requires_grad_(False)
         model.register_buffer("seen", torch.zeros(1) + options.model_seed)
-        model.register_forward_hook(lambda module, *_: module.seen.add_(1))
+        model.register_forward_hook(count_forward)
     if options.lora:
         from peft import LoraConfig, get_peft_model
 

@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConflictError
+from holdfast.foundation.units import plural
 
 _WHOLE = {"single", "ddp"}
 """These write the same files."""
@@ -68,10 +69,10 @@ def check_split(manifest: Manifest, stage: int | None, world_size: int) -> None:
         ConflictError: it was written by another number of ranks, or under another stage.
     """
     if stage is not None and not is_split_alike(manifest, stage, world_size):
+        before = f"{called(zero_stages(manifest))} on {plural(manifest.world_size, 'rank')}"
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {called(zero_stages(manifest))} on "
-            f"{manifest.world_size} rank(s), and its partitions are theirs; this run is {called((stage,))} on "
-            f"{world_size}; training was not started",
+            f"the checkpoint of step {manifest.step} was written by {before}, and its partitions are theirs; this "
+            f"run is {called((stage,))} on {world_size}; training was not started",
             hint="train as it was written; only under the Trainer ranks and stage can change",
         )
 

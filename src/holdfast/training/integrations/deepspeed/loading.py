@@ -14,6 +14,7 @@ import torch
 
 from holdfast.errors import ConflictError
 from holdfast.foundation.units import plural
+from holdfast.training.integrations.deepspeed.gathering import gathered
 from holdfast.training.integrations.deepspeed.universal import OTHERS
 
 _STEP = "step"
@@ -96,22 +97,9 @@ def _load_others(engine: Any, folder: Path) -> None:
             path = folder / f"{name}.pt"
             if weight.requires_grad or not path.is_file():
                 continue
-            with _whole(weight) as is_mine:
+            with gathered(weight, is_changed=True) as is_mine:
                 if is_mine:
                     weight.data.copy_(_read(path))
-
-
-@contextlib.contextmanager
-def _whole(weight: Any) -> Generator[bool]:
-    """The whole weight, for as long as it is being written; yields whether this rank is to write it."""
-    if not hasattr(weight, "ds_id"):
-        yield True
-        return
-    import deepspeed
-
-    partitioned: Any = deepspeed
-    with partitioned.zero.GatheredParameters([weight], modifier_rank=0):
-        yield partitioned.comm.get_rank() == 0
 
 
 @contextlib.contextmanager

@@ -136,8 +136,8 @@ class Partitions:
         """Buffers, and weights that are not trained, where they were saved: name, bytes, and how to read it."""
         model = self._models[0]
         module: Mapping[str, Any] = model.get("module") or {}
-        buffers = set(model.get("buffer_names") or ())
-        aliases: Mapping[str, str] = model.get("shared_params") or {}
+        buffers: list[str] = model.get("buffer_names") or []
+        aliases: Mapping[str, Any] = model.get("shared_params") or {}
         for name, tensor in module.items():
             is_whole = self.stage != 3 or name in buffers
             if is_whole and name not in self._places and name not in aliases and isinstance(tensor, torch.Tensor):

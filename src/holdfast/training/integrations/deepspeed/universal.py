@@ -51,24 +51,23 @@ class Universal:
 
     @property
     def size_bytes(self) -> int:
-        """Of everything that is written."""
-        num_files = len(self._weights) * (2 + len(self._partitions.moments)) + len(self._others) + 3
-        tensors = sum(self._weights.values()) + sum(size for _, size, _ in self._others)
-        return tensors + num_files * _FILE_BYTES
+        """Of all tensors that are written."""
+        return sum(self._weights.values()) + sum(size for _, size, _ in self._others)
 
     @property
-    def num_weights(self) -> int:
-        """That are trained."""
-        return len(self._weights)
+    def needed_bytes(self) -> int:
+        """What the files take at most."""
+        num_files = len(self._weights) * (2 + len(self._partitions.moments)) + len(self._others) + 3
+        return self.size_bytes + num_files * _FILE_BYTES
 
     def check_room(self) -> None:
         """Raises StorageError when the disk has too little room; nothing was written."""
         self._folder.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(self._folder).free
-        if free_bytes < self.size_bytes + _SPARE_BYTES:
+        if free_bytes < self.needed_bytes + _SPARE_BYTES:
             raise StorageError(
                 f"{self._folder.parent} has {format_bytes(free_bytes)} free, and a copy of the checkpoint that other "
-                f"ranks can load needs {format_bytes(self.size_bytes)} for a while",
+                f"ranks can load needs {format_bytes(self.needed_bytes)} for a while",
                 hint="make room, or train on as many ranks and under the same stage of ZeRO as before",
             )
 
@@ -81,8 +80,7 @@ class Universal:
             watch: told bytes done and bytes in all, of this share.
 
         Raises:
-            CheckpointError: a weight cannot be read.
-            OSError: it cannot be written.
+            StorageError: it cannot be written.
         """
         mine = _share({**self._weights, **{f"{OTHERS}/{name}": size for name, size, _ in self._others}}, index, count)
         counter = ByteCounter(watch, sum(mine.values()))
@@ -148,7 +146,10 @@ def _share(sizes: dict[str, int], index: int, count: int) -> dict[str, int]:
 
 def _save(value: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(value, path)
+    try:
+        torch.save(value, path)
+    except RuntimeError as error:  # of a full disk, too
+        raise StorageError(f"{path} cannot be written: {error}") from error
 
 
 @contextmanager

@@ -5,7 +5,7 @@ checkpoint says which weights they were, and a start compares.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import xxhash
 
 from holdfast.checkpoint.digest import Digester
 from holdfast.errors import ConflictError
+from holdfast.training.integrations.deepspeed.gathering import gathered
 
 _BASE_PREFIX = "base_model.model."
 _WRAPPED = ".base_layer."
@@ -46,6 +47,39 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     name = getattr(config, "base_model_name_or_path", None) or getattr(inner, "_name_or_path", None) or ""
     revision = getattr(inner, "_commit_hash", None) or getattr(config, "revision", None) or ""
     return {"name": str(name), "revision": str(revision), "digest": _digest_of(model, num_ranks)}
+
+
+def base_as_saved(
+    model: Any, saved: Mapping[str, str] | None, now: dict[str, str] | None, *, ranks_before: int, is_first: bool
+) -> dict[str, str] | None:
+    """What `base_of` would have said of these weights, had they been split as they were in the checkpoint.
+
+    Where DeepSpeed has split them on one of both sides, or among another number of ranks, the digests cover other
+    parts. All ranks call it, because weights that are split are put together one after the other.
+
+    Args:
+        model: as for `base_of`.
+        saved: by the checkpoint.
+        now: by `base_of`.
+        ranks_before: that wrote the checkpoint.
+        is_first: whether this rank compares; the others only help.
+
+    Returns:
+        `now`, with the digest of `saved` where the weights are the same.
+    """
+    if saved is None or now is None or saved["digest"] == now["digest"]:
+        return now
+    whole: dict[str, str] = {}
+    part: dict[str, str] = {}
+    for name, parameter in _frozen(model):
+        with gathered(parameter):
+            if is_first:
+                tensor: torch.Tensor = parameter.data
+                count = -(-tensor.numel() // ranks_before)
+                whole[name] = _describe(tensor, None)
+                part[name] = _describe(tensor.reshape(-1)[:count], ranks_before)
+    found = saved["digest"] in {_combine(whole), _combine(part)}
+    return {**now, "digest": saved["digest"]} if found else now
 
 
 def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, step: int) -> None:
@@ -86,17 +120,30 @@ def _called(base: Mapping[str, str]) -> str:
 
 
 def _digest_of(model: Any, num_ranks: int) -> str:
-    # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
-    digests: dict[str, str] = {}
+    described: dict[str, str] = {}
+    for name, parameter in _frozen(model):
+        split = getattr(parameter, "ds_tensor", None)
+        described[name] = _describe(
+            (parameter if split is None else split).data, None if split is None else num_ranks
+        )
+    return _combine(described)
+
+
+def _frozen(model: Any) -> Iterator[tuple[str, Any]]:
+    """The weights that a base consists of, by the names that they had without adapters."""
     embeddings = {id(parameter) for parameter in _embeddings(model)}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad or _REPLACED in name or id(parameter) in embeddings:
-            continue
-        plain = name.removeprefix(_BASE_PREFIX).replace(_WRAPPED, ".")
-        split = getattr(parameter, "ds_tensor", None)
-        where = "" if split is None else f"one of {num_ranks} "
-        tensor: torch.Tensor = (parameter if split is None else split).data
-        digests[plain] = f"{where}{tensor.dtype} {tuple(tensor.shape)} {_hash(tensor)}"
+        if not (parameter.requires_grad or _REPLACED in name or id(parameter) in embeddings):
+            yield name.removeprefix(_BASE_PREFIX).replace(_WRAPPED, "."), parameter
+
+
+def _describe(tensor: torch.Tensor, num_ranks: int | None) -> str:
+    where = "" if num_ranks is None else f"one of {num_ranks} "
+    return f"{where}{tensor.dtype} {tuple(tensor.shape)} {_hash(tensor)}"
+
+
+def _combine(digests: Mapping[str, str]) -> str:
+    # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
     digester = Digester()
     for name in sorted(digests):
         digester.update(f"{name} {digests[name]}\n".encode())
@@ -121,4 +168,4 @@ def _hash(tensor: torch.Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(content.numpy().data)
 
 
-__all__ = ["base_of", "check_base", "has_adapters"]
+__all__ = ["base_as_saved", "base_of", "check_base", "has_adapters"]

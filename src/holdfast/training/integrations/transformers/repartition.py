@@ -21,7 +21,7 @@ from holdfast.foundation import clock
 from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.events import Repartitioned
 from holdfast.foundation.files import delete_tree
-from holdfast.foundation.units import format_bytes
+from holdfast.foundation.units import format_bytes, plural
 from holdfast.training.folders import Folders
 from holdfast.training.integrations.accelerate import zero_stage_of
 from holdfast.training.integrations.transformers.takeover import Takeover
@@ -131,21 +131,20 @@ class Repartition:
                 universal.write(index, len(self._copying), watch)
             made.clear()  # and with it the files that it has mapped
 
-        found = work_apart(self._peers, _with(consequence, look))
-        contents = next(one for one in found if one is not None)
-        if session.place.is_first:
-            session.log.info(
-                "step %s was written by %s on %s rank(s): %s are copied into DeepSpeed's universal layout, which "
-                "this run can load; %s goes when it is loaded",
-                *(manifest.step, called(zero_stages(manifest)), manifest.world_size),
-                *(format_bytes(contents.size_bytes), folder),
-            )
-        copy = _Copy(of=path, folder=folder, contents=contents)
         try:
+            found = work_apart(self._peers, _with(consequence, look))
+            contents = next(one for one in found if one is not None)
+            if session.place.is_first:
+                session.log.info(
+                    "step %s was written by %s on %s: %s are copied into DeepSpeed's universal layout, which this "
+                    "run can load, in %s",
+                    *(manifest.step, called(zero_stages(manifest)), plural(manifest.world_size, "rank")),
+                    *(format_bytes(contents.size_bytes), folder),
+                )
             work_apart(self._peers, _with(consequence, write))
         except HoldfastError:
-            self._copy = copy
-            self.close()
+            if self._folders.is_owner:
+                delete_tree(folder)
             raise
         session.report(
             Repartitioned(
@@ -159,7 +158,7 @@ class Repartition:
                 duration_s=round(clock.monotonic_s() - started_s, 3),
             )
         )
-        return copy
+        return _Copy(of=path, folder=folder, contents=contents)
 
     # ---- loading --------------------------------------------------------------------------------------------
 
@@ -245,10 +244,10 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     elif (setting("zero_optimization.mics_shard_size") or 0) > 0 or (setting("tensor_parallel.autotp_size") or 1) > 1:
         reason = "the ranks of this run share the model in other ways than ZeRO's"
     if reason is not None:
+        before = f"{called(zero_stages(manifest))} on {plural(manifest.world_size, 'rank')}"
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {called(zero_stages(manifest))} on "
-            f"{manifest.world_size} rank(s), this run is {called((stage,))} on {trainer.args.world_size}: {reason}; "
-            "training was not started",
+            f"the checkpoint of step {manifest.step} was written by {before}, this run is {called((stage,))} on "
+            f"{trainer.args.world_size}: {reason}; training was not started",
             hint=_HINT,
         )
 

@@ -25,7 +25,7 @@ from holdfast.training.engine.saver import RunFacts, Saver
 from holdfast.training.engine.saves import Saves
 from holdfast.training.engine.snapshots import Snapshots
 from holdfast.training.integrations.transformers.arguments import finish_settings
-from holdfast.training.integrations.transformers.base_model import base_of, check_base
+from holdfast.training.integrations.transformers.base_model import base_as_saved, base_of, check_base
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.framework import TrainerFramework
 from holdfast.training.integrations.transformers.looking import first_looker
@@ -157,7 +157,17 @@ class TrainerRun:
         )
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
         if start.point is not None:
-            check_base(start.point.manifest.base, base, start.point.manifest.step)
+            manifest = start.point.manifest
+            as_saved = base
+            if trainer.is_deepspeed_enabled:
+                as_saved = self._peers.from_first(
+                    base_as_saved(
+                        *(trainer.model, manifest.base, base),
+                        ranks_before=manifest.world_size,
+                        is_first=place.is_first,
+                    )
+                )
+            check_base(manifest.base, as_saved, manifest.step)
         if trainer.is_deepspeed_enabled:
             self._repartition = Repartition(session, self._peers, trainer, self._output, start.folders)
             if start.point is not None:
