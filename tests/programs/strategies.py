@@ -93,7 +93,8 @@ def whole_state(trainer: Any) -> dict[str, Any]:
             others[name] = weight.detach().clone()
     groups = [{n: v for n, v in group.items() if n != "params"} for group in optimizer.param_groups]
     steps = [float(state["step"]) for state in optimizer.state.values()]
-    return {"trained": trained, "others": others, "groups": groups, "steps": steps}
+    batch = engine.train_batch_size(), engine.gradient_accumulation_steps() * engine.dp_world_size
+    return {"trained": trained, "others": others, "groups": groups, "steps": steps, "batch": batch}
 
 
 def save_final(trainer: Any, strategy: str, folder: Path) -> None:

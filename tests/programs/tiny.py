@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--eval-strategy", default="no")
     parser.add_argument("--eval-steps", type=int, default=5)
     parser.add_argument("--best", action="store_true")
+    parser.add_argument("--worst", action="store_true", help="the same, with the largest loss for the best")
     parser.add_argument("--logging-steps", type=int, default=3)
     parser.add_argument("--logging-strategy", default="steps")
     parser.add_argument("--step-ms", type=float, default=0)
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument(
         "--weight-decay", type=float, default=0.0, help="with the Trainer's own optimizer, in two groups"
     )
+    parser.add_argument("--split-at-load", action="store_true", help="load the model as ZeRO-3 splits it")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--tell-samples", action="store_true")
     parser.add_argument("--tell-state", type=int, default=None, metavar="STEP")
@@ -201,7 +203,8 @@ def main() -> None:
         save_total_limit=options.save_total_limit,
         eval_strategy=options.eval_strategy,
         eval_steps=options.eval_steps,
-        load_best_model_at_end=options.best,
+        load_best_model_at_end=options.best or options.worst,
+        greater_is_better=True if options.worst else None,
         logging_steps=options.logging_steps,
         logging_strategy=options.logging_strategy,
         logging_first_step=False,
@@ -230,6 +233,10 @@ def main() -> None:
             max_position_embeddings=16,
         )
     )
+    if options.split_at_load:
+        folder = Path(options.out, f"base-{os.environ.get('RANK', '0')}")
+        model.save_pretrained(folder)
+        model = Qwen2ForCausalLM.from_pretrained(folder)
     if options.frozen:
         model.model.embed_tokens.weight.requires_grad_(False)
         model.register_buffer("seen", torch.zeros(1) + options.model_seed)

@@ -16,6 +16,7 @@ import torch
 
 from holdfast.checkpoint.weights.zero_weights import zero_files, zero_folder
 from holdfast.errors import CheckpointError, ConflictError
+from holdfast.foundation.units import plural
 
 WEIGHT = "fp32"
 """The name of the weight itself among its states, as DeepSpeed calls it."""
@@ -67,7 +68,7 @@ class Partitions:
         """3, or 2 for 1 and 2, whose files are the same."""
         if self._ranks != ranks or int(self._models[0]["dp_world_size"]) != ranks:
             raise ConflictError(
-                f"{place} has the partitions of {self._ranks} rank(s) and its manifest names {ranks}: ranks that "
+                f"{place} has the partitions of {plural(self._ranks, 'rank')}, its manifest names {ranks}: ranks that "
                 "share a sequence or a part of the model are not known here"
             )
         counts: Any = first["partition_count"]
