@@ -36,6 +36,7 @@ def arguments_for(strategy: str, layer: str, *, has_groups: bool = False) -> dic
             "train_micro_batch_size_per_gpu": "auto",
             "gradient_accumulation_steps": "auto",
             "gradient_clipping": "auto",
+            "bf16": {"enabled": "auto"},
         }
         if has_groups:
             del config["optimizer"]
@@ -46,8 +47,10 @@ def arguments_for(strategy: str, layer: str, *, has_groups: bool = False) -> dic
 def _let_accelerate_take_the_cpu() -> None:
     """Accelerate shares models on accelerators only; here the CPU passes for one."""
     import accelerate.state
+    import transformers.training_args
     from accelerate.utils import DistributedType
 
+    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     state: Any = accelerate.state.PartialState
     state._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
