@@ -43,8 +43,13 @@ _MATRIX = [
     for kind in KINDS
     for case in CASES
 ]
-DEEPSPEED = Path(sys.prefix) / "deepspeed"
+_DEEPSPEED = Path(sys.prefix) / "deepspeed"
 _SAVES = ("--save-strategy", "steps", "--save-steps", "4")
+
+
+def path_with_deepspeed() -> str:
+    """For PYTHONPATH: wherever it is installed, every Trainer imports it."""
+    return os.pathsep.join([str(_DEEPSPEED), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _program(output: Path, strategy: str, kind: str, *arguments: str) -> list[str]:
@@ -56,14 +61,14 @@ def _program(output: Path, strategy: str, kind: str, *arguments: str) -> list[st
 def _start(output: Path, strategy: str, kind: str, *arguments: str, options: tuple[str, ...] = (), **env: str) -> Job:
     ranks = ("--nproc-per-node", "1" if strategy == "single" else "2")
     if strategy.startswith("zero"):
-        env["PYTHONPATH"] = str(DEEPSPEED)
+        env["PYTHONPATH"] = path_with_deepspeed()
     return holdfast(output, *ranks, *options, program=_program(output, strategy, kind, *arguments), **env)
 
 
 def skip_without_deepspeed(strategy: str) -> None:
     if strategy.startswith("zero"):
-        if not DEEPSPEED.is_dir():
-            pytest.skip(f"DeepSpeed is not in {DEEPSPEED}: run `make venv`")
+        if not _DEEPSPEED.is_dir():
+            pytest.skip(f"DeepSpeed is not in {_DEEPSPEED}: run `make venv`")
         if shutil.which("g++") is None:
             pytest.skip("DeepSpeed builds its communication for the CPU with g++, which is not here")
 
@@ -234,7 +239,7 @@ def _by_deepspeed(folder: Path) -> dict[str, torch.Tensor]:
     subprocess.run(
         [sys.executable, "-c", code, str(folder), str(target)],
         check=True,
-        env=environment(DS_ACCELERATOR="cpu", PYTHONPATH=str(DEEPSPEED)),
+        env=environment(DS_ACCELERATOR="cpu", PYTHONPATH=path_with_deepspeed()),
     )
     return torch.load(target, weights_only=True)
 

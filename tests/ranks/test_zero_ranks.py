@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint.verify import verify
-from tests.ranks.test_strategies import DEEPSPEED, skip_without_deepspeed
+from tests.ranks.test_strategies import path_with_deepspeed, skip_without_deepspeed
 from tests.support.equality import logged
 from tests.support.jobs import Job, environment, holdfast, no_orphans, tiny, wait_until_gone
 
@@ -62,7 +62,7 @@ def start(output: Path, strategy: str, ranks: int, kind: str, *arguments: str, a
         str(ranks),
         *saves,
         program=program,
-        PYTHONPATH=str(DEEPSPEED),
+        PYTHONPATH=path_with_deepspeed(),
         DS_ACCELERATOR="cpu",
     )
 
@@ -184,7 +184,7 @@ def test_the_copy_is_what_deepspeeds_own_tool_makes(strategy: str, reference_of:
             capture_output=True,
             text=True,
             check=False,
-            env=environment(DS_ACCELERATOR="cpu", PYTHONPATH=str(DEEPSPEED)),
+            env=environment(DS_ACCELERATOR="cpu", PYTHONPATH=path_with_deepspeed()),
         )
         assert done.returncode == 0, done.stderr
     states = ("fp32", "exp_avg", "exp_avg_sq")

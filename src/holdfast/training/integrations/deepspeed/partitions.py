@@ -68,8 +68,8 @@ class Partitions:
         """3, or 2 for 1 and 2, whose files are the same."""
         if self._ranks != ranks or int(self._models[0]["dp_world_size"]) != ranks:
             raise ConflictError(
-                f"{place} has the partitions of {plural(self._ranks, 'rank')}, its manifest names {ranks}: ranks that "
-                "share a sequence or a part of the model are not known here"
+                f"{place} has the partitions of {plural(self._ranks, 'rank')}, its manifest names {ranks}: ranks "
+                "that share a sequence or a part of the model are not known here"
             )
         counts: Any = first["partition_count"]
         if any(int(count) != ranks for count in (counts if self.stage < 3 else [counts])):

@@ -241,7 +241,7 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
         reason = "with round_robin_gradients, DeepSpeed loads its universal layout into the wrong weights"
     elif "nvme" in {setting(f"zero_optimization.offload_{what}.device") for what in ("optimizer", "param")}:
         reason = "DeepSpeed does not load its universal layout into a state that is offloaded to NVMe"
-    elif (setting("zero_optimization.mics_shard_size") or 0) > 0 or (setting("tensor_parallel.autotp_size") or 1) > 1:
+    elif _shares_otherwise(trainer):
         reason = "the ranks of this run share the model in other ways than ZeRO's"
     if reason is not None:
         before = f"{called(zero_stages(manifest))} on {plural(manifest.world_size, 'rank')}"
@@ -252,14 +252,26 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
         )
 
 
+def _shares_otherwise(trainer: Any) -> bool:
+    """Whether not all ranks are ZeRO's, each with data of its own."""
+    setting: Callable[[str], Any] = trainer.accelerator.state.deepspeed_plugin.hf_ds_config.get_value
+    parallel = getattr(trainer.accelerator, "parallelism_config", None)
+    return (
+        (setting("zero_optimization.mics_shard_size") or 0) > 0
+        or (setting("tensor_parallel.autotp_size") or 1) > 1
+        or (parallel is not None and parallel.non_data_parallel_size > 1)
+    )
+
+
 def follow_accumulation(trainer: Any) -> None:
     """Tell DeepSpeed the gradient accumulation of now, which it was told when the arguments were made."""
     if not trainer.is_deepspeed_enabled:
         return
     args, settings = trainer.args, trainer.accelerator.state.deepspeed_plugin.hf_ds_config
     settings.config["gradient_accumulation_steps"] = args.gradient_accumulation_steps
-    samples = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
-    settings.config["train_batch_size"] = samples
+    if "train_batch_size" in settings.config:
+        samples = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
+        settings.config["train_batch_size"] = samples
     settings.mismatches.clear()  # with the accumulation that the script asked for; what else differs is found again
     settings.trainer_config_process(args)
 

@@ -12,7 +12,13 @@ from holdfast.training.strategy import check_split, is_split_alike
 
 
 def trainer(
-    strategy: str, *, ranks: int = 2, state: str = "SHARDED_STATE_DICT", stage: int = 2, **settings: Any
+    strategy: str,
+    *,
+    ranks: int = 2,
+    state: str = "SHARDED_STATE_DICT",
+    stage: int = 2,
+    parallel: int = 0,
+    **settings: Any,
 ) -> Any:
     """Settings are those of DeepSpeed, with `__` for a dot."""
     plugin = SimpleNamespace(state_dict_type=f"StateDictType.{state}") if strategy == "fsdp" else None
@@ -23,7 +29,8 @@ def trainer(
         is_fsdp_enabled=strategy == "fsdp",
         args=SimpleNamespace(world_size=ranks),
         accelerator=SimpleNamespace(
-            state=SimpleNamespace(fsdp_plugin=plugin, deepspeed_plugin=zero if strategy == "deepspeed" else None)
+            parallelism_config=SimpleNamespace(non_data_parallel_size=parallel) if parallel else None,
+            state=SimpleNamespace(fsdp_plugin=plugin, deepspeed_plugin=zero if strategy == "deepspeed" else None),
         ),
     )
 
@@ -139,6 +146,7 @@ def test_fsdp_takes_another_number_of_ranks() -> None:
             manifest("deepspeed", stage=2),
             "share the model in other ways",
         ),
+        (trainer("deepspeed", ranks=4, parallel=2), manifest("deepspeed", stage=2), "share the model in other ways"),
     ],
 )
 def test_what_cannot_be_read_is_refused(now: Any, saved: Manifest, words: str) -> None:
