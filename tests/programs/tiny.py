@@ -245,7 +245,7 @@ def main() -> None:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(
-            model, LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+            model, LoraConfig(r=4, lora_alpha=8, lora_dropout=options.dropout, target_modules=["q_proj", "v_proj"])
         )
     data: torch.utils.data.Dataset = Blocks(options.samples, 3)
     if options.data != "map":
