@@ -58,13 +58,14 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one
 	$(BIN)/pytest -m gpu tests/gpu
 
 test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (an hour)
-	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py
+	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \
+	  --deselect tests/ranks/test_zero_ranks.py
 	HOLDFAST_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
 	HOLDFAST_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
 	HOLDFAST_TEST_SNAPSHOT_KILLS=200 $(BIN)/pytest tests/ranks/test_snapshot_kills.py
 
-test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters
-	$(BIN)/pytest tests/ranks/test_strategies.py
+test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters; ZeRO on other ranks
+	$(BIN)/pytest tests/ranks/test_strategies.py tests/ranks/test_zero_ranks.py
 
 $(VERSIONS)/oldest/.installed $(VERSIONS)/newest/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	rm -rf $(@D)

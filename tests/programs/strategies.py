@@ -1,5 +1,6 @@
 """Strategies of the Trainer on the CPU, for tests."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ import torch
 SHARDED = ("fsdp", "fsdp-full", "zero1", "zero2", "zero3")
 
 
-def arguments_for(strategy: str, layer: str) -> dict[str, Any]:
+def arguments_for(strategy: str, layer: str, *, has_groups: bool = False) -> dict[str, Any]:
     """Arguments of TrainingArguments for one of SHARDED, or for the usual one, which is no name.
 
     Args:
         strategy: by its name here.
         layer: the class of the module that FSDP wraps.
+        has_groups: whether ZeRO is to use the Trainer's optimizer, in place of DeepSpeed's with its one group.
     """
     if strategy.startswith("fsdp"):
         _let_accelerate_take_the_cpu()
@@ -34,7 +36,10 @@ def arguments_for(strategy: str, layer: str) -> dict[str, Any]:
             "train_micro_batch_size_per_gpu": "auto",
             "gradient_accumulation_steps": "auto",
             "gradient_clipping": "auto",
+            "bf16": {"enabled": "auto"},
         }
+        if has_groups:
+            del config["optimizer"]
         return {"use_cpu": False, "deepspeed": config}
     return {"use_cpu": True}
 
@@ -42,8 +47,10 @@ def arguments_for(strategy: str, layer: str) -> dict[str, Any]:
 def _let_accelerate_take_the_cpu() -> None:
     """Accelerate shares models on accelerators only; here the CPU passes for one."""
     import accelerate.state
+    import transformers.training_args
     from accelerate.utils import DistributedType
 
+    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     state: Any = accelerate.state.PartialState
     state._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
@@ -63,6 +70,34 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return value if type(value) in {bool, int, float, str} else None
+
+
+def whole_state(trainer: Any) -> dict[str, Any]:
+    """Everything that ZeRO has split, whole, as DeepSpeed itself puts it together; all ranks call it.
+
+    Weights in full precision with their moments by name, weights that are not trained and buffers, and of the
+    optimizer's groups settings and steps.
+    """
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    engine = trainer.model_wrapped
+    optimizer = engine.optimizer.optimizer
+    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
+        # The first step does it, before it has come to the second group.
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    trained, others = {}, {name: buffer.clone() for name, buffer in engine.module.named_buffers()}
+    for name, weight in engine.module.named_parameters():
+        if weight.requires_grad:
+            states = {key: safe_get_full_optimizer_state(weight, key) for key in ("exp_avg", "exp_avg_sq")}
+            trained[name] = {"fp32": safe_get_full_fp32_param(weight), **states}
+        with deepspeed.zero.GatheredParameters([weight]) if hasattr(weight, "ds_id") else contextlib.nullcontext():
+            others[name] = weight.detach().clone()
+    groups = [{n: v for n, v in group.items() if n != "params"} for group in optimizer.param_groups]
+    steps = [float(state["step"]) for state in optimizer.state.values()]
+    batch = engine.train_batch_size(), engine.gradient_accumulation_steps() * engine.dp_world_size
+    return {"trained": trained, "others": others, "groups": groups, "steps": steps, "batch": batch}
 
 
 def save_final(trainer: Any, strategy: str, folder: Path) -> None:

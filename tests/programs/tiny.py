@@ -4,13 +4,14 @@ The model is a tiny Qwen2 with dropout on random token blocks; --step-ms stretch
 """
 
 import argparse
+import functools
 import json
 import os
 import time
 from pathlib import Path
 
 import torch
-from strategies import SHARDED, arguments_for, save_final
+from strategies import SHARDED, arguments_for, save_final, whole_state
 from transformers import (
     EarlyStoppingCallback,
     Qwen2Config,
@@ -64,6 +65,12 @@ class SlowTrainer(Trainer):
     eval_s = 0.0
     slow_from = 0
     marks = None
+    tells_samples = False
+
+    @functools.cached_property
+    def sample_of(self) -> dict[tuple[int, ...], int]:
+        """The index of each sample, by its tokens."""
+        return {tuple(row): index for index, row in enumerate(self.train_dataset.tokens.tolist())}
 
     def mark(self, what: str) -> None:
         """One line for every micro-batch, before it is computed: tests wait for it."""
@@ -72,6 +79,13 @@ class SlowTrainer(Trainer):
 
     def training_step(self, *args, **kwargs):
         self.mark("train")
+        if self.tells_samples:
+            path = Path(self.args.output_dir, f"samples-{self.args.process_index}")
+            tokens = args[1]["input_ids"].tolist()
+            with path.open("a") as file:
+                file.write(
+                    json.dumps([self.state.global_step, [self.sample_of[tuple(row)] for row in tokens]]) + "\n"
+                )
         if self.state.global_step >= self.slow_from:
             time.sleep(self.step_s)
         return super().training_step(*args, **kwargs)
@@ -105,6 +119,33 @@ class CrashOnce(TrainerCallback):
             os.kill(os.getpid(), 9)
 
 
+def count_forward(module: torch.nn.Module, *_: object) -> None:
+    module.seen.add_(1)
+
+
+class TellState(TrainerCallback):
+    """Writes all that ZeRO has split, when training begins and after a step."""
+
+    def __init__(self, step: int, trainer: Trainer) -> None:
+        self.step, self.trainer = step, trainer
+
+    def tell(self, name: str) -> None:
+        state = whole_state(self.trainer)
+        if self.trainer.is_world_process_zero():
+            torch.save(state, Path(self.trainer.args.output_dir, name))
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step:
+            self.tell("state-begin.pt")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.tell(f"state-{self.step}.pt")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.tell("state-end.pt")
+
+
 class AddFile(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         name = f"notes-{args.process_index}.txt"
@@ -125,6 +166,7 @@ def main() -> None:
     parser.add_argument("--eval-strategy", default="no")
     parser.add_argument("--eval-steps", type=int, default=5)
     parser.add_argument("--best", action="store_true")
+    parser.add_argument("--worst", action="store_true", help="the same, with the largest loss for the best")
     parser.add_argument("--logging-steps", type=int, default=3)
     parser.add_argument("--logging-strategy", default="steps")
     parser.add_argument("--step-ms", type=float, default=0)
@@ -147,6 +189,18 @@ def main() -> None:
     parser.add_argument("--settings", type=json.loads, default={}, help="more TrainingArguments, as JSON")
     parser.add_argument("--keep-more", action="store_true", help="a _save_checkpoint of the script's own")
     parser.add_argument("--trainers", type=int, default=1, help="one after the other, each from what the last made")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--model-seed", type=int, default=1)
+    parser.add_argument(
+        "--frozen", action="store_true", help="train without the embeddings, beside a buffer that counts"
+    )
+    parser.add_argument(
+        "--weight-decay", type=float, default=0.0, help="with the Trainer's own optimizer, in two groups"
+    )
+    parser.add_argument("--split-at-load", action="store_true", help="load the model as ZeRO-3 splits it")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--tell-samples", action="store_true")
+    parser.add_argument("--tell-state", type=int, default=None, metavar="STEP")
     options = parser.parse_args()
     if options.raise_at_start:
         raise RuntimeError("this script fails on purpose")
@@ -173,13 +227,16 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
         save_total_limit=options.save_total_limit,
         eval_strategy=options.eval_strategy,
         eval_steps=options.eval_steps,
-        load_best_model_at_end=options.best,
+        load_best_model_at_end=options.best or options.worst,
+        greater_is_better=True if options.worst else None,
         logging_steps=options.logging_steps,
         logging_strategy=options.logging_strategy,
         logging_first_step=False,
         dataloader_num_workers=options.workers,
         report_to="none",
-        **arguments_for(options.strategy, "Qwen2DecoderLayer"),
+        weight_decay=options.weight_decay,
+        bf16=options.bf16,
+        **arguments_for(options.strategy, "Qwen2DecoderLayer", has_groups=options.weight_decay > 0),
         disable_tqdm=True,
         seed=7,
         enable_jit_checkpoint=options.jit,
@@ -188,7 +245,7 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
     Path(out).mkdir(parents=True, exist_ok=True)
     Path(out, f"loading-{os.environ.get('RANK', '0')}").touch()
     time.sleep(options.load_s)
-    torch.manual_seed(1)
+    torch.manual_seed(options.model_seed)
     model = model or Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=64,
@@ -197,15 +254,23 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
             num_hidden_layers=1,
             num_attention_heads=2,
             num_key_value_heads=1,
-            attention_dropout=0.1,
+            attention_dropout=options.dropout,
             max_position_embeddings=16,
         )
     )
+    if options.split_at_load:
+        folder = Path(options.out, f"base-{os.environ.get('RANK', '0')}")
+        model.save_pretrained(folder)
+        model = Qwen2ForCausalLM.from_pretrained(folder)
+    if options.frozen:
+        model.model.embed_tokens.weight.requires_grad_(False)
+        model.register_buffer("seen", torch.zeros(1) + options.model_seed)
+        model.register_forward_hook(count_forward)
     if options.lora:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(
-            model, LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+            model, LoraConfig(r=4, lora_alpha=8, lora_dropout=options.dropout, target_modules=["q_proj", "v_proj"])
         )
     data: torch.utils.data.Dataset = Blocks(options.samples, 3)
     if options.data != "map":
@@ -224,6 +289,9 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
     if options.patience is not None:
         # No improvement is ever large enough: training stops after this many evaluations beyond the first.
         trainer.add_callback(EarlyStoppingCallback(options.patience, early_stopping_threshold=1e6))
+    trainer.tells_samples = options.tell_samples
+    if options.tell_state is not None:
+        trainer.add_callback(TellState(options.tell_state, trainer))
     if options.add_file:
         trainer.add_callback(AddFile())
     trainer.train()

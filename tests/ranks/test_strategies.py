@@ -47,6 +47,11 @@ _DEEPSPEED = Path(sys.prefix) / "deepspeed"
 _SAVES = ("--save-strategy", "steps", "--save-steps", "4")
 
 
+def path_with_deepspeed() -> str:
+    """For PYTHONPATH: wherever it is installed, every Trainer imports it."""
+    return os.pathsep.join([str(_DEEPSPEED), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def _program(output: Path, strategy: str, kind: str, *arguments: str) -> list[str]:
     given = () if strategy in {"single", "ddp"} else ("--strategy", strategy)
     # Not the folder whose model would be taken for the final one.
@@ -56,11 +61,11 @@ def _program(output: Path, strategy: str, kind: str, *arguments: str) -> list[st
 def _start(output: Path, strategy: str, kind: str, *arguments: str, options: tuple[str, ...] = (), **env: str) -> Job:
     ranks = ("--nproc-per-node", "1" if strategy == "single" else "2")
     if strategy.startswith("zero"):
-        env["PYTHONPATH"] = str(_DEEPSPEED)
+        env["PYTHONPATH"] = path_with_deepspeed()
     return holdfast(output, *ranks, *options, program=_program(output, strategy, kind, *arguments), **env)
 
 
-def _skip_without_deepspeed(strategy: str) -> None:
+def skip_without_deepspeed(strategy: str) -> None:
     if strategy.startswith("zero"):
         if not _DEEPSPEED.is_dir():
             pytest.skip(f"DeepSpeed is not in {_DEEPSPEED}: run `make venv`")
@@ -91,7 +96,7 @@ def test_interrupted_is_uninterrupted(
     strategy: str, kind: str, case: str, reference_of: Any, moto: MotoServer, tmp_path: Path
 ) -> None:
     """Weights, optimizer and every logged figure are those of the reference."""
-    _skip_without_deepspeed(strategy)
+    skip_without_deepspeed(strategy)
     reference: Path = reference_of(strategy, kind)
     output = tmp_path / "run"
     _INTERRUPT[case](output, strategy, kind, moto)
@@ -200,7 +205,7 @@ _INTERRUPT = {
 )
 def test_a_checkpoint_in_pieces_is_exported(strategy: str, tmp_path: Path) -> None:
     """What `holdfast checkpoints export` writes is what the strategy's own tool makes of it."""
-    _skip_without_deepspeed(strategy)
+    skip_without_deepspeed(strategy)
     output, model = tmp_path / "run", tmp_path / "model"
     _end(_start(output, strategy, "full", "--save-strategy", "steps", "--save-steps", "16"))
     checkpoint = output / "checkpoint-16"
@@ -234,7 +239,7 @@ def _by_deepspeed(folder: Path) -> dict[str, torch.Tensor]:
     subprocess.run(
         [sys.executable, "-c", code, str(folder), str(target)],
         check=True,
-        env=environment(DS_ACCELERATOR="cpu", PYTHONPATH=str(_DEEPSPEED)),
+        env=environment(DS_ACCELERATOR="cpu", PYTHONPATH=path_with_deepspeed()),
     )
     return torch.load(target, weights_only=True)
 

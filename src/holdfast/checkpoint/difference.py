@@ -18,7 +18,7 @@ from holdfast.storage.store import Store
 
 _SETTINGS = (
     *("run_id", "attempt", "step", "epoch", "trigger", "world_size", "global_batch", "gradient_accumulation"),
-    *("samples_seen", "strategy", "created"),
+    *("samples_seen", "strategy", "zero_stage", "created"),
 )
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the format's own library."""
@@ -133,7 +133,8 @@ def _text_of(entry: FileEntry | None) -> str:
 
 
 def _settings_of(manifest: Manifest) -> dict[str, str]:
-    settings = {name: str(getattr(manifest, name)) for name in _SETTINGS}
+    values = {name: getattr(manifest, name) for name in _SETTINGS}
+    settings = {name: str(value) for name, value in values.items() if value is not None}
     settings |= {f"libraries.{name}": version for name, version in manifest.libraries.items()}
     return settings | {f"metrics.{name}": str(value) for name, value in manifest.metrics.items()}
 

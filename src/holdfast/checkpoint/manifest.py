@@ -108,6 +108,8 @@ class Manifest:
         gradient_accumulation: micro-batches per optimizer step and rank.
         samples_seen: samples the optimizer has seen since the start of the run.
         strategy: how the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`.
+        zero_stage: of DeepSpeed's ZeRO, 0 where it is off; None under other strategies, and in manifests of releases
+            that did not state it.
         libraries: name → version of what wrote it.
         metrics: what was measured at this step, such as `eval_loss`.
         base: name, revision and digest of the frozen model whose adapters these are; None when the checkpoint holds a
@@ -126,6 +128,7 @@ class Manifest:
     gradient_accumulation: int
     samples_seen: int
     strategy: str
+    zero_stage: int | None = None
     libraries: Mapping[str, str] = field(default_factory=dict[str, str])
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     base: Mapping[str, str] | None = None
@@ -148,6 +151,8 @@ class Manifest:
             raise ValueError(f"epoch {self.epoch} must be finite and not negative")
         if not all(math.isfinite(value) for value in self.metrics.values()):
             raise ValueError("metrics must be finite")
+        if self.zero_stage is not None and not 0 <= self.zero_stage <= 3:
+            raise ValueError(f"zero_stage {self.zero_stage} must be 0, 1, 2 or 3")
         if self.base is not None and (set(self.base) != _BASE or not _DIGEST.fullmatch(self.base["digest"])):
             raise ValueError(
                 f"base {dict(self.base)!r} must have a name, a revision and a digest {ALGORITHM}:<32 hex digits>"
@@ -182,6 +187,7 @@ class Manifest:
             "gradient_accumulation": self.gradient_accumulation,
             "samples_seen": self.samples_seen,
             "strategy": self.strategy,
+            **({} if self.zero_stage is None else {"zero_stage": self.zero_stage}),
             "libraries": dict(self.libraries),
             "metrics": dict(self.metrics),
             **({} if self.base is None else {"base": dict(self.base)}),
@@ -246,6 +252,7 @@ class Manifest:
             gradient_accumulation=_typed(record, "gradient_accumulation", int),
             samples_seen=_typed(record, "samples_seen", int),
             strategy=_typed(record, "strategy", str),
+            zero_stage=_typed(record, "zero_stage", int) if "zero_stage" in record else None,
             libraries=libraries,
             metrics=metrics,
             base=base,

@@ -164,6 +164,29 @@ class DeadlineChoice(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repartitioned(Event):
+    """A checkpoint of DeepSpeed's ZeRO was copied into a layout that other ranks, or another stage, can load."""
+
+    step: int
+    stage_before: str
+    stage: int
+    world_size_before: int
+    world_size: int
+    num_weights: int
+    size_bytes: int
+    duration_s: float
+
+    def _sentence(self) -> str:
+        before = f"ZeRO-{self.stage_before} on {plural(self.world_size_before, 'rank')}"
+        rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
+        return (
+            f"step {self.step}, {before} → ZeRO-{self.stage} on {plural(self.world_size, 'rank')}: "
+            f"{plural(self.num_weights, 'weight')} and their optimizer state, {format_bytes(self.size_bytes)}, "
+            f"copied into DeepSpeed's universal layout in {format_duration(self.duration_s)}, {rate}/s"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event):
     """All ranks agreed to stop here because at least one was told to."""
 
@@ -441,6 +464,7 @@ __all__ = [
     "Interrupted",
     "Pruned",
     "RankStarted",
+    "Repartitioned",
     "Resealed",
     "Resumed",
     "ResumedFromMemory",

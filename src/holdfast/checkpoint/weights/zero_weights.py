@@ -34,6 +34,29 @@ def zero_folder(folder: Path) -> Path | None:
     return None
 
 
+def zero_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files of all ranks.
+
+    Args:
+        folder: see `zero_folder`.
+
+    Returns:
+        By rank, the partitions of the optimizer; and what there is of the model, which is one file below stage 3.
+
+    Raises:
+        CheckpointError: a rank's file is missing, or it was made with model parallelism.
+        OSError: the folder cannot be read.
+    """
+    files = list(folder.iterdir())
+    if any(_OTHER_RANKS.fullmatch(path.name) for path in files):
+        raise CheckpointError("it was made with model parallelism, which is not known here")
+    partitions = _by_rank(_OPTIMIZER, files)
+    models = _by_rank(_MODEL, files)
+    if sorted(partitions) != list(range(len(partitions))) or 0 not in models:
+        raise CheckpointError(f"{folder.name} has no file of one of its ranks")
+    return [partitions[rank] for rank in sorted(partitions)], [models[rank] for rank in sorted(models)]
+
+
 def zero_weights(folder: Path) -> list[StoredWeight]:
     """The model's weights.
 
@@ -44,15 +67,9 @@ def zero_weights(folder: Path) -> list[StoredWeight]:
         CheckpointError: it is damaged, lacks a rank's file, or was made with model parallelism.
         OSError: a file cannot be read.
     """
-    files = list(folder.iterdir())
-    if any(_OTHER_RANKS.fullmatch(path.name) for path in files):
-        raise CheckpointError("it was made with model parallelism, which is not known here")
-    partitions = _by_rank(_OPTIMIZER, files)
-    models = _by_rank(_MODEL, files)
-    if sorted(partitions) != list(range(len(partitions))) or 0 not in models:
-        raise CheckpointError(f"{folder.name} has no file of one of its ranks")
-    states = [read_torch_file(partitions[rank])["optimizer_state_dict"] for rank in sorted(partitions)]
-    model = [read_torch_file(models[rank]) for rank in sorted(models)]
+    partitions, models = zero_files(folder)
+    states = [read_torch_file(path)["optimizer_state_dict"] for path in partitions]
+    model = [read_torch_file(path) for path in models]
     if _count(states[0]["partition_count"]) != len(states):
         raise CheckpointError(f"{folder.name} has {len(states)} of {_count(states[0]['partition_count'])} partitions")
     stage = _count(states[0]["zero_stage"])
@@ -160,4 +177,4 @@ def _pairs(shared: Any) -> list[tuple[str, str]]:
     return [(str(alias), str(name)) for alias, name in items]  # pyright: ignore
 
 
-__all__ = ["zero_folder", "zero_weights"]
+__all__ = ["zero_files", "zero_folder", "zero_weights"]

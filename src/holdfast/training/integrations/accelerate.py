@@ -43,6 +43,11 @@ class AcceleratedParts:
         return "ddp" if self._place.world_size > 1 else "single"
 
     @property
+    def zero_stage(self) -> int | None:
+        """Of DeepSpeed's ZeRO, if it is used."""
+        return zero_stage_of(self._accelerator)
+
+    @property
     def share(self) -> float:
         """By the way in which the ranks share the work."""
         if self.strategy == "deepspeed" or writes_shards(self._accelerator):
@@ -92,6 +97,12 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
+def zero_stage_of(accelerator: Any) -> int | None:
+    """The stage of DeepSpeed's ZeRO, 0 where it is off; None without DeepSpeed."""
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    return None if plugin is None else int(plugin.zero_stage)
+
+
 def writes_shards(accelerator: Any) -> bool:
     """Whether FSDP's ranks write their shards; otherwise the first rank writes the whole."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
@@ -113,4 +124,4 @@ def shards_in_place(accelerator: Any) -> Generator[None]:
         config.offload_to_cpu = True
 
 
-__all__ = ["AcceleratedParts", "innermost", "shards_in_place", "writes_shards"]
+__all__ = ["AcceleratedParts", "innermost", "shards_in_place", "writes_shards", "zero_stage_of"]

@@ -42,6 +42,11 @@ class PlainFramework:
         return self._parts.strategy
 
     @property
+    def zero_stage(self) -> int | None:
+        """Of DeepSpeed's ZeRO; None without it."""
+        return self._parts.zero_stage
+
+    @property
     def share(self) -> float:
         """How much of model and optimizer this rank writes."""
         return self._parts.share
@@ -66,6 +71,7 @@ class PlainFramework:
         return {
             "epoch": data.epoch + (data.batches / in_epoch if in_epoch else 0.0),
             "world_size": world_size,
+            "zero_stage": self.zero_stage,
             "global_batch": samples * accumulation,
             "gradient_accumulation": accumulation,
             "samples_seen": (data.epoch * (in_epoch or 0) + data.batches) * samples,

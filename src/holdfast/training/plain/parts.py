@@ -23,6 +23,11 @@ class Parts(Protocol):
         ...
 
     @property
+    def zero_stage(self) -> int | None:
+        """See `Manifest.zero_stage`."""
+        ...
+
+    @property
     def share(self) -> float:
         """See `engine.framework.Framework`."""
         ...
@@ -71,6 +76,11 @@ class NamedParts:
         if self._sharded is not None:
             return "fsdp"
         return "ddp" if self._place.world_size > 1 else "single"
+
+    @property
+    def zero_stage(self) -> int | None:
+        """Nothing here is DeepSpeed's."""
+        return None
 
     @property
     def share(self) -> float:

@@ -35,7 +35,7 @@ from holdfast.training.record import exit_code_after, in_a_sentence
 from holdfast.training.resume import lease
 from holdfast.training.session import Session
 from holdfast.training.start import Start, agree_on_start, announce, begin_figures
-from holdfast.training.strategy import check_strategy
+from holdfast.training.strategy import check_split, check_strategy
 
 
 class Training:
@@ -170,7 +170,8 @@ class Training:
     def _load(self, start: Start) -> None:
         assert start.point is not None
         manifest, session = start.point.manifest, self._session
-        check_strategy(manifest, self._framework.strategy, session.place.world_size)
+        check_strategy(manifest, self._framework.strategy)
+        check_split(manifest, self._framework.zero_stage, session.place.world_size)
         with self._reading:
             position, rng = self._framework.load(start.point.path, ranks_before=manifest.world_size)
         position = moved(

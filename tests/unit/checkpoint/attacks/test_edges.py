@@ -148,6 +148,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "created that is a number": wrong_type("created", 5),
     "strategy that is a list": wrong_type("strategy", ["ddp"]),
     "libraries that is a list": wrong_type("libraries", []),
+    "zero_stage that is a text": wrong_type("zero_stage", "2"),
+    "zero_stage that is none": wrong_type("zero_stage", 4),
 }
 
 

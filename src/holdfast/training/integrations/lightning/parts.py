@@ -34,6 +34,11 @@ class LightningParts:
         return "ddp" if self._place.world_size > 1 else "single"
 
     @property
+    def zero_stage(self) -> int | None:
+        """Nothing here is DeepSpeed's."""
+        return None
+
+    @property
     def share(self) -> float:
         """The first rank writes what all of them have."""
         return 1.0 if self._place.is_first else 0.0

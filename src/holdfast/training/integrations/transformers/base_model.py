@@ -14,6 +14,7 @@ import xxhash
 
 from holdfast.checkpoint.digest import Digester
 from holdfast.errors import ConflictError
+from holdfast.training.integrations.deepspeed.gathering import gathered
 
 _BASE_PREFIX = "base_model.model."
 _WRAPPED = ".base_layer."
@@ -54,6 +55,39 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     return {"name": str(name), "revision": str(revision), "digest": _digest_of(model, num_ranks)}
 
 
+def base_as_saved(
+    model: Any, saved: Mapping[str, str] | None, now: dict[str, str] | None, *, ranks_before: int, is_first: bool
+) -> dict[str, str] | None:
+    """What `base_of` would have said of these weights, had they been split as they were in the checkpoint.
+
+    Where DeepSpeed has split them on one of both sides, or among another number of ranks, the digests cover other
+    parts. All ranks call it, because weights that are split are put together one after the other.
+
+    Args:
+        model: as for `base_of`.
+        saved: by the checkpoint.
+        now: by `base_of`.
+        ranks_before: that wrote the checkpoint.
+        is_first: whether this rank compares; the others only help.
+
+    Returns:
+        `now`, with the digest of `saved` where the weights are the same.
+    """
+    if saved is None or now is None or saved["digest"] == now["digest"]:
+        return now
+    whole: dict[str, str] = {}
+    part: dict[str, str] = {}
+    for name, parameter in _frozen(model):
+        with gathered(parameter):
+            if is_first:
+                tensor: torch.Tensor = parameter.data
+                count = -(-tensor.numel() // ranks_before)
+                whole[name] = _describe(tensor, None)
+                part[name] = _describe(tensor.reshape(-1)[:count], ranks_before)
+    found = saved["digest"] in {_combine(whole), _combine(part)}
+    return {**now, "digest": saved["digest"]} if found else now
+
+
 def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, step: int) -> None:
     """Compare what a checkpoint's adapters were trained on with what was loaded.
 
@@ -92,8 +126,15 @@ def _called(base: Mapping[str, str]) -> str:
 
 
 def _digest_of(model: Any, num_ranks: int) -> str:
-    # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
-    digests: dict[str, str] = {}
+    described: dict[str, str] = {}
+    for name, tensor in _frozen(model):
+        split = getattr(tensor, "ds_tensor", None)
+        described[name] = _describe((tensor if split is None else split).data, None if split is None else num_ranks)
+    return _combine(described)
+
+
+def _frozen(model: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors that a base consists of, by the names that they had without adapters."""
     seen = {id(parameter) for parameter in _embeddings(model)}
     for module_name, module in model.named_modules():
         for name, tensor in _frozen_in(module):
@@ -102,11 +143,16 @@ def _digest_of(model: Any, num_ranks: int) -> str:
                 continue
             if isinstance(tensor, torch.nn.Parameter):  # the others come and go, and so do their numbers
                 seen.add(id(tensor))
-            plain = full.removeprefix(_BASE_PREFIX).replace(_WRAPPED, ".")
-            split = getattr(tensor, "ds_tensor", None)
-            where = "" if split is None else f"one of {num_ranks} "
-            content: torch.Tensor = (tensor if split is None else split).data
-            digests[plain] = f"{where}{content.dtype} {tuple(content.shape)} {_hash(content)}"
+            yield full.removeprefix(_BASE_PREFIX).replace(_WRAPPED, "."), tensor
+
+
+def _describe(tensor: torch.Tensor, num_ranks: int | None) -> str:
+    where = "" if num_ranks is None else f"one of {num_ranks} "
+    return f"{where}{tensor.dtype} {tuple(tensor.shape)} {_hash(tensor)}"
+
+
+def _combine(digests: Mapping[str, str]) -> str:
+    # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
     digester = Digester()
     for name in sorted(digests):
         digester.update(f"{name} {digests[name]}\n".encode())
@@ -162,4 +208,4 @@ def _hash(tensor: torch.Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(content.numpy().data)
 
 
-__all__ = ["base_of", "check_base", "has_adapters"]
+__all__ = ["base_as_saved", "base_of", "check_base", "has_adapters"]

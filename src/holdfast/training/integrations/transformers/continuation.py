@@ -16,6 +16,7 @@ import torch
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.data_position import DataPosition
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+from holdfast.training.integrations.transformers.repartition import follow_accumulation
 from holdfast.training.integrations.transformers.sharing import check_sharing
 from holdfast.training.integrations.transformers.state import Pending, RankState, load_rng
 from holdfast.training.integrations.transformers.takeover import Takeover
@@ -67,6 +68,7 @@ class Continuation:
         allow_change = session.settings.allow_batch_change
         self.geometry, kept = adapt(self._trainer, manifest, self.geometry, allow_change=allow_change)
         if kept is not None:
+            follow_accumulation(self._trainer)
             session.report(kept)
         self._moved = self.geometry.global_batch != manifest.global_batch
         self._state = RankState.read(

@@ -12,7 +12,7 @@ import torch
 
 from holdfast.checkpoint.catalog import step_of
 from holdfast.training.engine.framework import Write
-from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards
+from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards, zero_stage_of
 from holdfast.training.integrations.transformers.final_model import UnplannableError, write_final_model
 from holdfast.training.integrations.transformers.geometry import Geometry
 from holdfast.training.integrations.transformers.own_save import led_by_arguments
@@ -104,6 +104,7 @@ class TrainerFramework:
         return {
             "epoch": epoch,
             "world_size": geometry.world_size,
+            "zero_stage": zero_stage_of(self._trainer.accelerator),
             "global_batch": geometry.global_batch,
             "gradient_accumulation": geometry.accumulation,
             "samples_seen": geometry.samples_seen(step=step, epoch=epoch, regular=self._is_regular),

@@ -25,7 +25,7 @@ from holdfast.training.engine.saver import RunFacts, Saver
 from holdfast.training.engine.saves import Saves
 from holdfast.training.engine.snapshots import Snapshots
 from holdfast.training.integrations.transformers.arguments import finish_settings, saved_once
-from holdfast.training.integrations.transformers.base_model import base_of, check_base
+from holdfast.training.integrations.transformers.base_model import base_as_saved, base_of, check_base
 from holdfast.training.integrations.transformers.best_model import BestModel
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.counted import Counted
@@ -33,6 +33,7 @@ from holdfast.training.integrations.transformers.framework import TrainerFramewo
 from holdfast.training.integrations.transformers.hub import HubPush
 from holdfast.training.integrations.transformers.looking import first_looker
 from holdfast.training.integrations.transformers.reference import Reference
+from holdfast.training.integrations.transformers.repartition import Repartition, trainer_module
 from holdfast.training.integrations.transformers.sharing import splits_weights
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
@@ -92,6 +93,7 @@ class TrainerRun:
         self._deadline: Deadline | None = None
         self._callbacks_look = True
         self._hub = HubPush(trainer)
+        self._repartition: Repartition | None = None
 
     # ---- the call -------------------------------------------------------------------------------------------
 
@@ -118,11 +120,14 @@ class TrainerRun:
                 saved_once(trainer.args),
                 Takeover(trainer) as takeover,
                 Takeover(trainer.callback_handler) as callbacks,
+                Takeover(trainer_module()) as module,
             ):
                 start = agree_on_start(self._session, self._peers, self._output, self._location)
                 self._prepare(start)
                 self._take_over(takeover)
                 callbacks.replace("on_save", self._wrap_on_save)
+                if self._repartition is not None:
+                    self._repartition.take_over(module)
                 trainer.add_callback(callback)
                 try:
                     result = original(self._resume_path(asked))
@@ -132,6 +137,8 @@ class TrainerRun:
                 return result
         finally:
             self._session.termination.leave_training()
+            if self._repartition is not None:
+                self._repartition.close()
             is_orderly = is_orderly or self._session.interrupted is not None
             if self._snapshots is not None:
                 self._snapshots.close(is_orderly=is_orderly)
@@ -158,7 +165,21 @@ class TrainerRun:
         )
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
         if start.point is not None:
-            check_base(start.point.manifest.base, base, start.point.manifest.step)
+            manifest = start.point.manifest
+            as_saved = base
+            if trainer.is_deepspeed_enabled:
+                as_saved = self._peers.from_first(
+                    base_as_saved(
+                        *(trainer.model, manifest.base, base),
+                        ranks_before=manifest.world_size,
+                        is_first=place.is_first,
+                    )
+                )
+            check_base(manifest.base, as_saved, manifest.step)
+        if trainer.is_deepspeed_enabled:
+            self._repartition = Repartition(session, self._peers, trainer, self._output, start.folders)
+            if start.point is not None:
+                self._repartition.prepare(start.point)
         self._reference = Reference(trainer, is_sharded=splits_weights(trainer))
         self._framework = TrainerFramework(
             trainer,

@@ -5,6 +5,7 @@ from typing import Any
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConflictError
 from holdfast.training.integrations.accelerate import writes_shards
+from holdfast.training.integrations.transformers.repartition import check_repartition
 from holdfast.training.strategy import check_strategy
 
 _SHARDS = "pytorch_model_fsdp_0/"
@@ -29,9 +30,10 @@ def check_sharing(trainer: Any, manifest: Manifest) -> None:
     """Refuse a checkpoint that the Trainer, as it is set up now, cannot read.
 
     Raises:
-        ConflictError: it was written under another strategy, or by another number of DeepSpeed's ranks.
+        ConflictError: it was written under another strategy; or by other ranks of DeepSpeed, and cannot be cut anew.
     """
-    check_strategy(manifest, strategy_of(trainer), trainer.args.world_size)
+    check_strategy(manifest, strategy_of(trainer))
+    check_repartition(trainer, manifest)
     if manifest.strategy != "fsdp":
         return
     had_shards = any(entry.path.startswith(_SHARDS) for entry in manifest.files)

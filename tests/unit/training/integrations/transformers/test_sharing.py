@@ -8,19 +8,36 @@ import pytest
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 from holdfast.errors import ConflictError
 from holdfast.training.integrations.transformers.sharing import check_sharing, strategy_of
+from holdfast.training.strategy import check_split, is_split_alike
 
 
-def trainer(strategy: str, *, ranks: int = 2, state: str = "SHARDED_STATE_DICT") -> Any:
+def trainer(
+    strategy: str,
+    *,
+    ranks: int = 2,
+    state: str = "SHARDED_STATE_DICT",
+    stage: int = 2,
+    parallel: int = 0,
+    **settings: Any,
+) -> Any:
+    """Settings are those of DeepSpeed, with `__` for a dot."""
     plugin = SimpleNamespace(state_dict_type=f"StateDictType.{state}") if strategy == "fsdp" else None
+    by_name = {name.replace("__", "."): value for name, value in settings.items()}
+    zero = SimpleNamespace(zero_stage=stage, hf_ds_config=SimpleNamespace(get_value=by_name.get))
     return SimpleNamespace(
         is_deepspeed_enabled=strategy == "deepspeed",
         is_fsdp_enabled=strategy == "fsdp",
         args=SimpleNamespace(world_size=ranks),
-        accelerator=SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)),
+        accelerator=SimpleNamespace(
+            parallelism_config=SimpleNamespace(non_data_parallel_size=parallel) if parallel else None,
+            state=SimpleNamespace(fsdp_plugin=plugin, deepspeed_plugin=zero if strategy == "deepspeed" else None),
+        ),
     )
 
 
-def manifest(strategy: str, *, ranks: int = 2, path: str = "pytorch_model_fsdp_0/.metadata") -> Manifest:
+def manifest(
+    strategy: str, *, ranks: int = 2, path: str = "pytorch_model_fsdp_0/.metadata", stage: int | None = None
+) -> Manifest:
     return Manifest(
         run_id="run",
         attempt=1,
@@ -32,6 +49,7 @@ def manifest(strategy: str, *, ranks: int = 2, path: str = "pytorch_model_fsdp_0
         gradient_accumulation=1,
         samples_seen=56,
         strategy=strategy,
+        zero_stage=stage,
         created="2026-01-01T00:00:00Z",
         files=(FileEntry(path=path, size_bytes=1, digest="xxh3-128:" + "0" * 32),),
     )
@@ -41,7 +59,44 @@ def manifest(strategy: str, *, ranks: int = 2, path: str = "pytorch_model_fsdp_0
 def test_the_same_strategy_is_read(strategy: str) -> None:
     """And is called by its name."""
     assert strategy_of(trainer(strategy)) == strategy
-    check_sharing(trainer(strategy), manifest(strategy))
+    check_sharing(trainer(strategy), manifest(strategy, stage=2 if strategy == "deepspeed" else None))
+
+
+_OLD = {
+    1: "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    2: "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    3: "global_step5/zero_pp_rank_1_mp_rank_00_model_states.pt",
+}
+
+
+@pytest.mark.parametrize(("ranks", "before", "after"), [(3, 2, 2), (1, 3, 3), (2, 3, 1), (2, 1, 2), (4, 2, 3)])
+def test_zero_takes_other_ranks_and_stages(ranks: int, before: int, after: int) -> None:
+    """What has to be copied for that is copied; with the files of older manifests, which name no stage."""
+    now = trainer("deepspeed", ranks=ranks, stage=after)
+    for saved in (manifest("deepspeed", stage=before), manifest("deepspeed", path=_OLD[before])):
+        check_sharing(now, saved)
+        is_known = saved.zero_stage is not None
+        assert is_split_alike(saved, after, ranks) == (not is_known and {before, after} == {1, 2} and ranks == 2)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_as_many_ranks_and_the_same_stage_need_no_copy(stage: int) -> None:
+    """With whatever DeepSpeed is told, also what it could not load anew."""
+    now = trainer("deepspeed", stage=stage, zero_optimization__round_robin_gradients=True)
+    for saved in (manifest("deepspeed", stage=stage), manifest("deepspeed", path=_OLD[stage])):
+        assert is_split_alike(saved, stage, 2)
+        check_sharing(now, saved)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_session_takes_no_other_split(stage: int) -> None:
+    """There, Accelerate loads."""
+    saved = manifest("deepspeed", stage=2)
+    check_split(saved, 2, 2)
+    check_split(manifest("ddp"), None, 7)
+    for now, ranks in ((2, 3), (stage, 2)):
+        with pytest.raises(ConflictError, match=rf"by ZeRO-2 on 2 ranks, .* is ZeRO-{now} on {ranks}"):
+            check_split(saved, now, ranks)
 
 
 def test_one_process_and_several_are_the_same() -> None:
@@ -70,7 +125,28 @@ def test_fsdp_takes_another_number_of_ranks() -> None:
             manifest("fsdp", path="pytorch_model_fsdp.bin"),
             "written under FULL_STATE_DICT, this run uses SHARDED_STATE_DICT",
         ),
-        (trainer("deepspeed", ranks=3), manifest("deepspeed"), "by 2 rank.s. of DeepSpeed"),
+        (
+            trainer("deepspeed", ranks=3, stage=0),
+            manifest("deepspeed", stage=0),
+            "by DeepSpeed without ZeRO on 2 ranks, this run is DeepSpeed without ZeRO on 3: .* is ZeRO's",
+        ),
+        (trainer("deepspeed", stage=3), manifest("deepspeed"), "by DeepSpeed without ZeRO on 2 ranks"),
+        (
+            trainer("deepspeed", ranks=3, zero_optimization__round_robin_gradients=True),
+            manifest("deepspeed", stage=2),
+            "by ZeRO-2 on 2 ranks, this run is ZeRO-2 on 3: with round_robin_gradients",
+        ),
+        (
+            trainer("deepspeed", ranks=3, stage=3, zero_optimization__offload_optimizer__device="nvme"),
+            manifest("deepspeed", stage=3),
+            "offloaded to NVMe",
+        ),
+        (
+            trainer("deepspeed", ranks=4, tensor_parallel__autotp_size=2),
+            manifest("deepspeed", stage=2),
+            "share the model in other ways",
+        ),
+        (trainer("deepspeed", ranks=4, parallel=2), manifest("deepspeed", stage=2), "share the model in other ways"),
     ],
 )
 def test_what_cannot_be_read_is_refused(now: Any, saved: Manifest, words: str) -> None:

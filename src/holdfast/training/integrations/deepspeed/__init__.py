@@ -1,0 +1,5 @@
+"""DeepSpeed's ZeRO: a checkpoint of some ranks, loaded by another number of ranks or by another stage.
+
+`partitions` reads what the ranks wrote, `universal` writes it in DeepSpeed's universal layout, `loading` has
+DeepSpeed load that, and adds what DeepSpeed leaves out. Nothing here speaks to other ranks. See docs/adr/0013.
+"""
