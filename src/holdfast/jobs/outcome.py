@@ -59,7 +59,8 @@ def conclude(
     if failures and not (was_asked and failures[0] == ExitCode.STORAGE):
         return Outcome(state=JobState.FAILED, exit_code=failures[0], message=_describe(failures[0]))
     saved = any(code == ExitCode.INTERRUPTED_SAVED for code in exit_codes)
-    stands = "nothing is saved yet" if safe_step is None else f"step {safe_step} is safe"
+    unknown = "its state is saved" if saved else "nothing is saved yet"
+    stands = unknown if safe_step is None else f"step {safe_step} is safe"
     if was_asked:
         state = JobState.PREEMPTED if wanted is Wanted.PREEMPT else JobState.SUSPENDED
         message = stands if saved else f"it was stopped without a save; {stands}"
