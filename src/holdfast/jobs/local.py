@@ -106,17 +106,7 @@ class LocalJobs:
         try:
             for file, data in (files or {}).items():
                 write_atomic(new / file, data, durable=True)
-            # Whoever sees the job may start its supervisor: its folder is complete by then.
-            with self._history.transaction():
-                self._refuse_taken_place(spec.name, _output_in_full(spec))
-                self._history.add(spec, actor=self._actor)
-                if is_locked(supervisor_lock(spec.name)):
-                    raise ConflictError(
-                        f"a job {spec.name!r} of an earlier history still runs here",
-                        hint="choose another name, or end its processes first",
-                    )
-                shutil.rmtree(job_folder(spec.name), ignore_errors=True)
-                new.rename(job_folder(spec.name))
+            self._make_known(spec, new)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -126,6 +116,19 @@ class LocalJobs:
             self._remove(spec.name)
             raise
         return self.job(spec.name)
+
+    def _make_known(self, spec: JobSpec, new: Path) -> None:
+        """Write the job down and give its folder its name; whoever sees the job may start its supervisor at once."""
+        with self._history.transaction():
+            self._refuse_taken_place(spec.name, _output_in_full(spec))
+            self._history.add(spec, actor=self._actor)
+            if is_locked(supervisor_lock(spec.name)):
+                raise ConflictError(
+                    f"a job {spec.name!r} of an earlier history still runs here",
+                    hint="choose another name, or end its processes first",
+                )
+            shutil.rmtree(job_folder(spec.name), ignore_errors=True)
+            new.rename(job_folder(spec.name))
 
     def _refuse_taken_place(self, name: str, output: str | None) -> None:
         """Two trainings into one folder would spoil each other's; the second one is refused before it begins."""
