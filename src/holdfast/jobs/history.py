@@ -47,6 +47,7 @@ CREATE TABLE event (
 CREATE INDEX event_by_job ON event (job, id);
 """
 _BUSY_S = 30.0
+_OVER = (JobState.COMPLETE, JobState.FAILED)
 _log = logging.getLogger("holdfast")
 _COLUMNS = "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks"
 
@@ -147,12 +148,17 @@ class History:
 
         One whose entry cannot be read is left out, with a warning: it must not keep the others from their work.
         """
-        condition, values = "", []
-        if states is not None:
-            condition = f" WHERE state IN ({', '.join('?' * len(states))})"
-            values = [str(state) for state in states]
+        if states is None:
+            return self._select("")
+        return self._select(f"WHERE state IN ({', '.join('?' * len(states))})", *map(str, states))
+
+    def unfinished(self) -> list[JobRecord]:
+        """Those that have not come to their end, or are to be removed: the others are many after a while."""
+        return self._select("WHERE state NOT IN (?, ?) OR wanted = ?", *map(str, _OVER), str(Wanted.DELETE))
+
+    def _select(self, condition: str, *values: str) -> list[JobRecord]:
         with self._explained():
-            rows = self._db.execute(f"SELECT {_COLUMNS} FROM job{condition} ORDER BY created, name", values)
+            rows = self._db.execute(f"SELECT {_COLUMNS} FROM job {condition} ORDER BY created, name", values)
             return [job for row in rows if (job := self._readable(row)) is not None]
 
     def _readable(self, row: tuple[Any, ...]) -> JobRecord | None:

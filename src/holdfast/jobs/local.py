@@ -142,7 +142,9 @@ class LocalJobs:
     def _others_at(self, output: str | None, *, but: str) -> list[JobRecord]:
         if output is None:
             return []
-        return [other for other in self._history.jobs() if other.name != but and self.output_of(other) == output]
+        return [
+            other for other in self._history.unfinished() if other.name != but and self.output_of(other) == output
+        ]
 
     def _ask(self, job: JobRecord, wanted: Wanted) -> None:
         if job.wanted is Wanted.DELETE:

@@ -42,7 +42,7 @@ def revive(history: History, *, but: str | None = None, patience_s: float = _WIT
     """
     left = [
         job.name
-        for job in history.jobs()
+        for job in history.unfinished()
         if job.needs_supervisor and job.name != but and not is_locked(supervisor_lock(job.name))
     ]
     started: dict[str, subprocess.Popen[bytes]] = {}
