@@ -334,8 +334,8 @@ from holdfast.jobs.history import History
 if os.getuid() == 0:
     os.setuid(65534)
 try:
-    with History(Path(sys.argv[1])) as history, history.transaction():
-        history.change_number()
+    with History(Path(sys.argv[1])) as history:
+        history.forget("nobody")
 except HoldfastError as error:
     print(type(error).__name__, error)
 """
