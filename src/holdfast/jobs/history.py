@@ -87,12 +87,18 @@ class History:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         if version < SCHEMA_VERSION:
-            self._path.chmod(0o600)
+            self._make_private()
             with self.transaction():
                 if self._version() == 0:  # another process may have been first
                     for statement in _SCHEMA.split(";\n"):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _make_private(self) -> None:
+        try:
+            self._path.chmod(0o600)
+        except OSError as error:
+            raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
 
     def _version(self) -> int:
         return self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -107,8 +113,6 @@ class History:
                 hint="check the folder's permissions and free space; a damaged file can be moved aside: its jobs "
                 "are forgotten then, their checkpoints are not touched",
             ) from error
-        except OSError as error:
-            raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
 
     def close(self) -> None:
         """Let go of the file."""

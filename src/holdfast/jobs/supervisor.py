@@ -55,6 +55,7 @@ class Supervisor:
         self._history = history
         self._folder = job_folder(name)
         self._actor = f"supervisor {os.getpid()}"
+        self._launchers: Launchers | None = None
         self._was_told_to_leave = False
         self._revive_at_s = clock.monotonic_s() + _REVIVE_EVERY_S
 
@@ -69,13 +70,13 @@ class Supervisor:
             NotFoundError: somebody has removed it from the history.
             StorageError: the history cannot be used; calling it again goes on.
         """
-        launchers = self._adopt()
-        while launchers is not None or self._wait_for_turn():
-            launchers = launchers or self._start()
-            if launchers is not None:
-                self._watch(launchers)
-                self._conclude(launchers)
-            launchers = None
+        self._launchers = self._launchers or self._adopt()
+        while self._launchers is not None or self._wait_for_turn():
+            self._launchers = self._launchers or self._start()
+            if self._launchers is not None:
+                self._watch(self._launchers)
+                self._conclude(self._launchers)
+                self._launchers = None
 
     @property
     def was_told_to_leave(self) -> bool:
