@@ -14,6 +14,7 @@ Values go into the environment of a job's launchers and nowhere else.
 
 import contextlib
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Generator, Mapping
@@ -22,7 +23,25 @@ from typing import Any
 
 from holdfast.errors import NotFoundError, UsageError
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_POSITION = re.compile(r"line \d+, column \d+|end of document")
 _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+IDENTITY = frozenset(
+    {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_PROFILE",
+        "AWS_ROLE_ARN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_S3_ENDPOINT",
+    }
+)
+"""Who asks, and whom: a connection brings all of it, and none of it may come from somewhere else."""
 
 
 def connections_file() -> Path:
@@ -53,8 +72,11 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
         raise UsageError(f"{path}: {name!r} must be a table of variables")
     keys: dict[str, str] = {}
     for key, value in table.items():  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(key, str) or not isinstance(value, (str, bool, int)):
-            raise UsageError(f"{path}: the value of {key} in [{name}] must be a text")  # the value stays untold
+        # What is wrong with a value stays untold.
+        if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
+            raise UsageError(f"{path}: {key!r} in [{name}] cannot be the name of an environment variable")
+        if not isinstance(value, (str, bool, int)) or "\0" in str(value):
+            raise UsageError(f"{path}: the value of {key} in [{name}] must be a text")
         keys[key] = str(value)
     missing = [key for key in _NEEDED if not keys.get(key)]
     if missing:
@@ -64,20 +86,28 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
 
 @contextlib.contextmanager
 def connected(name: str | None, env: Mapping[str, str] | None = None) -> Generator[None]:
-    """This process's environment is meanwhile that of a job's launchers.
+    """This process's environment is meanwhile that of a job, as far as stores are concerned.
 
     Args:
-        name: the job's data connection, if it has one.
-        env: its own variables.
+        name: its data connection, if it has one.
+        env: its own variables, which count more.
     """
-    before = dict(os.environ)
-    os.environ.update(keys_of(name) if name is not None else {})
-    os.environ.update(env or {})
+    changes: dict[str, str | None] = {} if name is None else {**dict.fromkeys(IDENTITY), **keys_of(name)}
+    changes |= env or {}
+    before = {key: os.environ.get(key) for key in changes}
+    _set_environment(changes)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for key, value in values.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -92,14 +122,14 @@ def _read(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # not TOML, or not UTF-8
         raise UsageError(f"{path} is not valid TOML: {_position(error)}") from None  # its text may hold a key
 
 
-def _position(error: tomllib.TOMLDecodeError) -> str:
+def _position(error: ValueError) -> str:
     """Where, and not what: the parser's message may quote a value."""
-    _, _, position = str(error).rpartition("(")
-    return position.rstrip(")") or "somewhere"
+    match = _POSITION.search(str(error))
+    return match[0] if match else "somewhere"
 
 
-__all__ = ["connected", "connections_file", "keys_of"]
+__all__ = ["IDENTITY", "connected", "connections_file", "keys_of"]

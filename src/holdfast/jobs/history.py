@@ -7,6 +7,7 @@ write at once; a file of a newer release is refused untouched.
 import contextlib
 import getpass
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Generator, Sequence
@@ -46,6 +47,8 @@ CREATE TABLE event (
 CREATE INDEX event_by_job ON event (job, id);
 """
 _BUSY_S = 30.0
+_OVER = (JobState.COMPLETE, JobState.FAILED)
+_log = logging.getLogger("holdfast")
 _COLUMNS = "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks"
 
 
@@ -62,6 +65,7 @@ class History:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = history_file() if path is None else path
+        self._unreadable: set[str] = set()
         make_private(self._path.parent)
         with self._explained():
             self._db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
@@ -83,12 +87,18 @@ class History:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         if version < SCHEMA_VERSION:
-            self._path.chmod(0o600)
+            self._make_private()
             with self.transaction():
                 if self._version() == 0:  # another process may have been first
                     for statement in _SCHEMA.split(";\n"):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _make_private(self) -> None:
+        try:
+            self._path.chmod(0o600)
+        except OSError as error:
+            raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
 
     def _version(self) -> int:
         return self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -103,8 +113,6 @@ class History:
                 hint="check the folder's permissions and free space; a damaged file can be moved aside: its jobs "
                 "are forgotten then, their checkpoints are not touched",
             ) from error
-        except OSError as error:
-            raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
 
     def close(self) -> None:
         """Let go of the file."""
@@ -118,33 +126,64 @@ class History:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None]:
-        """Everything inside happens at once; nobody else writes meanwhile. They do not nest."""
+        """Everything inside happens at once; nobody else writes meanwhile. One inside another is part of it."""
+        if self._db.in_transaction:
+            yield
+            return
         with self._explained():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk may have ended it already
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
-    def jobs(self, states: Sequence[JobState] | None = None) -> list[JobRecord]:
-        """All jobs, or those in some states, oldest first."""
-        condition, values = "", []
-        if states is not None:
-            condition = f" WHERE state IN ({', '.join('?' * len(states))})"
-            values = [str(state) for state in states]
+    def change_number(self) -> int:
+        """Another number than before, when another process has changed something meanwhile."""
         with self._explained():
-            rows = self._db.execute(f"SELECT {_COLUMNS} FROM job{condition} ORDER BY created, name", values)
-            return [_job(row) for row in rows]
+            return self._db.execute("PRAGMA data_version").fetchone()[0]
+
+    def jobs(self, states: Sequence[JobState] | None = None) -> list[JobRecord]:
+        """All jobs, or those in some states, oldest first.
+
+        One whose entry cannot be read is left out, with a warning: it must not keep the others from their work.
+        """
+        if states is None:
+            return self._select("")
+        return self._select(f"WHERE state IN ({', '.join('?' * len(states))})", *map(str, states))
+
+    def unfinished(self) -> list[JobRecord]:
+        """Those that have not come to their end, or are to be removed: the others are many after a while."""
+        return self._select("WHERE state NOT IN (?, ?) OR wanted = ?", *map(str, _OVER), str(Wanted.DELETE))
+
+    def _select(self, condition: str, *values: str) -> list[JobRecord]:
+        with self._explained():
+            rows = self._db.execute(f"SELECT {_COLUMNS} FROM job {condition} ORDER BY created, name", values)
+            return [job for row in rows if (job := self._readable(row)) is not None]
+
+    def _readable(self, row: tuple[Any, ...]) -> JobRecord | None:
+        try:
+            return _job(row)
+        except StorageError as error:
+            if row[0] not in self._unreadable:
+                self._unreadable.add(row[0])
+                _log.warning("%s", error)
+            return None
 
     def find(self, name: str) -> JobRecord | None:
         """The job of exactly this name."""
         with self._explained():
             row = self._db.execute(f"SELECT {_COLUMNS} FROM job WHERE name = ?", (name,)).fetchone()
         return None if row is None else _job(row)
+
+    def knows(self, name: str) -> bool:
+        """Whether there is a job of exactly this name, readable or not."""
+        with self._explained():
+            return self._db.execute("SELECT 1 FROM job WHERE name = ?", (name,)).fetchone() is not None
 
     def job(self, name: str) -> JobRecord:
         """The job of this name, or the only one whose name begins so.
@@ -153,20 +192,27 @@ class History:
             NotFoundError: there is none.
             ConflictError: there are several.
         """
-        exact = self.find(name)
-        if exact is not None:
-            return exact
+        name = self.name_of(name)
+        job = self.find(name)
+        if job is None:
+            raise NotFoundError(f"there is no job {name!r} any more", hint="`holdfast list` shows all")
+        return job
+
+    def name_of(self, name: str) -> str:
+        """The name itself, or the only one that begins so; see `job`."""
         with self._explained():
             rows = self._db.execute(
                 "SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", (len(name), name)
             )
             names = [row[0] for row in rows] if name else []
+        if name in names:
+            return name
         if not names:
             raise NotFoundError(f"there is no job {name!r}", hint="`holdfast list` shows all")
         if len(names) > 1:
             shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
             raise ConflictError(f"{name!r} could be {len(names)} jobs: {shown}", hint="write more of the name")
-        return self.job(names[0])
+        return names[0]
 
     def attempts(self, name: str) -> list[AttemptRecord]:
         """The attempts of a job, oldest first."""
@@ -216,7 +262,7 @@ class History:
         """
         now = clock.utc_now()
         with self.transaction():
-            if self.find(spec.name) is not None:
+            if self.knows(spec.name):
                 raise ConflictError(
                     f"there is a job {spec.name!r} already",
                     hint=f"choose another name, or `holdfast delete {spec.name}` first; checkpoints stay",
@@ -228,15 +274,15 @@ class History:
             self._note(spec.name, "submitted", actor)
 
     def want(self, name: str, wanted: Wanted, *, actor: str, cause: str = "") -> None:
-        """Say what is wanted of a job; within a transaction or alone."""
-        with self._explained():
-            self._db.execute("UPDATE job SET wanted = ? WHERE name = ?", (str(wanted), name))
+        """Say what is wanted of a job."""
+        with self.transaction():
+            self._change(name, "wanted = ?", str(wanted))
             self._note(name, f"{wanted}_requested", actor, cause)
 
     def change_spec(self, spec: JobSpec, *, actor: str, cause: str) -> None:
         """Replace what a job is to do."""
-        with self._explained():
-            self._db.execute("UPDATE job SET spec = ? WHERE name = ?", (spec.to_json(), spec.name))
+        with self.transaction():
+            self._change(spec.name, "spec = ?", spec.to_json())
             self._note(spec.name, "changed", actor, cause)
 
     def forget(self, name: str) -> None:
@@ -263,10 +309,10 @@ class History:
         if unknown:
             raise ValueError(f"a job has no {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in figures)
-        with self._explained():
-            self._db.execute(
-                f"UPDATE job SET state = ?, changed = ?, message = ?{changes} WHERE name = ?",
-                (str(state), clock.utc_now(), message, *(_plain(value) for value in figures.values()), name),
+        values = (_plain(value) for value in figures.values())
+        with self.transaction():
+            self._change(
+                name, f"state = ?, changed = ?, message = ?{changes}", str(state), clock.utc_now(), message, *values
             )
             self._note(name, str(state).lower(), actor, cause or message, **figures)
 
@@ -295,6 +341,10 @@ class History:
                 "UPDATE attempt SET ended = ?, outcome = ?, exit_code = ? WHERE job = ? AND number = ?",
                 (clock.utc_now(), outcome, exit_code, name, number),
             )
+
+    def _change(self, name: str, columns: str, *values: Any) -> None:
+        if self._db.execute(f"UPDATE job SET {columns} WHERE name = ?", (*values, name)).rowcount == 0:
+            raise NotFoundError(f"there is no job {name} any more")
 
     def _note(self, name: str, event: str, actor: str, cause: str = "", **detail: Any) -> None:
         self._db.execute(

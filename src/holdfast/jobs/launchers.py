@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.foundation import clock
 from holdfast.jobs import processes
+from holdfast.jobs.connections import IDENTITY
 from holdfast.jobs.node import read_exit_code, write_plan
 from holdfast.jobs.processes import JOB_VARIABLE
 from holdfast.jobs.records import NodeRecord
@@ -168,6 +169,8 @@ def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: 
         for name, text in os.environ.items()
         if name in _KEPT or (not name.startswith(_OURS) and name not in _TORCHRUN)
     }
+    if secrets:  # nothing of another identity may mix with them
+        environ = {name: text for name, text in environ.items() if name not in IDENTITY}
     environ |= secrets
     environ |= spec.env
     if extra_path is not None:

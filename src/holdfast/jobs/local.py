@@ -2,25 +2,27 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import ConflictError, UsageError, WaitTimeoutError
+from holdfast.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
 from holdfast.foundation import clock
-from holdfast.foundation.files import is_locked, write_atomic
+from holdfast.foundation.files import FolderLock, is_locked, write_atomic
 from holdfast.jobs import told
 from holdfast.jobs.connections import connected, keys_of
 from holdfast.jobs.history import History, this_user
 from holdfast.jobs.logs import LogLine, read_logs
-from holdfast.jobs.places import job_folder, make_private, supervisor_lock
+from holdfast.jobs.places import job_folder, make_private, new_job_folder, supervisor_lock
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
-from holdfast.jobs.removing import remove_checkpoints, remove_job
+from holdfast.jobs.removing import remove_checkpoints, remove_job, remove_remains
 from holdfast.jobs.reviving import revive, start_supervisor
 from holdfast.jobs.slots import Slots, count_slots
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
+from holdfast.storage.location import Scheme, parse_location
 from holdfast.training.progress import Progress
 
 _POLL_S = 0.1
@@ -92,7 +94,7 @@ class LocalJobs:
 
         def is_over() -> bool:
             job = self._history.find(name)
-            return job is None or not job.state.is_active
+            return job is None or not job.needs_supervisor
 
         yield from read_logs(job_folder(name), ranks=ranks, nodes=nodes, is_over=is_over if follow else None)
 
@@ -100,33 +102,61 @@ class LocalJobs:
 
     def submit(self, spec: JobSpec, files: Mapping[str, bytes] | None = None) -> JobRecord:
         """Take a job; it runs as soon as it fits."""
-        self._check(spec)
-        self._history.add(spec, actor=self._actor)
-        try:
-            folder = make_private(job_folder(spec.name))
-            for file, data in (files or {}).items():
-                write_atomic(folder / file, data, durable=True)
-            start_supervisor(spec.name)
-        except BaseException:
-            remove_job(spec.name, self._history)
-            raise
-        return self.job(spec.name)
-
-    def _check(self, spec: JobSpec) -> None:
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"there is no folder {spec.working_dir} to run the job in")
         if spec.data_connection is not None:
             keys_of(spec.data_connection)
         _check_devices(spec, count_slots())
-        output = spec.settings.output_dir
-        if output is not None:
-            _check_place(output, spec)
-        for other in self._history.jobs():
-            if output is not None and other.state.is_active and _same_place(spec, other.spec):
+        if spec.settings.output_dir is not None:
+            _check_place(spec.settings.output_dir, spec)
+        new = make_private(new_job_folder())
+        try:
+            for file, data in (files or {}).items():
+                write_atomic(new / file, data, durable=True)
+            self._make_known(spec, new)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        try:
+            start_supervisor(spec.name)
+        except BaseException:
+            self._remove(spec.name)
+            raise
+        return self.job(spec.name)
+
+    def _make_known(self, spec: JobSpec, new: Path) -> None:
+        """Write the job down and give its folder its name; whoever sees the job may start its supervisor at once."""
+        with self._history.transaction():
+            self._refuse_taken_place(spec.name, _output_in_full(spec))
+            self._history.add(spec, actor=self._actor)
+            if is_locked(supervisor_lock(spec.name)):
+                raise ConflictError(
+                    f"a job {spec.name!r} of an earlier history still runs here",
+                    hint="choose another name, or end its processes first",
+                )
+            shutil.rmtree(job_folder(spec.name), ignore_errors=True)
+            new.rename(job_folder(spec.name))
+
+    def _refuse_taken_place(self, name: str, output: str | None) -> None:
+        """Two trainings into one folder would spoil each other's; the second one is refused before it begins."""
+        for other in self._others_at(output, but=name):
+            if other.needs_supervisor:
                 raise ConflictError(
                     f"job {other.name} writes to {output} and has not ended",
                     hint="use another output folder, or suspend or delete that job first",
                 )
+
+    def _others_at(self, output: str | None, *, but: str) -> list[JobRecord]:
+        if output is None:
+            return []
+        return [
+            other for other in self._history.unfinished() if other.name != but and self.output_of(other) == output
+        ]
+
+    def _ask(self, job: JobRecord, wanted: Wanted) -> None:
+        if job.wanted is Wanted.DELETE:
+            raise ConflictError(f"job {job.name} is being deleted")
+        self._history.want(job.name, wanted, actor=self._actor)
 
     def suspend(self, name: str, *, timeout_s: float | None = None) -> JobRecord:
         """Stop a job with a checkpoint, and wait for that.
@@ -135,30 +165,36 @@ class LocalJobs:
             ConflictError: it has ended.
             WaitTimeoutError: it is still at it; it will be suspended all the same.
         """
-        job = self.job(name)
-        if job.state.is_over:
-            raise ConflictError(f"job {job.name} cannot be suspended: it is {job.state}")
-        if job.state is not JobState.SUSPENDED or job.wanted is not Wanted.SUSPEND:
-            with self._history.transaction():
-                self._history.want(job.name, Wanted.SUSPEND, actor=self._actor)
-            revive(self._history)
-        return self._until(
-            job.name, lambda now: now.state is JobState.SUSPENDED or now.state.is_over, "suspended", timeout_s
-        )
+        with self._history.transaction():
+            job = self.job(name)
+            if job.state.is_over:
+                raise ConflictError(f"job {job.name} cannot be suspended: it is {job.state}")
+            if job.state is not JobState.SUSPENDED or job.wanted is not Wanted.SUSPEND:
+                self._ask(job, Wanted.SUSPEND)
+
+        def has_stopped(job: JobRecord) -> bool:
+            if job.state.is_over or (job.state is JobState.SUSPENDED and job.wanted is Wanted.SUSPEND):
+                return True
+            if job.wanted is not Wanted.SUSPEND:
+                raise ConflictError(f"job {job.name} was to be suspended, and somebody else wants it to {job.wanted}")
+            return False
+
+        return self._until(job.name, has_stopped, "suspended", timeout_s)
 
     def resume(self, name: str) -> JobRecord:
         """Let a suspended or failed job go on.
 
         Raises:
-            ConflictError: it runs, or is complete.
+            ConflictError: it runs, is complete, is being deleted, or another job writes where it does.
         """
         with self._history.transaction():
             job = self.job(name)
             if job.state is JobState.COMPLETE:
                 raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
-            if job.state.is_active and job.wanted is Wanted.RUN:
+            if job.state.is_active and job.wanted in {Wanted.RUN, Wanted.PREEMPT}:
                 raise ConflictError(f"job {job.name} is {job.state}, not suspended")
-            self._history.want(job.name, Wanted.RUN, actor=self._actor)
+            self._refuse_taken_place(job.name, self.output_of(job))
+            self._ask(job, Wanted.RUN)
             if job.state is JobState.FAILED:
                 self._history.become(
                     job.name, JobState.SUSPENDED, actor=self._actor, cause="to be tried again", setbacks=0
@@ -179,8 +215,8 @@ class LocalJobs:
         if job.state is JobState.COMPLETE:
             raise ConflictError(f"job {job.name} is complete")
         _check_devices(spec, count_slots())
-        was_to_run = job.state.is_active and job.wanted is not Wanted.SUSPEND
-        if job.state.is_active:
+        was_to_run = job.needs_supervisor and job.wanted is not Wanted.SUSPEND
+        if job.needs_supervisor:
             job = self.suspend(job.name, timeout_s=timeout_s)
         if job.state is JobState.COMPLETE:
             raise ConflictError(f"job {job.name} was complete before it could be scaled")
@@ -190,25 +226,53 @@ class LocalJobs:
         return self.resume(job.name) if was_to_run else self.job(job.name)
 
     def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> None:
-        """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
-        job = self.job(name)
+        """Stop a job and forget it; its checkpoints stay, unless they are asked for too.
+
+        Raises:
+            ConflictError: its checkpoints are asked for too, and another job is to go on with them; nothing was done.
+        """
+        name = self._history.name_of(name)
+        try:
+            job = self.job(name)
+        except StorageError:  # its entry cannot be read, and there is no other way to be rid of it
+            self._history.forget(name)
+            remove_remains(name, self._history)
+            return
         output = self.output_of(job)
-        if job.state.is_active:
-            with self._history.transaction():
-                self._history.want(job.name, Wanted.DELETE, actor=self._actor)
-            revive(self._history)
-            self._until(job.name, lambda _: False, "deleted", timeout_s)
-        else:
-            remove_job(job.name, self._history)
+        others = [other.name for other in self._others_at(output, but=name) if not other.state.is_over]
+        if with_checkpoints and others:
+            raise ConflictError(
+                f"the checkpoints in {output} are those of job {', '.join(others)} too; nothing was deleted",
+                hint=f"delete that job first, or {name} without its checkpoints",
+            )
+        if not self._remove(name):
+            with contextlib.suppress(NotFoundError):  # which is what is waited for
+                self._until(name, lambda _: False, "deleted", timeout_s)
         if with_checkpoints and output is not None:
-            remove_checkpoints(output, job.spec.data_connection)
+            remove_checkpoints(output, job.spec)
+
+    def _remove(self, name: str) -> bool:
+        """Remove a job here and now; where it has a supervisor or processes, only ask for it, and say False."""
+        self._history.want(name, Wanted.DELETE, actor=self._actor)
+        try:
+            lock = FolderLock.acquire(supervisor_lock(name), {"pid": os.getpid()})
+        except (BlockingIOError, FileNotFoundError):
+            return False
+        job = self._history.find(name)
+        is_idle = job is not None and not job.state.holds_slots
+        if is_idle:
+            remove_job(name, self._history)
+        if lock is not None:
+            lock.release()
+        return is_idle
 
     def output_of(self, job: JobRecord) -> str | None:
-        """Where a job's checkpoints are: as its owner said, or as its ranks told."""
+        """Where a job's checkpoints are, in full: as its owner said, or as its ranks told."""
         if job.spec.settings.output_dir is not None:
-            return job.spec.settings.output_dir
+            return _output_in_full(job.spec)
         progress = self.progress_of(job)
-        return None if progress is None else progress.location or progress.output_dir or None
+        output = None if progress is None else progress.location or progress.output_dir or None
+        return None if output is None else in_full(output, job.spec.working_dir)
 
     def wait(
         self,
@@ -235,7 +299,7 @@ class LocalJobs:
                 raise ConflictError(f"job {job.name} is {job.state}, and was waited for to be {wanted}{why}")
             return job.state in states
 
-        return self._until(name, is_there, wanted, timeout_s, poll_s)
+        return self._until(self._history.name_of(name), is_there, wanted, timeout_s, poll_s)
 
     def _until(
         self,
@@ -246,21 +310,20 @@ class LocalJobs:
         poll_s: float = _POLL_S,
     ) -> JobRecord:
         deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
-        job = self.job(name)
-        while not is_there(job):
+        while True:
+            job = self._history.find(name)
+            if job is None:
+                raise NotFoundError(f"job {name} was deleted while it was waited for to be {what}")
+            if is_there(job):
+                return job
+            if job.needs_supervisor and not is_locked(supervisor_lock(name)):
+                start_supervisor(name)
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
                 raise WaitTimeoutError(
-                    f"job {job.name} was not {what} within {timeout_s:g} s; it is {job.state}",
+                    f"job {name} was not {what} within {timeout_s:g} s; it is {job.state}",
                     hint="it goes on; wait again, or look at its logs",
                 )
             clock.sleep(poll_s)
-            found = self._history.find(job.name)
-            if found is None:  # it was deleted
-                return job
-            if found.needs_supervisor and not is_locked(supervisor_lock(job.name)):
-                revive(self._history)
-            job = found
-        return job
 
 
 def _check_devices(spec: JobSpec, capacity: Slots) -> None:
@@ -282,13 +345,17 @@ def _check_place(output: str, spec: JobSpec) -> None:
             open_tried(place.remote, verify_access=spec.settings.verify_access)
 
 
-def _same_place(one: JobSpec, other: JobSpec) -> bool:
-    places = [
-        place if "://" in place else os.path.realpath(os.path.join(spec.working_dir, place))
-        for spec in (one, other)
-        if (place := spec.settings.output_dir) is not None
-    ]
-    return len(places) == 2 and places[0] == places[1]
+def _output_in_full(spec: JobSpec) -> str | None:
+    output = spec.settings.output_dir
+    return None if output is None else in_full(output, spec.working_dir)
+
+
+def in_full(output: str, working_dir: str) -> str:
+    """An output location that means the same wherever it is read; two that are equal are one place."""
+    location = parse_location(output)
+    if location.scheme is not Scheme.FILE:
+        return str(location)
+    return os.path.realpath(os.path.join(working_dir, location.path))
 
 
 def _as_job_event(record: dict[str, Any]) -> JobEvent:
@@ -302,4 +369,4 @@ def _as_job_event(record: dict[str, Any]) -> JobEvent:
     )
 
 
-__all__ = ["LocalJobs"]
+__all__ = ["LocalJobs", "in_full"]

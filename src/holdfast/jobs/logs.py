@@ -1,5 +1,6 @@
 """What the processes of a job have printed: a file for each rank, and one for each launcher."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +35,8 @@ class _Tail:
         return self.path.stem.replace("-", " ")
 
     def lines(self) -> Iterator[LogLine]:
-        """What has been added, in whole lines."""
-        with self.path.open("rb") as stream:
+        """What has been added, in whole lines; nothing when the job was deleted meanwhile."""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
             stream.seek(self.offset)
             for chunk in iter(lambda: stream.read(1 << 20), b""):
                 self.offset += len(chunk)

@@ -54,31 +54,39 @@ def conclude(
     """
     if all(code == ExitCode.OK for code in exit_codes):
         return Outcome(state=JobState.COMPLETE, exit_code=0, message="")
-    failures = [code for code in exit_codes if code is not None and code not in _LEFT and code != ExitCode.OK]
     was_asked = wanted is not Wanted.RUN
-    if failures and not (was_asked and failures[0] == ExitCode.STORAGE):
-        return Outcome(state=JobState.FAILED, exit_code=failures[0], message=_describe(failures[0]))
+    failure = _failure_of(exit_codes)
+    if failure is not None and not (was_asked and failure == ExitCode.STORAGE):
+        return Outcome(state=JobState.FAILED, exit_code=failure, message=_describe(failure))
     saved = any(code == ExitCode.INTERRUPTED_SAVED for code in exit_codes)
-    stands = "nothing is saved yet" if safe_step is None else f"step {safe_step} is safe"
+    code = ExitCode.INTERRUPTED_SAVED if saved else next((code for code in exit_codes if code), None)
+    unknown = "its state is saved" if saved else "nothing is saved yet"
+    stands = unknown if safe_step is None else f"step {safe_step} is safe"
     if was_asked:
         state = JobState.PREEMPTED if wanted is Wanted.PREEMPT else JobState.SUSPENDED
         message = stands if saved else f"it was stopped without a save; {stands}"
-        if failures:
+        if failure is not None:
             message += "; the object store does not have all of it yet"
-        code = failures[0] if failures else ExitCode.INTERRUPTED_SAVED if saved else ExitCode.TERMINATED_UNSAVED
-        return Outcome(state=state, exit_code=code, message=message)
+        return Outcome(state=state, exit_code=code if failure is None else failure, message=message)
     setbacks = 0 if has_progressed else setbacks
     what = "was interrupted from outside" if None not in exit_codes else "was killed"
     if setbacks >= MAX_SETBACKS:
-        code = next((code for code in exit_codes if code), None)
         message = f"it {what} {setbacks + 1} times without progress; {stands}"
         return Outcome(state=JobState.FAILED, exit_code=code, message=message, setbacks=setbacks)
-    return Outcome(
-        state=JobState.RESTARTING,
-        exit_code=next((code for code in exit_codes if code), None),
-        message=f"it {what}; {stands}",
-        setbacks=setbacks + 1,
-    )
+    return Outcome(state=JobState.RESTARTING, exit_code=code, message=f"it {what}; {stands}", setbacks=setbacks + 1)
+
+
+def _failure_of(exit_codes: Sequence[int | None]) -> int | None:
+    """The exit code that says why the job has failed; None when it has not.
+
+    Ranks that lost a peer end with 1. So another code counts more, and a 1 beside a launcher that was killed is its
+    consequence.
+    """
+    failures = [code for code in exit_codes if code is not None and code not in _LEFT and code != ExitCode.OK]
+    own = next((code for code in failures if code != ExitCode.FAILED), None)
+    if own is not None or not failures:
+        return own
+    return None if None in exit_codes else failures[0]
 
 
 def _describe(code: int) -> str:

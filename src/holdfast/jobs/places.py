@@ -1,6 +1,7 @@
 """Where jobs are kept on this machine: the history and a folder for each job, below the XDG state folder."""
 
 import os
+import uuid
 from pathlib import Path
 
 from holdfast.errors import StorageError
@@ -19,6 +20,11 @@ def history_file() -> Path:
 def job_folder(name: str) -> Path:
     """What belongs to one job: its function, its output, its progress, the lock of its supervisor."""
     return state_folder() / "jobs" / name
+
+
+def new_job_folder() -> Path:
+    """A folder in the making; it becomes a job's own when the history knows the job."""
+    return state_folder() / "jobs" / f".new-{uuid.uuid4().hex}"
 
 
 def supervisor_lock(name: str) -> Path:
@@ -46,4 +52,4 @@ def make_private(folder: Path) -> Path:
     return folder
 
 
-__all__ = ["history_file", "job_folder", "make_private", "state_folder", "supervisor_lock"]
+__all__ = ["history_file", "job_folder", "make_private", "new_job_folder", "state_folder", "supervisor_lock"]

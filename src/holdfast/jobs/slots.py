@@ -1,8 +1,9 @@
 """Which job may start, and whom it may ask to leave. Pure: decided from what the history says and what there is.
 
-A job takes slots for `cpu` and `gpu`. Jobs wait in order of priority, then of age. One that fits starts, unless one
-before it fits too: that one is about to start and comes first. A job that does not fit may take the slots of jobs of
-lower priority: the lowest first, of those the youngest first, and no more of them than it takes.
+A job takes slots for `cpu` and `gpu`. Jobs wait in order of priority, then of age. One that fits starts, unless a
+job before it fits too, or needs these slots beside those that others are leaving for it: jobs that were preempted for
+a large one would come back in turn otherwise, and it would never start. A job that does not fit may take the slots of
+jobs of lower priority: the lowest first, of those the youngest first, and no more of them than it takes.
 """
 
 import os
@@ -87,40 +88,50 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
     asking = next(job for job in jobs if job.name == name)
     need = needs(asking, capacity)
     holding = [job for job in jobs if job.state.holds_slots and job.name != name]
-    free = capacity
-    for job in holding:
-        free -= needs(job, capacity)
-    before = [
-        job for job in jobs if job.state.is_waiting and job.wanted is Wanted.RUN and _order(job) < _order(asking)
-    ]
-    if free.holds(need):
-        first = next((job for job in sorted(before, key=_order) if free.holds(needs(job, capacity))), None)
-        return Admission(may_start=True) if first is None else Admission(waits_for=f"job {first.name} goes first")
-    return _ask_others(asking, need, free, holding, capacity)
+    free = capacity - _sum(holding, capacity)
+    room = free + _sum([job for job in holding if job.wanted is not Wanted.RUN], capacity)
+    waiting = [job for job in jobs if job.state.is_waiting and job.wanted is Wanted.RUN]
+    for job in sorted((job for job in waiting if _order(job) < _order(asking)), key=_order):
+        wish = needs(job, capacity)
+        if free.holds(wish):
+            return Admission(waits_for=f"job {job.name} goes first")
+        if room.holds(wish):
+            room -= wish  # it takes what others are leaving
+        elif (room + _sum(_weaker(job, holding), capacity)).holds(wish):
+            return Admission(waits_for=f"job {job.name} goes first: others make room for it")
+    if free.holds(need) and room.holds(need):
+        return Admission(may_start=True)
+    return _ask_others(asking, need, room, holding, capacity)
 
 
 def _ask_others(
-    asking: JobRecord, need: Slots, free: Slots, holding: Sequence[JobRecord], capacity: Slots
+    asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobRecord], capacity: Slots
 ) -> Admission:
-    for job in holding:
-        if job.wanted is not Wanted.RUN:
-            free += needs(job, capacity)  # it is leaving
-    if free.holds(need):
+    if room.holds(need):
         return Admission(waits_for="a job that is about to stop")
-    weaker = [job for job in holding if job.wanted is Wanted.RUN and job.spec.priority < asking.spec.priority]
     chosen: list[JobRecord] = []
+    weaker = _weaker(asking, holding)
     for job in sorted(weaker, key=lambda job: (-job.spec.priority, job.created, job.name), reverse=True):
-        if free.holds(need):
+        if room.holds(need):
             break
-        free += needs(job, capacity)
+        room += needs(job, capacity)
         chosen.append(job)
-    if not free.holds(need):
+    if not room.holds(need):
         return Admission(waits_for=_describe(need, capacity))
     for job in list(chosen):  # one that was taken early may not be needed for those that were taken later
-        if (free - needs(job, capacity)).holds(need):
-            free -= needs(job, capacity)
+        if (room - needs(job, capacity)).holds(need):
+            room -= needs(job, capacity)
             chosen.remove(job)
     return Admission(preempt=tuple(job.name for job in chosen), waits_for="jobs of lower priority that are to stop")
+
+
+def _weaker(asking: JobRecord, holding: Sequence[JobRecord]) -> list[JobRecord]:
+    """Those that it may ask to be preempted."""
+    return [job for job in holding if job.wanted is Wanted.RUN and job.spec.priority < asking.spec.priority]
+
+
+def _sum(jobs: Sequence[JobRecord], capacity: Slots) -> Slots:
+    return sum((needs(job, capacity) for job in jobs), Slots(cpu=0, gpu=0))
 
 
 def _order(job: JobRecord) -> tuple[int, str, str]:

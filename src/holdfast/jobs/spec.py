@@ -1,10 +1,12 @@
 """What a job is to do, as its owner wrote it down; no secret and nothing of the machine's environment is in it."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from holdfast.errors import UsageError
 from holdfast.training.settings import RunSettings
@@ -67,11 +69,18 @@ class JobSpec:
         ):
             if count < least:
                 raise UsageError(f"{what} {count} must be at least {least}")
+        if not os.path.isabs(self.working_dir):
+            raise UsageError(f"working_dir {self.working_dir!r} must be an absolute path")
         for variable, text in self.env.items():
             if not _VARIABLE.fullmatch(variable) or "\0" in text:
                 raise UsageError(
                     f"{variable!r} cannot be the name of an environment variable, or its value has a NUL"
                 )
+        if any("@" in urlsplit(url).netloc for url in self.package_indexes):  # the URL stays untold
+            raise UsageError(
+                "the address of a package index has a user name or password in it, and would be written down",
+                hint="put it into pip's configuration, ~/.netrc or PIP_INDEX_URL",
+            )
 
     def to_json(self) -> str:
         """A document from which `from_json` makes an equal value."""

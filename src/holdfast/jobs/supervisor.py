@@ -6,6 +6,7 @@ one was killed.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from holdfast.errors import ExitCode, HoldfastError
+from holdfast.errors import ExitCode, HoldfastError, NotFoundError, StorageError
 from holdfast.foundation import clock, console
 from holdfast.foundation.files import FolderLock
 from holdfast.jobs import slots, told
@@ -23,17 +24,19 @@ from holdfast.jobs.connections import keys_of
 from holdfast.jobs.history import History
 from holdfast.jobs.launchers import Launchers, launcher_environment
 from holdfast.jobs.outcome import conclude
-from holdfast.jobs.packages import install_packages
+from holdfast.jobs.packages import NotWantedError, install_packages
 from holdfast.jobs.places import job_folder, supervisor_lock
 from holdfast.jobs.records import JobRecord
-from holdfast.jobs.removing import remove_job
+from holdfast.jobs.removing import remove_job, remove_remains
 from holdfast.jobs.reviving import revive
 from holdfast.jobs.state import JobState, Wanted
 
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 _REVIVE_EVERY_S = 5.0
+_LOOK_EVERY_S = 5.0
 _LOCK_WITHIN_S = 2.0
+_TRIALS, _NEXT_TRIAL_S = 20, 3.0
 _SILENT_START_S = 60.0
 """A program that tells no progress counts as resumed after this."""
 _log = logging.getLogger("holdfast")
@@ -52,6 +55,7 @@ class Supervisor:
         self._history = history
         self._folder = job_folder(name)
         self._actor = f"supervisor {os.getpid()}"
+        self._launchers: Launchers | None = None
         self._was_told_to_leave = False
         self._revive_at_s = clock.monotonic_s() + _REVIVE_EVERY_S
 
@@ -60,24 +64,31 @@ class Supervisor:
         self._was_told_to_leave = True
 
     def run(self) -> None:
-        """Look after the job until nobody has to."""
-        launchers = self._adopt()
-        while True:
-            if launchers is None:
-                keeps_slots = self._job.state is JobState.RESTARTING
-                if not (self._pause() if keeps_slots else self._wait_for_slots()):
-                    return
-                launchers = self._start()
-                if launchers is None:
-                    return
-            self._watch(launchers)
-            if not self._conclude(launchers):
-                return
-            launchers = None
+        """Look after the job until nobody has to, or until it is to be deleted, which is for the caller to do.
+
+        Raises:
+            NotFoundError: somebody has removed it from the history.
+            StorageError: the history cannot be used; calling it again goes on.
+        """
+        self._launchers = self._launchers or self._adopt()
+        while self._launchers is not None or self._wait_for_turn():
+            self._launchers = self._launchers or self._start()
+            if self._launchers is not None:
+                self._watch(self._launchers)
+                self._conclude(self._launchers)
+                self._launchers = None
+
+    @property
+    def was_told_to_leave(self) -> bool:
+        """Whether this process is to end, whatever becomes of the job."""
+        return self._was_told_to_leave
 
     @property
     def _job(self) -> JobRecord:
-        return self._history.job(self._name)
+        job = self._history.find(self._name)
+        if job is None:
+            raise NotFoundError(f"there is no job {self._name} any more")
+        return job
 
     # ---- beginning --------------------------------------------------------------------------------------------
 
@@ -91,60 +102,53 @@ class Supervisor:
             launchers.kill()  # it was killed while it started them: they have not met, and nothing is lost
         return launchers
 
-    def _wait_for_slots(self) -> bool:
-        """Until the job may start; False when it shall not any more."""
+    def _wait_for_turn(self) -> bool:
+        """Until the next attempt is written down, or nothing more is to be done: False."""
         capacity = slots.count_slots()
-        while True:
-            job = self._job
-            if self._settle(job):
-                return False
-            with self._history.transaction():
-                others = [other for other in self._history.jobs(slots.CONCERNED) if other.name != self._name]
-                admission = slots.admit(self._name, [*others, job], capacity)
-                if admission.may_start:
-                    self._take(job)
-                    return True
-                for victim in admission.preempt:
-                    cause = f"job {self._name} has priority {job.spec.priority}"
-                    self._history.want(victim, Wanted.PREEMPT, actor=f"job {self._name}", cause=cause)
-                state = JobState.PREEMPTED if job.state is JobState.PREEMPTED else JobState.QUEUED
-                message = f"waits for {admission.waits_for}"
-                if (job.state, job.message) != (state, message):
-                    self._history.become(self._name, state, actor=self._actor, message=message)
+        pause_until_s = clock.monotonic_s() + min(_LONGEST_PAUSE_S, 0.5 * 2**self._job.setbacks)
+        seen, look_at_s = -1, 0.0
+        while not self._was_told_to_leave:
+            # Whoever waits asks the history what is new, and for everybody's jobs only when something is.
+            number, now_s = self._history.change_number(), clock.monotonic_s()
+            if number != seen or now_s >= look_at_s:
+                seen, look_at_s = number, now_s + _LOOK_EVERY_S
+                with self._history.transaction():
+                    turn = self._turn(capacity, has_paused=now_s >= pause_until_s)
+                if turn is not None:
+                    return turn
             self._look_around()
             clock.sleep(_POLL_S)
+        return False
 
-    def _pause(self) -> bool:
-        """Before a job is started again on the slots that it has; False when it shall not be."""
-        until_s = clock.monotonic_s() + min(_LONGEST_PAUSE_S, 0.5 * 2**self._job.setbacks)
-        while True:
-            job = self._job
-            if self._settle(job):
-                return False
-            if clock.monotonic_s() >= until_s:
-                with self._history.transaction():
-                    self._take(job)
-                return True
-            clock.sleep(_POLL_S)
-
-    def _settle(self, job: JobRecord) -> bool:
-        """What is to be done with a job that has no processes; whether that was all."""
-        if job.wanted is Wanted.DELETE:
-            remove_job(self._name, self._history)
-            return True
-        if self._was_told_to_leave:
-            return True
-        if job.wanted is Wanted.RUN:
+    def _turn(self, capacity: slots.Slots, *, has_paused: bool) -> bool | None:
+        """Within a transaction: whether the job starts now; None to ask again."""
+        job = self._job
+        if job.wanted is Wanted.DELETE or not job.needs_supervisor:
+            return False
+        if job.wanted is Wanted.SUSPEND:
+            message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is safe"
+            self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
             return False
         if job.wanted is Wanted.PREEMPT:  # it has no processes to stop, and gives up its slots by waiting again
-            self._history.want(self._name, Wanted.RUN, actor=self._actor)
-            if job.state is JobState.RESTARTING:
-                self._history.become(self._name, JobState.PREEMPTED, actor=self._actor)
-                return self._wait_for_slots() is False
-            return False
-        message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is safe"
-        self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
-        return True
+            self._history.become(self._name, JobState.PREEMPTED, actor=self._actor, wanted=Wanted.RUN)
+            job = self._job
+        if job.state is JobState.RESTARTING:
+            if has_paused:
+                self._take(job)
+            return True if has_paused else None
+        others = [other for other in self._history.jobs(slots.CONCERNED) if other.name != self._name]
+        admission = slots.admit(self._name, [*others, job], capacity)
+        if admission.may_start:
+            self._take(job)
+            return True
+        for victim in admission.preempt:
+            cause = f"job {self._name} has priority {job.spec.priority}"
+            self._history.want(victim, Wanted.PREEMPT, actor=f"job {self._name}", cause=cause)
+        state = JobState.PREEMPTED if job.state is JobState.PREEMPTED else JobState.QUEUED
+        message = f"waits for {admission.waits_for}"
+        if (job.state, job.message) != (state, message):
+            self._history.become(self._name, state, actor=self._actor, message=message)
+        return None
 
     def _take(self, job: JobRecord) -> None:
         state = JobState.RUNNING if job.attempt == 0 else JobState.RESUMING
@@ -158,11 +162,14 @@ class Supervisor:
         try:
             launchers.wait_until_gone()  # a keeper of the attempt before may be ending
             secrets = keys_of(job.spec.data_connection) if job.spec.data_connection else {}
-            extra = install_packages(job.spec, self._folder)
+            extra = install_packages(job.spec, self._folder, is_wanted=self._is_wanted)
             environ = launcher_environment(job.spec, secrets, extra)
             for node in range(job.spec.num_nodes):
-                record = launchers.start(node, environ, self._free_gpus(job))
-                self._history.add_node(self._name, job.attempt, record)
+                with self._history.transaction():  # nobody else gives away devices meanwhile
+                    record = launchers.start(node, environ, self._free_gpus(job))
+                    self._history.add_node(self._name, job.attempt, record)
+        except NotWantedError:
+            return launchers  # none of them was started
         except (HoldfastError, OSError) as error:
             launchers.kill()
             code = error.exit_code if isinstance(error, HoldfastError) else ExitCode.FAILED
@@ -173,6 +180,9 @@ class Supervisor:
                 )
             return None
         return launchers
+
+    def _is_wanted(self) -> bool:
+        return self._job.wanted is Wanted.RUN and not self._was_told_to_leave
 
     def _free_gpus(self, job: JobRecord) -> tuple[int, ...]:
         if not job.spec.gpu_per_node:
@@ -192,11 +202,12 @@ class Supervisor:
         began_s = clock.wall_s()
         while launchers.are_alive:
             job = self._job
-            if job.wanted is not Wanted.RUN or self._was_told_to_leave:
+            # SUSPENDING although it is to run: somebody has changed his mind, and what has begun is done first.
+            if job.wanted is not Wanted.RUN or self._was_told_to_leave or job.state is JobState.SUSPENDING:
                 if job.state is not JobState.SUSPENDING:
                     self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=str(job.wanted))
                 launchers.ask_to_stop()
-            elif job.state is not JobState.RUNNING and self._has_resumed(began_s):
+            elif job.state is JobState.RESUMING and self._has_resumed(began_s):
                 self._history.become(self._name, JobState.RUNNING, actor=self._actor)
             launchers.enforce()
             self._look_around()
@@ -205,60 +216,111 @@ class Supervisor:
     def _has_resumed(self, began_s: float) -> bool:
         return told.was_told_since(self._folder, began_s) or clock.wall_s() - began_s >= _SILENT_START_S
 
-    def _conclude(self, launchers: Launchers) -> bool:
-        """Write down how the attempt ended; whether the job is to be started again here."""
+    def _conclude(self, launchers: Launchers) -> None:
+        """Write down how the attempt ended, and what becomes of the job."""
         launchers.wait_until_gone()
-        job = self._job
         safe = told.safe_step(self._folder)
-        wanted = Wanted.PREEMPT if self._was_told_to_leave and job.wanted is Wanted.RUN else job.wanted
-        outcome = conclude(
-            launchers.exit_codes,
-            wanted,
-            safe_step=safe,
-            has_progressed=safe is not None and safe > (job.safe_step or 0),
-            setbacks=job.setbacks,
-        )
-        figures: dict[str, Any] = {"exit_code": outcome.exit_code, "safe_step": safe, "setbacks": outcome.setbacks}
+        exit_codes = launchers.exit_codes
         with self._history.transaction():
-            text = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
-            self._history.end_attempt(self._name, job.attempt, outcome=text, exit_code=outcome.exit_code)
+            job = self._job
+            outcome = conclude(
+                exit_codes,
+                self._was_wanted(job),
+                safe_step=safe,
+                has_progressed=safe is not None and safe > (job.safe_step or 0),
+                setbacks=job.setbacks,
+            )
+            figures: dict[str, Any] = {
+                "exit_code": outcome.exit_code,
+                "safe_step": safe,
+                "setbacks": outcome.setbacks,
+            }
             if outcome.state is JobState.PREEMPTED and job.wanted is Wanted.PREEMPT:
                 figures["wanted"] = Wanted.RUN
+            text = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
+            self._history.end_attempt(self._name, job.attempt, outcome=text, exit_code=outcome.exit_code)
             self._history.become(self._name, outcome.state, actor=self._actor, message=outcome.message, **figures)
         launchers.tidy()
-        if job.wanted is Wanted.DELETE:
-            remove_job(self._name, self._history)
-            return False
-        return outcome.state.is_active and not self._was_told_to_leave
+
+    def _was_wanted(self, job: JobRecord) -> Wanted:
+        """Why the launchers have ended, where somebody has asked them to."""
+        if job.wanted is Wanted.RUN and self._was_told_to_leave:
+            return Wanted.PREEMPT
+        if job.wanted is Wanted.RUN and job.state is JobState.SUSPENDING:  # and to go on, meanwhile
+            return Wanted.SUSPEND
+        return job.wanted
 
     def _look_around(self) -> None:
         """Now and then, see that the other jobs have their supervisors."""
         if clock.monotonic_s() >= self._revive_at_s:
             self._revive_at_s = clock.monotonic_s() + _REVIVE_EVERY_S
-            revive(self._history, but=self._name)
+            revive(self._history, but=self._name, patience_s=0)
 
 
 def supervise(name: str) -> int:
-    """Look after a job, unless somebody does already."""
+    """Look after a job, unless somebody does already.
+
+    Raises:
+        StorageError: the history, or the job's folder, cannot be used.
+    """
     console.set_up(0)
-    lock = _lock(supervisor_lock(name))
-    if lock is None:
-        return 0
-    with History() as history:
-        if history.find(name) is None:
-            return ExitCode.NOT_FOUND
-        supervisor = Supervisor(name, history)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, supervisor.leave)
-        supervisor.run()
-    return 0
+    while True:
+        try:
+            lock = _lock(supervisor_lock(name))
+        except FileNotFoundError:
+            return ExitCode.NOT_FOUND  # it was deleted in this moment
+        if lock is None:
+            return 0
+        with History() as history:
+            may_leave = _supervise(name, history)
+            lock.release()
+            # Whoever wants something of the job, and has found it held until now, relies on this process.
+            job = history.find(name)
+            if job is None or may_leave or not job.needs_supervisor:
+                return ExitCode.NOT_FOUND if job is None else 0
+
+
+def _supervise(name: str, history: History) -> bool:
+    """Whether the process is to end whatever is wanted of the job."""
+    supervisor = Supervisor(name, history)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, supervisor.leave)
+    try:
+        _run(supervisor)
+        job = history.find(name)
+        if job is not None and job.wanted is Wanted.DELETE:
+            remove_job(name, history)
+    except NotFoundError:  # removed by force: nobody would ever look at its processes again
+        remove_remains(name, history)
+    return supervisor.was_told_to_leave
+
+
+def _run(supervisor: Supervisor) -> None:
+    """Where the history cannot be used, a full disk perhaps, the job goes on and is looked at again soon."""
+    for trial in itertools.count(1):
+        try:
+            supervisor.run()
+        except StorageError as error:
+            if trial == _TRIALS:
+                raise
+            _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)
+            clock.sleep(_NEXT_TRIAL_S)
+        else:
+            return
 
 
 def _lock(path: Path) -> FolderLock | None:
+    """The lock, or None when somebody holds it."""
     deadline_s = clock.monotonic_s() + _LOCK_WITHIN_S
     while clock.monotonic_s() < deadline_s:
         with contextlib.suppress(BlockingIOError):  # whoever looks whether it is held, holds it for a moment
-            return FolderLock.acquire(path, {"pid": os.getpid()})
+            lock = FolderLock.acquire(path, {"pid": os.getpid()})
+            if lock is None:
+                raise StorageError(
+                    f"the file system of {path.parent} has no locks, and two supervisors would not notice each other",
+                    hint="set XDG_STATE_HOME to a folder on a local disk",
+                )
+            return lock
         clock.sleep(0.02)
     return None
 

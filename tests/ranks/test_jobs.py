@@ -1,0 +1,367 @@
+"""Jobs on this machine: real supervisors, launchers and ranks; whatever is killed, the state is true in the end."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.jobs.history import History
+from holdfast.jobs.local import LocalJobs
+from holdfast.jobs.places import job_folder, state_folder
+from holdfast.jobs.processes import processes_of
+from holdfast.jobs.state import JobState, Wanted
+from tests.support.equality import finals, same
+from tests.support.jobs_local import Place, jobs_in, tell_to_stop
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+long = pytest.mark.long
+
+COMPLETE, FAILED, RUNNING, QUEUED = JobState.COMPLETE, JobState.FAILED, JobState.RUNNING, JobState.QUEUED
+SUSPENDED, PREEMPTED = JobState.SUSPENDED, JobState.PREEMPTED
+LAST_STEP = 18
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with jobs_in(tmp_path) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A job that nobody disturbs: `alone`."""
+    with jobs_in(tmp_path_factory.mktemp("reference")) as place:
+        place.jobs.submit(place.training("alone"))
+        place.complete("alone")
+        yield place
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Likewise on two nodes: `pair`."""
+    with jobs_in(tmp_path_factory.mktemp("pair")) as place:
+        place.jobs.submit(place.training("pair", num_nodes=2))
+        place.complete("pair")
+        yield place
+
+
+def assert_same(output: Path, reference: Path, num_ranks: int = 1) -> None:
+    """The end is the same bit for bit."""
+    ours, theirs = finals(output, num_ranks), finals(reference, num_ranks)
+    for rank in range(num_ranks):
+        assert same(ours[rank], theirs[rank]), f"rank {rank} differs"
+
+
+def states(place: Place, name: str) -> list[str]:
+    """What the job was, one after the other."""
+    names = {str(state).lower() for state in JobState}
+    with History() as history:
+        return [event.name for event in history.events(name) if event.name in names]
+
+
+def test_submitted_it_runs_to_its_end(reference: Place) -> None:
+    """State, attempt, exit code, events and output are all there; no process is."""
+    job = reference.jobs.job("alone")
+    assert (job.state, job.exit_code, job.attempt, job.message) == (COMPLETE, 0, 1, "")
+    [attempt] = reference.jobs.attempts("alone")
+    assert (attempt.num_nodes, attempt.outcome, attempt.exit_code) == (1, "Complete", 0)
+    names = [event.name for event in reference.jobs.events("alone")]
+    assert names[0] == "submitted"
+    assert names[-1] == "complete"
+    assert "attempt_started" in names
+    assert states(reference, "alone") == ["running", "complete"]
+    progress = reference.jobs.progress("alone")
+    assert progress is not None
+    assert progress["step"] == LAST_STEP
+    sources = {line.source for line in reference.jobs.logs("alone")}
+    assert "rank 0" in sources
+    assert job.safe_step == LAST_STEP
+
+
+def test_suspended_and_resumed_it_ends_as_if_nothing_had_been(place: Place, reference: Place) -> None:
+    """75, the step that is safe, no process meanwhile; the same end bit for bit."""
+    place.jobs.submit(place.training("a"))
+    place.wait_for_mark("a", 4)
+    job = place.jobs.suspend("a", timeout_s=60)
+    assert (job.state, job.wanted, job.exit_code) == (SUSPENDED, Wanted.SUSPEND, 75), place.story("a")
+    assert processes_of(job_folder("a")) == []
+    [step] = place.steps("a")
+    assert job.safe_step == step
+    assert job.message == f"step {step} is safe"
+    place.jobs.resume("a")
+    job = place.complete("a")
+    assert (job.attempt, job.setbacks) == (2, 0)
+    assert states(place, "a")[:5] == ["running", "suspending", "suspended", "resuming", "running"]
+    [resumed] = place.events("a", "resumed")
+    assert resumed["step"] == step
+    assert_same(place.output("a"), reference.output("alone"))
+
+
+@long
+def test_scaled_up_and_down_no_sample_is_lost(place: Place) -> None:
+    """1 → 2 → 1 nodes; each time it goes on from the step at which it stopped."""
+    place.jobs.submit(place.training("a", "--step-ms", "300"))
+    place.wait_for_mark("a", 2)
+    assert place.jobs.scale("a", 2, timeout_s=60).spec.num_nodes == 2
+    place.wait_for_mark("a", 7, rank=1)
+    place.jobs.scale("a", 1, timeout_s=60)
+    assert place.complete("a").attempt == 3
+    assert [attempt.num_nodes for attempt in place.jobs.attempts("a")] == [1, 2, 1]
+    assert [event["world_size"] for event in place.events("a", "attempt_started")] == [1, 2, 1]
+    stops = [event["step"] for event in place.events("a", "stop_requested")]
+    assert [event["step"] for event in place.events("a", "resumed")] == stops
+    assert [event["step"] for event in place.events("a", "finished")] == [LAST_STEP]
+    causes = [event.cause for event in place.jobs.events("a") if event.name == "changed"]
+    assert causes == ["1 → 2 nodes", "2 → 1 nodes"]
+
+
+def test_preempted_it_comes_back_by_itself(tmp_path: Path, reference: Place) -> None:
+    """A job of higher priority takes the only slot and leaves it; nobody has to do anything."""
+    with jobs_in(tmp_path, cpu_slots=1) as place:
+        place.jobs.submit(place.training("weak"))
+        place.wait_for_mark("weak", 4)
+        place.jobs.submit(place.script("strong", "print('was here')", priority=1))
+        place.jobs.wait("weak", [PREEMPTED], timeout_s=60)
+        assert place.complete("strong").attempt == 1
+        job = place.complete("weak")
+        assert (job.attempt, job.setbacks) == (2, 0)
+        history = states(place, "weak")
+        assert history[:3] == ["running", "suspending", "preempted"]
+        assert "restarting" not in history
+        assert [line.text for line in place.jobs.logs("strong") if line.source == "rank 0"][0] == "was here"
+        assert_same(place.output("weak"), reference.output("alone"))
+
+
+# What is killed, and how many attempts there are then: a supervisor is nobody's parent, and a rank or a keeper is
+# replaced by its launcher.
+KILLS = [
+    pytest.param(("supervisor", "launcher"), 2, id="supervisor+launcher"),
+    pytest.param(("launcher",), 2, id="launcher", marks=long),
+    pytest.param(("keeper",), 1, id="keeper", marks=long),
+    pytest.param(("rank",), 1, id="rank", marks=long),
+    pytest.param(("supervisor",), 1, id="supervisor", marks=long),
+    pytest.param(("supervisor", "rank"), 1, id="supervisor+rank", marks=long),
+    pytest.param(("launcher", "keeper"), 2, id="launcher+keeper", marks=long),
+    pytest.param(("all",), 2, id="everything", marks=long),
+]
+
+
+@pytest.mark.parametrize(("kinds", "num_attempts"), KILLS)
+def test_whatever_is_killed_the_job_ends_as_if_nothing_had_been(
+    place: Place, reference: Place, kinds: tuple[str, ...], num_attempts: int
+) -> None:
+    """SIGKILL in the middle of the training; where the supervisor is gone, waiting for the job replaces it."""
+    place.jobs.submit(place.training("a", settings={"save_steps": 2}))
+    place.wait_for_saved("a", 4)
+    place.kill("a", *kinds)
+    job = place.complete("a")
+    assert (job.exit_code, job.attempt) == (0, num_attempts), place.story("a")
+    assert_same(place.output("a"), reference.output("alone"))
+    if num_attempts == 2:
+        first = place.jobs.attempts("a")[0]
+        assert "it was killed" in first.outcome
+        assert first.exit_code is None
+
+
+@long
+def test_killed_at_any_time_again_and_again(place: Place, reference: Place) -> None:
+    """Five times, whoever happens to be there at that moment."""
+    seed = int(os.environ.get("HOLDFAST_TEST_SEED", random.randrange(2**32)))
+    print(f"HOLDFAST_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    place.jobs.submit(place.training("a", "--step-ms", "300", settings={"save_steps": 1}))
+    for _ in range(5):
+        time.sleep(chance.uniform(0, 12))  # the moment is what is tried out
+        kind = chance.choice(["supervisor", "launcher", "keeper", "rank", "all"])
+        pids = place.processes("a", kind)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        print(f"killed {kind} {pids}")
+        with LocalJobs():  # any command
+            pass
+    place.complete("a", timeout_s=300)
+    assert_same(place.output("a"), reference.output("alone"))
+
+
+_SUBMIT = """
+import sys, time
+from pathlib import Path
+from tests.support.jobs_local import Place
+place = Place(Path(sys.argv[1]))
+place.jobs.submit(place.training("a"))
+print("submitted", flush=True)
+time.sleep(600)
+"""
+
+
+@long
+def test_whoever_submitted_it_may_be_killed(place: Place, reference: Place) -> None:
+    """With its whole process group, as a terminal that is closed does."""
+    root = Path(__file__).parent.parent.parent
+    environ = {**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen(
+        [sys.executable, "-c", _SUBMIT, str(place.root)], stdout=subprocess.PIPE, env=environ, start_new_session=True
+    ) as submitter:
+        assert submitter.stdout is not None
+        assert submitter.stdout.readline() == b"submitted\n"
+        os.killpg(submitter.pid, signal.SIGHUP)
+        os.killpg(submitter.pid, signal.SIGKILL)
+    assert place.complete("a").attempt == 1
+    assert_same(place.output("a"), reference.output("alone"))
+
+
+@long
+def test_a_supervisor_that_is_told_to_leave_takes_the_job_with_it(place: Place, reference: Place) -> None:
+    """The machine shuts down: saved, and it goes on with the next command."""
+    place.jobs.submit(place.training("a"))
+    place.wait_for_mark("a", 4)
+    [pid] = place.processes("a", "supervisor")
+    tell_to_stop(pid)
+    place.wait_for("the supervisor's end", lambda: not place.processes("a", "supervisor"), "a")
+    job = place.jobs.job("a")
+    assert (job.state, job.wanted, job.exit_code) == (PREEMPTED, Wanted.RUN, 75)
+    assert processes_of(job_folder("a")) == []
+    with LocalJobs():
+        pass
+    assert place.complete("a").attempt == 2
+    assert_same(place.output("a"), reference.output("alone"))
+
+
+@long
+@pytest.mark.parametrize("node", [0, 1])
+def test_of_two_nodes_one_launcher_is_killed(place: Place, two_nodes: Place, node: int) -> None:
+    """The other one's ranks cannot go on; both are started again, and the end is the same bit for bit."""
+    place.jobs.submit(place.training("a", num_nodes=2, settings={"save_steps": 2}))
+    place.wait_for_saved("a", 4)
+    os.kill(place.launchers("a")[node], signal.SIGKILL)
+    job = place.complete("a", timeout_s=250)
+    assert job.attempt == 2, place.story("a")
+    assert "it was killed" in place.jobs.attempts("a")[0].outcome
+    assert_same(place.output("a"), two_nodes.output("pair"), num_ranks=2)
+
+
+@long
+def test_two_nodes_are_suspended_at_one_step(place: Place, two_nodes: Place) -> None:
+    """One request, one step, one exit code."""
+    place.jobs.submit(place.training("a", num_nodes=2))
+    place.wait_for_mark("a", 4)
+    job = place.jobs.suspend("a", timeout_s=60)
+    assert (job.state, job.exit_code, [job.safe_step]) == (SUSPENDED, 75, place.steps("a"))
+    place.jobs.resume("a")
+    place.complete("a")
+    assert_same(place.output("a"), two_nodes.output("pair"), num_ranks=2)
+
+
+def test_a_program_that_fails_has_failed(place: Place) -> None:
+    """Its own exit code is the job's, and nobody starts it again; a person may, when it is mended."""
+    spec = place.script("a", "import sys\nprint('no')\nsys.exit(3)")
+    place.jobs.submit(spec)
+    job = place.jobs.wait("a", [FAILED], timeout_s=90)
+    assert (job.exit_code, job.attempt, job.wanted) == (3, 1, Wanted.RUN), place.story("a")
+    assert job.message == "exit code 3; see its logs"
+    assert "no" in [line.text for line in place.jobs.logs("a") if line.source == "rank 0"]
+    Path(spec.program[0]).write_text("print('yes')")
+    place.jobs.resume("a")
+    assert place.complete("a").attempt == 2
+
+
+@long
+def test_on_two_nodes_the_failed_programs_exit_code_counts(place: Place) -> None:
+    """The other node's ranks only lost it."""
+    code = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+time.sleep(300)
+"""
+    place.jobs.submit(place.script("a", code, num_nodes=2))
+    job = place.jobs.wait("a", [FAILED], timeout_s=120)
+    assert (job.exit_code, job.attempt) == (3, 1), place.story("a")
+
+
+@long
+def test_a_job_waits_for_its_slots_and_starts(tmp_path: Path) -> None:
+    """Equal priority: the first one keeps them until it ends."""
+    wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[0] + '.go'): time.sleep(0.05)"
+    with jobs_in(tmp_path, cpu_slots=1) as place:
+        place.jobs.submit(place.script("first", wait))
+        place.jobs.wait("first", [RUNNING], timeout_s=60)
+        place.jobs.submit(place.script("second", "print('at last')"))
+        job = place.jobs.wait("second", [QUEUED], timeout_s=60)
+        assert job.message == "waits for 1 cpu of 1 cpu and 0 gpu to be free"
+        time.sleep(2)
+        assert place.jobs.job("second").state is QUEUED
+        assert place.jobs.job("first").wanted is Wanted.RUN
+        (tmp_path / "first.py.go").touch()
+        place.complete("second")
+        place.complete("first")
+
+
+@long
+def test_deleted_while_it_runs_its_checkpoints_stay_until_they_are_asked_for(place: Place, reference: Place) -> None:
+    """A new job of the same name goes on from them; deleted with them, only what is foreign stays."""
+    output = place.output("a")
+    place.jobs.submit(place.training("a", settings={"save_steps": 2}))
+    place.wait_for_saved("a", 4)
+    (output / "checkpoint-99").mkdir()
+    (output / "checkpoint-99" / "model.bin").write_bytes(b"foreign")
+    pids = place.processes("a", "all")
+    place.jobs.delete("a", timeout_s=90)
+    assert place.jobs.jobs() == []
+    assert not job_folder("a").exists()
+    assert not [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and _is_ours(pid)]
+    saved = place.steps("a")[-1]
+    place.jobs.submit(place.training("a"))
+    assert place.complete("a").attempt == 1
+    assert place.events("a", "resumed")[-1]["step"] == saved
+    assert_same(output, reference.output("alone"))
+    place.jobs.delete("a", with_checkpoints=True)
+    assert place.jobs.jobs() == []
+    assert place.steps("a") == []
+    assert (output / "checkpoint-99" / "model.bin").read_bytes() == b"foreign"
+    assert (output / "final-0.pt").exists(), "what the script itself has written"
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return b"holdfast" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@long
+def test_keys_are_never_on_a_disk_nor_on_a_command_line(place: Place) -> None:
+    """The rank has them; no file of ours, no list of arguments and no log has."""
+    secret = f"geheim-{random.getrandbits(64):x}"
+    folder = place.root / "config" / "holdfast"
+    folder.mkdir(parents=True)
+    connections = folder / "connections.toml"
+    connections.write_text(f'[minio]\nAWS_ACCESS_KEY_ID = "me"\nAWS_SECRET_ACCESS_KEY = "{secret}"\n')
+    connections.chmod(0o600)
+    wait = """
+import hashlib, os, sys, time
+print(hashlib.sha256(os.environ["AWS_SECRET_ACCESS_KEY"].encode()).hexdigest(), flush=True)
+while not os.path.exists(sys.argv[0] + ".go"): time.sleep(0.05)
+"""
+    place.jobs.submit(place.script("a", wait, data_connection="minio", settings={"grace_s": 2.0, "verbosity": 2}))
+    printed = place.wait_for("a line", lambda: [l.text for l in place.jobs.logs("a") if l.source == "rank 0"], "a")
+    import hashlib
+
+    assert hashlib.sha256(secret.encode()).hexdigest() in printed
+    for _ in range(2):
+        for path in [place.root / "out", *place.root.glob("*.py"), *state_folder().rglob("*")]:
+            assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                assert secret.encode() not in (process / "cmdline").read_bytes(), process
+            except OSError:
+                continue
+        assert secret not in place.story("a")
+        (place.root / "a.py.go").touch()
+        place.complete("a")

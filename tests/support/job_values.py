@@ -1,0 +1,39 @@
+"""Jobs as values, for tests that start none."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from holdfast.jobs.records import JobRecord
+from holdfast.jobs.spec import JobSpec
+from holdfast.jobs.state import JobState, Wanted
+from holdfast.training.settings import RunSettings
+
+
+def job_spec(name: str = "job", **changes: Any) -> JobSpec:
+    """A job that would run `train.py`; `output_dir` is an option of the run."""
+    settings = RunSettings(output_dir=changes.pop("output_dir", None), **changes.pop("settings", {}))
+    fields: dict[str, Any] = {"program": ("train.py",), "python": sys.executable, "working_dir": "/"}
+    return JobSpec(name=name, settings=settings, **(fields | changes))
+
+
+def job_record(
+    name: str = "job",
+    state: JobState = JobState.QUEUED,
+    *,
+    wanted: Wanted = Wanted.RUN,
+    cpu: int = 1,
+    gpu: int = 0,
+    priority: int = 0,
+    age: int = 0,
+    **figures: Any,
+) -> JobRecord:
+    """A job as the history has it; the greater `age`, the earlier it was submitted."""
+    spec = job_spec(name, cpu_per_node=cpu, gpu_per_node=gpu, priority=priority)
+    created = f"2026-01-01T00:00:00.{500 - age:03d}Z"
+    return JobRecord(name=name, spec=spec, state=state, wanted=wanted, created=created, changed=created, **figures)
+
+
+def changed(job: JobRecord, **changes: Any) -> JobRecord:
+    """The same job a moment later."""
+    return replace(job, **changes)

@@ -1,0 +1,181 @@
+"""Jobs on this machine as a test has them: in a state folder of their own, and none left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.jobs.history import History
+from holdfast.jobs.local import LocalJobs
+from holdfast.jobs.places import job_folder
+from holdfast.jobs.processes import identify, kill, processes_of
+from holdfast.jobs.records import JobRecord
+from holdfast.jobs.reviving import supervisor_pid
+from holdfast.jobs.spec import JobSpec
+from holdfast.jobs.state import JobState
+from holdfast.training.settings import RunSettings
+from tests.support.jobs import environment
+
+LOOP = Path(__file__).parent.parent / "programs" / "loop.py"
+_POLL_S = 0.02
+
+
+class Place:
+    """A state folder, and outputs beside it.
+
+    Args:
+        root: an empty folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.jobs = LocalJobs(actor="test")
+
+    def output(self, name: str) -> Path:
+        return self.root / "out" / name
+
+    def training(self, name: str, *arguments: str, **fields: Any) -> JobSpec:
+        """A job that runs the hand-written loop; `settings` are options of the run."""
+        settings = {"output_dir": str(self.output(name)), **fields.pop("settings", {})}
+        program = (str(LOOP), "--out", str(self.output(name)), "--step-ms", "100", *arguments)
+        return self._spec(name, program, settings, fields)
+
+    def script(self, name: str, code: str, **fields: Any) -> JobSpec:
+        """A job that runs a few lines of Python which have nothing to do with training."""
+        path = self.root / f"{name}.py"
+        path.write_text(code)
+        return self._spec(name, (str(path),), fields.pop("settings", {"grace_s": 2.0}), fields)
+
+    def _spec(self, name: str, program: Sequence[str], settings: dict[str, Any], fields: dict[str, Any]) -> JobSpec:
+        fields = {"python": sys.executable, "working_dir": str(self.root)} | fields
+        return JobSpec(name=name, program=tuple(program), settings=RunSettings(**settings), **fields)
+
+    def wait_for(self, what: str, found: Callable[[], Any], name: str, timeout_s: float = 120) -> Any:
+        """What `found` returns, as soon as that is something; the job must not end before."""
+        deadline = time.monotonic() + timeout_s
+        while not (result := found()):
+            job = self.jobs.job(name)
+            assert not job.state.is_over or (result := found()), f"{name} ended before {what}\n{self.story(name)}"
+            assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.story(name)}"
+            time.sleep(_POLL_S)
+        return result
+
+    def wait_for_mark(self, name: str, step: int, rank: int = 0) -> None:
+        """Until the loop has begun the step for the first time."""
+
+        def found() -> bool:
+            with contextlib.suppress(OSError):
+                return f"train {step}" in (self.output(name) / f"marks-{rank}").read_text().split("\n")
+            return False
+
+        self.wait_for(f"step {step}", found, name)
+
+    def wait_for_saved(self, name: str, step: int = 1) -> int:
+        """Until a step, at least this one, is committed; returns the newest."""
+        return self.wait_for(f"a checkpoint of step {step}", lambda: max(self.steps(name, step), default=0), name)
+
+    def steps(self, name: str, least: int = 1) -> list[int]:
+        found = self.output(name).glob("checkpoint-*/holdfast-manifest.json")
+        return sorted(step for path in found if (step := int(path.parent.name.split("-")[1])) >= least)
+
+    def complete(self, name: str, timeout_s: float = 150) -> JobRecord:
+        """Wait until it is complete, and see that this is all that is left of it."""
+        try:
+            job = self.jobs.wait(name, [JobState.COMPLETE], timeout_s=timeout_s)
+        except Exception as error:
+            raise AssertionError(f"{error}\n{self.story(name)}") from error
+        assert processes_of(job_folder(name)) == []
+        assert [attempt.number for attempt in self.jobs.attempts(name)] == list(range(1, job.attempt + 1))
+        assert all(attempt.ended for attempt in self.jobs.attempts(name))
+        return job
+
+    def launchers(self, name: str) -> list[int]:
+        """Of the attempt that runs, by node."""
+        with History() as history:
+            return [node.process.pid for node in history.nodes(name, self.jobs.job(name).attempt)]
+
+    def processes(self, name: str, kind: str) -> list[int]:
+        """All processes of a kind: `supervisor`, `launcher`, `keeper`, `rank`, or `all` of them."""
+        if kind == "supervisor":
+            return [pid for pid in [supervisor_pid(name)] if pid is not None]
+        if kind == "launcher":
+            return [pid for pid in self.launchers(name) if identify(pid) is not None]
+        if kind == "all":
+            return [*self.processes(name, "supervisor"), *processes_of(job_folder(name))]
+        module = {"keeper": b"holdfast.snapshot.keeper_process", "rank": b"holdfast.training"}[kind]
+        found: list[int] = []
+        for pid in processes_of(job_folder(name)):
+            with contextlib.suppress(OSError):
+                if module in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    found.append(pid)
+        return found
+
+    def kill(self, name: str, *kinds: str) -> list[int]:
+        """SIGKILL to all processes of these kinds at once."""
+        pids = [pid for kind in kinds for pid in self.processes(name, kind)]
+        assert pids, f"{name} has no {kinds}\n{self.story(name)}"
+        kill(pids)
+        return pids
+
+    def story(self, name: str) -> str:
+        """All that is known of a job, for the message of a test that fails."""
+        lines = [str(self.jobs.job(name))]
+        lines += [
+            f"{event.time} {event.actor}: {event.name} {event.cause} {event.detail}"
+            for event in self.jobs.events(name)
+        ]
+        lines += [str(attempt) for attempt in self.jobs.attempts(name)]
+        lines += [f"{line.source} | {line.text}" for line in self.jobs.logs(name)]
+        with contextlib.suppress(OSError):
+            lines.append((job_folder(name) / "supervisor.log").read_text())
+        return "\n".join(lines)
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """What the ranks said into the output folder."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.output(name) / ".holdfast" / "events.jsonl").read_text().split("\n")[:-1]
+            return [record for line in lines if (record := json.loads(line))["event"] == event]
+        return []
+
+    def end(self) -> list[str]:
+        """End whatever still lives; returns the jobs that were over and had processes all the same."""
+        guilty: list[str] = []
+        for job in self.jobs.jobs():
+            pids = processes_of(job_folder(job.name))
+            if pids and not job.needs_supervisor:
+                guilty.append(job.name)
+            while pids or supervisor_pid(job.name) is not None:
+                kill([*pids, *self.processes(job.name, "supervisor")])
+                pids = processes_of(job_folder(job.name))
+        self.jobs.close()
+        return guilty
+
+
+@contextlib.contextmanager
+def jobs_in(root: Path, *, cpu_slots: int = 8) -> Iterator[Place]:
+    """Jobs below `root`, on a machine of so many cores; nothing of them outlives the block."""
+    before = dict(os.environ)
+    os.environ.clear()
+    places = {"XDG_STATE_HOME": root / "state", "XDG_CONFIG_HOME": root / "config", "XDG_CACHE_HOME": root / "cache"}
+    slots = {"HOLDFAST_CPU_SLOTS": str(cpu_slots), "HOLDFAST_GPU_SLOTS": "0"}
+    os.environ.update(environment(**{name: str(path) for name, path in places.items()}, **slots))
+    try:
+        place = Place(root)
+        try:
+            yield place
+        finally:
+            guilty = place.end()
+        assert not guilty, f"processes outlived jobs that were over: {guilty}"
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def tell_to_stop(pid: int) -> None:
+    """As a machine does that shuts down."""
+    os.kill(pid, signal.SIGTERM)

@@ -1,0 +1,382 @@
+"""What commands may ask of jobs on this machine, without one that runs."""
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
+from holdfast.jobs import local
+from holdfast.jobs.history import History
+from holdfast.jobs.local import LocalJobs, in_full
+from holdfast.jobs.places import history_file, job_folder
+from holdfast.jobs.records import JobRecord
+from holdfast.jobs.spec import JobSpec
+from holdfast.jobs.state import JobState, Wanted
+from tests.support.checkpoints import commit, prepared
+from tests.support.job_values import job_spec
+
+COMPLETE, FAILED, RUNNING, SUSPENDED = JobState.COMPLETE, JobState.FAILED, JobState.RUNNING, JobState.SUSPENDED
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOLDFAST_GPU_SLOTS", "1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def supervisors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs for which one would have been started; none is."""
+    started: list[str] = []
+    monkeypatch.setattr(local, "start_supervisor", started.append)
+    monkeypatch.setattr(local, "revive", lambda history, **_: [])
+    return started
+
+
+@pytest.fixture
+def jobs(supervisors: list[str]) -> Iterator[LocalJobs]:
+    with LocalJobs(actor="me") as jobs:
+        yield jobs
+
+
+@pytest.fixture
+def history() -> Iterator[History]:
+    with History() as history:
+        yield history
+
+
+def known(history: History, name: str, state: JobState, wanted: Wanted = Wanted.RUN, **fields: Any) -> JobSpec:
+    """A job that is in this state already."""
+    spec = job_spec(name, **fields)
+    history.add(spec, actor="me")
+    history.become(name, state, actor="me", wanted=wanted)
+    job_folder(name).mkdir(parents=True)
+    return spec
+
+
+def test_a_state_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what to set."""
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    with pytest.raises(StorageError, match=r"/dev/null/holdfast cannot be made.*set XDG_STATE_HOME"):
+        LocalJobs()
+
+
+class TestSubmitting:
+    def test_the_job_is_there_with_its_files(self, jobs: LocalJobs, supervisors: list[str]) -> None:
+        """Before anybody could start it."""
+        job = jobs.submit(job_spec("a"), {"function.py": b"print(1)"})
+        assert (job.state, job.wanted, supervisors) == (JobState.CREATED, Wanted.RUN, ["a"])
+        assert (jobs.folder("a") / "function.py").read_bytes() == b"print(1)"
+        assert jobs.folder("a").stat().st_mode & 0o077 == 0
+        assert os.listdir(jobs.folder("a").parent) == ["a"]
+
+    def test_whoever_sees_the_job_sees_its_files(
+        self, jobs: LocalJobs, history: History, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Any command may start its supervisor as soon as it is in the history."""
+        seen: list[bool] = []
+        done = threading.Event()
+
+        def look() -> None:
+            with History() as mine:
+                while not done.is_set():
+                    if mine.find("a") is not None:
+                        seen.append((job_folder("a") / "file").exists())
+                        return
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        jobs.submit(job_spec("a"), {"file": b"x" * 5_000_000})
+        looker.join(30)
+        done.set()
+        assert seen == [True]
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"working_dir": "/nowhere"}, "no folder /nowhere"),
+            ({"gpu_per_node": 1, "num_nodes": 2}, "takes 2 gpu, and this machine has 1"),
+        ],
+    )
+    def test_what_cannot_run_is_refused(self, jobs: LocalJobs, fields: dict[str, Any], message: str) -> None:
+        """Nothing is written down."""
+        with pytest.raises(UsageError, match=message):
+            jobs.submit(job_spec("a", **fields))
+        assert jobs.jobs() == []
+
+    def test_an_unknown_connection_is_refused(self, jobs: LocalJobs) -> None:
+        """Before the job waits for an hour to find out."""
+        with pytest.raises(NotFoundError, match="no data connection 'minio'"):
+            jobs.submit(job_spec("a", data_connection="minio"))
+
+    def test_two_of_one_name(self, jobs: LocalJobs) -> None:
+        """The second one is refused, and touches nothing of the first."""
+        jobs.submit(job_spec("a"), {"file": b"first"})
+        with pytest.raises(ConflictError, match="a job 'a' already"):
+            jobs.submit(job_spec("a"), {"file": b"second"})
+        assert (jobs.folder("a") / "file").read_bytes() == b"first"
+        assert os.listdir(jobs.folder("a").parent) == ["a"]
+
+    @pytest.mark.parametrize("second", ["{}/out", "{}/out/", "{}/./x/../out", "file://{}/out", "{}/link", "out"])
+    def test_two_into_one_folder(self, jobs: LocalJobs, tmp_path: Path, second: str) -> None:
+        """However it is written."""
+        (tmp_path / "out").mkdir()
+        (tmp_path / "link").symlink_to("out")
+        jobs.submit(job_spec("a", output_dir=str(tmp_path / "out")))
+        with pytest.raises(ConflictError, match="job a writes to"):
+            jobs.submit(job_spec("b", output_dir=second.format(tmp_path), working_dir=str(tmp_path)))
+        assert [job.name for job in jobs.jobs()] == ["a"]
+
+    def test_the_folder_that_the_ranks_have_told_counts_too(self, jobs: LocalJobs, tmp_path: Path) -> None:
+        """Where the script decides."""
+        jobs.submit(job_spec("a", working_dir=str(tmp_path)))
+        (jobs.folder("a") / "progress.json").write_text(json.dumps({"output_dir": "there"}))
+        with pytest.raises(ConflictError, match="job a writes to"):
+            jobs.submit(job_spec("b", output_dir=str(tmp_path / "there")))
+
+    def test_a_folder_is_free_when_its_job_rests(self, jobs: LocalJobs, history: History, tmp_path: Path) -> None:
+        """And the one that rests is refused when it wants to go on meanwhile."""
+        output = str(tmp_path / "out")
+        known(history, "a", SUSPENDED, Wanted.SUSPEND, output_dir=output)
+        jobs.submit(job_spec("b", output_dir=output))
+        with pytest.raises(ConflictError, match="job b writes to"):
+            jobs.resume("a")
+        assert jobs.job("a").wanted is Wanted.SUSPEND
+
+    def test_a_supervisor_that_does_not_start_leaves_no_job(
+        self, jobs: LocalJobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The caller sees the reason, and may submit again."""
+
+        def fail(name: str) -> None:
+            raise OSError("no more processes")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "start_supervisor", fail)
+            with pytest.raises(OSError, match="no more processes"):
+                jobs.submit(job_spec("a"), {"file": b"x"})
+        assert jobs.jobs() == []
+        assert os.listdir(jobs.folder("a").parent) == []
+        jobs.submit(job_spec("a"))
+
+    def test_what_an_older_job_of_the_name_has_left_is_gone(self, jobs: LocalJobs) -> None:
+        """The history may have been moved aside since."""
+        job_folder("a").mkdir(parents=True)
+        (job_folder("a") / "events.jsonl").write_text("old")
+        jobs.submit(job_spec("a"), {"file": b"new"})
+        assert os.listdir(jobs.folder("a")) == ["file"]
+
+
+class TestAsking:
+    @pytest.mark.parametrize("state", [COMPLETE, FAILED])
+    def test_what_has_ended_cannot_be_suspended(self, jobs: LocalJobs, history: History, state: JobState) -> None:
+        """The message says what it is."""
+        known(history, "a", state)
+        with pytest.raises(ConflictError, match=f"it is {state}"):
+            jobs.suspend("a")
+
+    @pytest.mark.parametrize(
+        ("state", "wanted", "message"),
+        [
+            (COMPLETE, Wanted.RUN, "is complete"),
+            (RUNNING, Wanted.RUN, "is Running, not suspended"),
+            (RUNNING, Wanted.PREEMPT, "is Running, not suspended"),
+            (SUSPENDED, Wanted.DELETE, "is being deleted"),
+        ],
+    )
+    def test_what_cannot_be_resumed(
+        self, jobs: LocalJobs, history: History, state: JobState, wanted: Wanted, message: str
+    ) -> None:
+        """And is left as it is."""
+        known(history, "a", state, wanted)
+        with pytest.raises(ConflictError, match=message):
+            jobs.resume("a")
+        assert (jobs.job("a").state, jobs.job("a").wanted) == (state, wanted)
+
+    def test_a_failed_job_is_tried_again(self, jobs: LocalJobs, history: History, supervisors: list[str]) -> None:
+        """With all its setbacks forgiven."""
+        known(history, "a", FAILED)
+        history.become("a", FAILED, actor="me", setbacks=6)
+        job = jobs.resume("a")
+        assert (job.state, job.wanted, job.setbacks) == (SUSPENDED, Wanted.RUN, 0)
+        assert supervisors == ["a"]
+
+    def test_nothing_can_be_asked_of_a_job_that_is_being_deleted(self, jobs: LocalJobs, history: History) -> None:
+        """Or its deletion would never end."""
+        known(history, "a", RUNNING, Wanted.DELETE)
+        with pytest.raises(ConflictError, match="being deleted"):
+            jobs.suspend("a")
+        with pytest.raises(ConflictError, match="being deleted"):
+            jobs.scale("a", 2)
+        assert jobs.job("a").wanted is Wanted.DELETE
+
+    def test_a_suspension_that_somebody_takes_back_is_not_waited_for(self, jobs: LocalJobs, history: History) -> None:
+        """For ever, it would be."""
+        known(history, "a", RUNNING)
+        threading.Timer(0.3, lambda: _want("a", Wanted.RUN)).start()
+        with pytest.raises(ConflictError, match="somebody else wants it to run"):
+            jobs.suspend("a", timeout_s=30)
+
+    def test_a_wait_that_takes_too_long(self, jobs: LocalJobs, history: History) -> None:
+        """The request stands."""
+        known(history, "a", RUNNING)
+        with pytest.raises(WaitTimeoutError, match=r"not suspended within 0\.2 s; it is Running"):
+            jobs.suspend("a", timeout_s=0.2)
+        assert jobs.job("a").wanted is Wanted.SUSPEND
+
+    def test_scaling_what_rests_changes_only_the_number(
+        self, jobs: LocalJobs, history: History, supervisors: list[str]
+    ) -> None:
+        """It goes on when somebody says so."""
+        known(history, "a", SUSPENDED, Wanted.SUSPEND, priority=3)
+        job = jobs.scale("a", 4)
+        assert (job.spec.num_nodes, job.spec.priority, job.state, supervisors) == (4, 3, SUSPENDED, [])
+        with pytest.raises(UsageError, match="num_nodes 0"):
+            jobs.scale("a", 0)
+        known(history, "b", COMPLETE)
+        with pytest.raises(ConflictError, match="is complete"):
+            jobs.scale("b", 2)
+
+
+class TestWaiting:
+    def test_what_it_will_not_come_to_by_itself_is_an_error(self, jobs: LocalJobs, history: History) -> None:
+        """With the reason that the job gives."""
+        known(history, "a", FAILED)
+        history.become("a", FAILED, actor="me", message="exit code 3")
+        with pytest.raises(ConflictError, match="is Failed, and was waited for to be Complete: exit code 3"):
+            jobs.wait("a", [COMPLETE])
+        assert jobs.wait("a", [FAILED, COMPLETE]).state is FAILED
+
+    def test_watchers_see_every_look(self, jobs: LocalJobs, history: History) -> None:
+        """The first one too."""
+        known(history, "a", COMPLETE)
+        seen: list[JobRecord] = []
+        jobs.wait("a", [COMPLETE], watch=[seen.append])
+        assert [job.state for job in seen] == [COMPLETE]
+
+    def test_a_job_that_is_deleted_meanwhile_is_not_what_was_waited_for(
+        self, jobs: LocalJobs, history: History
+    ) -> None:
+        """And its namesake is not the job."""
+        known(history, "a", RUNNING)
+        known(history, "a-2", COMPLETE)
+
+        def delete() -> None:
+            with History() as mine:
+                mine.forget("a")
+
+        threading.Timer(0.3, delete).start()
+        with pytest.raises(NotFoundError, match="job a was deleted"):
+            jobs.wait("a", [COMPLETE], timeout_s=30)
+
+
+class TestDeleting:
+    @pytest.mark.parametrize("state", [COMPLETE, FAILED, SUSPENDED, JobState.QUEUED, JobState.CREATED])
+    def test_a_job_without_processes_is_removed_at_once(
+        self, jobs: LocalJobs, history: History, supervisors: list[str], state: JobState
+    ) -> None:
+        """With its folder, and without a supervisor."""
+        known(history, "a", state)
+        jobs.delete("a")
+        assert jobs.jobs() == []
+        assert not jobs.folder("a").exists()
+        assert supervisors == []
+
+    def test_one_with_processes_is_left_to_its_supervisor(
+        self, jobs: LocalJobs, history: History, supervisors: list[str]
+    ) -> None:
+        """Which is started when there is none."""
+        known(history, "a", RUNNING)
+        with pytest.raises(WaitTimeoutError, match="not deleted"):
+            jobs.delete("a", timeout_s=0.1)
+        assert jobs.job("a").wanted is Wanted.DELETE
+        assert "a" in supervisors
+
+    def test_an_entry_that_cannot_be_read_can_be_deleted(self, jobs: LocalJobs, history: History) -> None:
+        """There is no other way to be rid of it."""
+        known(history, "a", FAILED)
+        with sqlite3.connect(history_file()) as db:
+            db.execute("UPDATE job SET spec = 'torn'")
+        db.close()
+        with pytest.raises(StorageError):
+            jobs.job("a")
+        jobs.delete("a")
+        assert not history.knows("a")
+        assert not job_folder("a").exists()
+
+    def test_checkpoints_are_looked_for_where_the_job_ran(
+        self, jobs: LocalJobs, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A relative folder is the job's, not that of whoever deletes it."""
+        for place in ("there", "here"):
+            commit(prepared(tmp_path / place / "out"), 10)
+        monkeypatch.chdir(tmp_path / "here")
+        known(history, "a", COMPLETE, output_dir="out", working_dir=str(tmp_path / "there"))
+        jobs.delete("a", with_checkpoints=True)
+        assert not (tmp_path / "there" / "out" / "checkpoint-10").exists()
+        assert (tmp_path / "here" / "out" / "checkpoint-10").exists()
+
+    def test_checkpoints_stay_without_the_word(self, jobs: LocalJobs, history: History, tmp_path: Path) -> None:
+        """They are what a job is for."""
+        commit(prepared(tmp_path / "out"), 10)
+        known(history, "a", COMPLETE, output_dir=str(tmp_path / "out"))
+        jobs.delete("a")
+        assert (tmp_path / "out" / "checkpoint-10").exists()
+
+    @pytest.mark.parametrize("state", [SUSPENDED, RUNNING])
+    def test_checkpoints_that_another_job_goes_on_with_are_refused(
+        self, jobs: LocalJobs, history: History, tmp_path: Path, state: JobState
+    ) -> None:
+        """Nothing is deleted, the job neither."""
+        commit(prepared(tmp_path / "out"), 10)
+        known(history, "a", FAILED, output_dir=str(tmp_path / "out"))
+        known(history, "b", state, Wanted.SUSPEND, output_dir=str(tmp_path / "out"))
+        with pytest.raises(ConflictError, match="those of job b too; nothing was deleted"):
+            jobs.delete("a", with_checkpoints=True)
+        assert (tmp_path / "out" / "checkpoint-10").exists()
+        jobs.delete("a")
+        assert [job.name for job in jobs.jobs()] == ["b"]
+
+
+def _want(name: str, wanted: Wanted) -> None:
+    with History() as history:
+        history.want(name, wanted, actor="you")
+
+
+def test_events_of_all_are_one_story(jobs: LocalJobs) -> None:
+    """Commands, supervisors and ranks in the order of time; a line that is cut is left for later."""
+    jobs.submit(job_spec("a"))
+    lines = [
+        {"time": "2020-01-01T00:00:00.000Z", "event": "resumed", "step": 4},
+        {"time": "2099-01-01T00:00:00.000Z", "event": "saved", "step": 5, "trigger": "jit"},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (jobs.folder("a") / "events.jsonl").write_text(text + '[1]\nno json\n{"time": "x"}\n{"event": "cut')
+    events = jobs.events("a")
+    assert [event.name for event in events] == ["resumed", "submitted", "saved"]
+    assert (events[2].cause, events[2].detail) == ("jit", {"step": 5})
+
+
+def test_progress_is_what_was_told_last(jobs: LocalJobs) -> None:
+    """None before, and None for what is no record."""
+    jobs.submit(job_spec("a"))
+    assert jobs.progress("a") is None
+    (jobs.folder("a") / "progress.json").write_text("[1]")
+    assert jobs.progress("a") is None
+    (jobs.folder("a") / "progress.json").write_text('{"step": 3}')
+    assert jobs.progress("a") == {"step": 3}
+
+
+def test_places_in_full(tmp_path: Path) -> None:
+    """Two texts that mean one place are equal."""
+    assert in_full("out", str(tmp_path)) == str(tmp_path / "out")
+    assert in_full("s3://bucket//run/", "/") == in_full("S3://bucket/run", "/elsewhere") == "s3://bucket/run"

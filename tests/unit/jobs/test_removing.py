@@ -1,0 +1,123 @@
+"""What is deleted with a job's checkpoints, and what is not."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ConflictError
+from holdfast.foundation.files import reading
+from holdfast.jobs.history import History
+from holdfast.jobs.places import job_folder
+from holdfast.jobs.removing import remove_checkpoints, remove_job, remove_remains
+from holdfast.training.output_place import place_output
+from tests.support.checkpoints import commit, prepared
+from tests.support.job_values import job_spec
+from tests.support.moto_server import MotoServer
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def trained(folder: Path, *steps: int) -> Path:
+    output = prepared(folder)
+    for step in steps:
+        commit(output, step)
+    return folder
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+
+
+def test_checkpoints_go_and_everything_else_stays(tmp_path: Path) -> None:
+    """Those of another tool, the script's own model, notes, and what lies beside the folder."""
+    output = trained(tmp_path / "out", 10, 20)
+    (output / "checkpoint-30").mkdir()
+    (output / "checkpoint-30" / "model.bin").write_bytes(b"of another tool")
+    (output / "final").mkdir()
+    (output / "final" / "model.bin").write_bytes(b"the script's own")
+    (output / "notes.txt").write_text("mine")
+    other = trained(tmp_path / "other", 10)
+    assert remove_checkpoints(str(output), job_spec(output_dir=str(output))) == 2
+    assert visible(output) == ["checkpoint-30", "final", "notes.txt"]
+    assert (output / "checkpoint-30" / "model.bin").read_bytes() == b"of another tool"
+    assert visible(other) == ["checkpoint-10"]
+
+
+def test_a_folder_with_the_name_of_a_checkpoint_is_a_folder(tmp_path: Path) -> None:
+    """What lies beside it belongs to another run."""
+    beside = trained(tmp_path, 10)
+    output = trained(tmp_path / "checkpoint-5", 1, 2)
+    assert remove_checkpoints(str(output), job_spec(output_dir=str(output))) == 2
+    assert visible(output) == []
+    assert "checkpoint-10" in visible(beside)
+
+
+def test_one_that_is_read_stays_and_is_named(tmp_path: Path) -> None:
+    """The others are gone."""
+    output = trained(tmp_path / "out", 10, 20)
+    with reading(output / "checkpoint-10" / "holdfast-manifest.json"):
+        with pytest.raises(ConflictError, match=r"checkpoint-10 in .* in use"):
+            remove_checkpoints(str(output), job_spec())
+    assert visible(output) == ["checkpoint-10"]
+
+
+def test_a_folder_that_was_never_made_holds_nothing(tmp_path: Path) -> None:
+    """The job may have been deleted before it began."""
+    assert remove_checkpoints(str(tmp_path / "never"), job_spec()) == 0
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_store_and_the_folder_in_front_of_it(tmp_path: Path, moto: MotoServer) -> None:
+    """Both: the next run there would take what one of them still has. The job's own variables say which store."""
+    committed = trained(tmp_path / "made", 10, 20)
+    for prefix in ("gone", "stays"):
+        store = moto.store(prefix)
+        for path in sorted(committed.glob("checkpoint-*/**/*")):
+            if path.is_file():
+                store.write(path.relative_to(committed).as_posix(), path.read_bytes())
+    location = str(moto.location("gone"))
+    front = place_output(location, local_dir=None).folder
+    front.parent.mkdir(parents=True)
+    shutil.copytree(committed, front)
+    spec = job_spec(output_dir=location, env=moto.variables)
+    assert remove_checkpoints(location, spec) == 4
+    assert not list(moto.store("gone").list()) or all("checkpoint-" not in o.key for o in moto.store("gone").list())
+    assert visible(front) == []
+    assert any(item.key.startswith("checkpoint-20/") for item in moto.store("stays").list())
+    shutil.copytree(committed, tmp_path / "local")
+    spec = job_spec(
+        output_dir=location, env=moto.variables, settings={"local_dir": "local"}, working_dir=str(tmp_path)
+    )
+    assert remove_checkpoints(location, spec) == 2
+    assert visible(tmp_path / "local") == []
+
+
+class TestForgetting:
+    def test_a_job_goes_with_its_folder(self) -> None:
+        """And nobody else's."""
+        with History() as history:
+            for name in ("a", "a-2"):
+                history.add(job_spec(name), actor="me")
+                job_folder(name).mkdir(parents=True)
+                (job_folder(name) / "file").write_text(name)
+            remove_job("a", history)
+            assert [job.name for job in history.jobs()] == ["a-2"]
+        assert not job_folder("a").exists()
+        assert (job_folder("a-2") / "file").exists()
+
+    def test_only_what_nobody_knows_are_remains(self) -> None:
+        """A job of the same name may just have been submitted."""
+        with History() as history:
+            history.add(job_spec("a"), actor="me")
+            job_folder("a").mkdir(parents=True)
+            job_folder("b").mkdir(parents=True)
+            remove_remains("a", history)
+            remove_remains("b", history)
+        assert job_folder("a").exists()
+        assert not job_folder("b").exists()

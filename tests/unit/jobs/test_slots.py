@@ -1,0 +1,295 @@
+"""Who may start, and who has to leave for it."""
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import UsageError
+from holdfast.jobs import slots
+from holdfast.jobs.records import JobRecord
+from holdfast.jobs.slots import Admission, Slots, admit, count_slots, free_gpus
+from holdfast.jobs.state import JobState, Wanted
+from tests.support.job_values import job_record
+
+RUNNING, QUEUED, SUSPENDING = JobState.RUNNING, JobState.QUEUED, JobState.SUSPENDING
+CPU2 = Slots(cpu=2, gpu=0)
+
+
+def running(name: str, **values: object) -> JobRecord:
+    return job_record(name, RUNNING, **values)  # pyright: ignore[reportArgumentType]
+
+
+def leaving(name: str, **values: object) -> JobRecord:
+    return job_record(name, SUSPENDING, wanted=Wanted.PREEMPT, **values)  # pyright: ignore[reportArgumentType]
+
+
+def _asks(others: Sequence[JobRecord], *, capacity: Slots = CPU2, **values: object) -> Admission:
+    return admit("me", [*others, job_record("me", **values)], capacity)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_first_of_an_empty_machine_starts() -> None:
+    """Nothing runs and nothing waits."""
+    assert _asks([]).may_start
+
+
+def test_the_older_one_of_two_goes_first() -> None:
+    """Equal priority: in the order of their age."""
+    other = job_record("other", age=1)
+    assert "other goes first" in _asks([other]).waits_for
+    assert admit("other", [other, job_record("me")], CPU2).may_start
+
+
+def test_the_higher_priority_goes_before_the_older() -> None:
+    """Age counts among equals only."""
+    assert _asks([job_record("other", age=1)], priority=1).may_start
+
+
+def test_a_job_whose_owner_has_it_suspended_holds_nobody_up() -> None:
+    """It waits for slots no longer, whatever its state says until its supervisor has seen it."""
+    assert _asks([job_record("other", age=1, wanted=Wanted.SUSPEND)]).may_start
+
+
+def test_a_small_job_starts_beside_what_an_older_one_cannot_use() -> None:
+    """One slot is free, and the older one needs two that nobody gives up for it."""
+    assert _asks([running("a"), job_record("large", cpu=2, age=1)]).may_start
+
+
+def test_jobs_in_every_state_that_has_processes_hold_their_slots() -> None:
+    """Whoever runs, stops, comes back or is to be restarted keeps what it has."""
+    for state in JobState:
+        admission = _asks([job_record("other", state)], capacity=Slots(cpu=1, gpu=0), age=1)
+        assert admission.may_start is not state.holds_slots, state
+
+
+def test_nobody_is_preempted_for_an_equal() -> None:
+    """Equal priority waits."""
+    admission = _asks([running("a", cpu=2, priority=3)], priority=3)
+    assert not admission.may_start
+    assert not admission.preempt
+    assert "1 cpu of 2 cpu and 0 gpu" in admission.waits_for
+
+
+def test_the_lowest_priority_leaves_first() -> None:
+    """Of two weaker ones."""
+    assert _asks([running("one", priority=1), running("zero", priority=0)], priority=2).preempt == ("zero",)
+
+
+def test_among_equals_the_youngest_leaves_first() -> None:
+    """It has the least to lose."""
+    others = [running("old", age=2), running("young", age=0), running("middle", age=1)]
+    assert _asks(others, capacity=Slots(cpu=3, gpu=0), priority=1).preempt == ("young",)
+
+
+def test_no_more_leave_than_it_takes() -> None:
+    """A large one that was chosen after a small one makes the small one unnecessary."""
+    others = [running("small", priority=0), running("large", cpu=3, priority=1)]
+    assert _asks(others, capacity=Slots(cpu=4, gpu=0), cpu=3, priority=2).preempt == ("large",)
+
+
+def test_only_those_leave_whose_slots_are_of_use() -> None:
+    """Processor cores are not what a job that waits for a device needs."""
+    others = [running("cores", cpu=1, priority=0), running("device", cpu=0, gpu=1, priority=1)]
+    assert _asks(others, capacity=Slots(cpu=2, gpu=1), gpu=1, priority=2).preempt == ("device",)
+
+
+def test_nobody_leaves_for_what_would_not_fit_then_either() -> None:
+    """A stronger one holds too much."""
+    others = [running("strong", cpu=2, priority=9), running("weak", cpu=1)]
+    assert _asks(others, capacity=Slots(cpu=3, gpu=0), cpu=2, priority=1).preempt == ()
+
+
+@pytest.mark.parametrize("state", [RUNNING, SUSPENDING, JobState.RESTARTING])
+@pytest.mark.parametrize("wanted", [Wanted.PREEMPT, Wanted.SUSPEND, Wanted.DELETE])
+def test_whoever_is_leaving_is_counted_and_not_asked_again(state: JobState, wanted: Wanted) -> None:
+    """Their slots will be free; nobody else has to go."""
+    others = [job_record("leaver", state, wanted=wanted), running("stays")]
+    admission = _asks(others, priority=1)
+    assert not admission.may_start
+    assert not admission.preempt
+    assert "about to stop" in admission.waits_for
+
+
+def test_a_wish_beyond_the_machine_gets_all_cores_there_are() -> None:
+    """Cores are a unit of account: a job that names more than there are has the machine to itself."""
+    capacity = Slots(cpu=2, gpu=0)
+    assert _asks([], cpu=64, capacity=capacity).may_start
+    assert not _asks([running("a")], cpu=64, capacity=capacity).may_start
+    assert not _asks([running("all", cpu=64)], capacity=capacity).may_start
+
+
+def test_a_device_that_does_not_exist_is_waited_for_and_holds_nobody_up() -> None:
+    """There is no account of devices: two of one cannot be had."""
+    capacity = Slots(cpu=2, gpu=1)
+    assert not _asks([], gpu=2, capacity=capacity).may_start
+    assert _asks([job_record("dreamer", gpu=2, age=1, priority=1)], gpu=1, capacity=capacity).may_start
+
+
+def test_what_was_preempted_for_a_large_job_does_not_come_back_before_it() -> None:
+    """Otherwise two small ones would take turns for ever, and the large one would never fit."""
+    large = job_record("large", cpu=2, priority=1)
+    back = job_record("back", JobState.PREEMPTED, age=2)
+    for other in (leaving("other", age=1), running("other", age=1)):
+        admission = admit("back", [large, back, other], CPU2)
+        assert not admission.may_start
+        assert not admission.preempt
+
+
+def test_a_slot_that_is_left_over_beside_the_large_job_may_be_used_meanwhile() -> None:
+    """Three slots, two of them for the job that others make room for."""
+    jobs = [job_record("large", cpu=2, priority=1), leaving("other", cpu=2)]
+    assert admit("me", [*jobs, job_record("me")], Slots(cpu=3, gpu=0)).may_start
+
+
+def test_the_second_one_asks_for_its_own_room() -> None:
+    """What the first one is given is not counted for the second."""
+    jobs = [job_record("first", priority=2), leaving("leaver", age=1), running("runner")]
+    assert _asks(jobs, priority=1).preempt == ("runner",)
+
+
+class TestCounting:
+    def test_the_environment_decides(self) -> None:
+        """Both variables."""
+        assert count_slots({"HOLDFAST_CPU_SLOTS": "3", "HOLDFAST_GPU_SLOTS": "8"}) == Slots(cpu=3, gpu=8)
+
+    def test_without_it_the_cores_are_counted(self) -> None:
+        """As the system has them."""
+        assert count_slots({}).cpu == os.cpu_count()
+
+    @pytest.mark.parametrize("text", ["many", "-1", "1.5"])
+    def test_what_is_no_number_is_refused(self, text: str) -> None:
+        """The message names the variable."""
+        with pytest.raises(UsageError, match="HOLDFAST_CPU_SLOTS"):
+            count_slots({"HOLDFAST_CPU_SLOTS": text})
+
+    def test_devices_are_given_by_number(self) -> None:
+        """The lowest that nobody has."""
+        assert free_gpus([0, 2], 2, Slots(cpu=1, gpu=4)) == (1, 3)
+
+
+wishes = st.builds(
+    lambda cpu, gpu, priority: (cpu, gpu, priority), st.integers(0, 4), st.integers(0, 2), st.integers(-1, 2)
+)
+capacities = st.builds(lambda cpu, gpu: Slots(cpu=cpu, gpu=gpu), st.integers(1, 6), st.integers(0, 3))
+
+
+@dataclass
+class Machine:
+    """The jobs of a machine, and supervisors that come to their turn in any order."""
+
+    capacity: Slots
+    jobs: dict[str, JobRecord] = field(default_factory=dict[str, JobRecord])
+
+    def submit(self, wish: tuple[int, int, int]) -> None:
+        cpu, gpu, priority = wish
+        name = f"job{len(self.jobs)}"
+        self.jobs[name] = job_record(
+            name, cpu=cpu, gpu=min(gpu, self.capacity.gpu), priority=priority, age=100 - len(self.jobs)
+        )
+
+    def of(self, *states: JobState) -> list[JobRecord]:
+        return [job for job in self.jobs.values() if job.state in states]
+
+    def ask(self, name: str) -> Admission:
+        """The job's supervisor has its turn."""
+        me = self.jobs[name]
+        admission = admit(name, [job for job in self.jobs.values() if job.state in slots.CONCERNED], self.capacity)
+        if admission.may_start:
+            assert not admission.preempt
+            self._set(name, state=RUNNING)
+        for victim in admission.preempt:
+            assert self.jobs[victim].spec.priority < me.spec.priority
+            assert self.jobs[victim].wanted is Wanted.RUN
+            assert self.jobs[victim].state is RUNNING
+            self._set(victim, wanted=Wanted.PREEMPT)
+        self.check()
+        return admission
+
+    def leave(self, name: str) -> None:
+        """A job that was asked to has left."""
+        self._set(name, state=JobState.PREEMPTED, wanted=Wanted.RUN)
+
+    def end(self, name: str) -> None:
+        self._set(name, state=JobState.COMPLETE)
+
+    def _set(self, name: str, **changes: object) -> None:
+        self.jobs[name] = replace(self.jobs[name], **changes)  # pyright: ignore[reportArgumentType]
+
+    def check(self) -> None:
+        held = [slots.needs(job, self.capacity) for job in self.of(RUNNING)]
+        assert sum(one.cpu for one in held) <= self.capacity.cpu
+        assert sum(one.gpu for one in held) <= self.capacity.gpu
+
+
+@settings(max_examples=200, deadline=None)
+@given(capacity=capacities, moments=st.lists(st.one_of(wishes, st.integers(0, 99)), max_size=40))
+def test_never_over_capacity_and_never_at_an_equals_cost(
+    capacity: Slots, moments: list[tuple[int, int, int] | int]
+) -> None:
+    """Whatever is submitted, asks, leaves and ends in whatever order; `Machine` checks after each."""
+    machine = Machine(capacity)
+    for moment in moments:
+        if isinstance(moment, tuple):
+            machine.submit(moment)
+        elif (waiting := machine.of(QUEUED, JobState.PREEMPTED)) and moment % 3:
+            machine.ask(waiting[moment % len(waiting)].name)
+        elif holding := machine.of(RUNNING):
+            job = holding[moment % len(holding)]
+            machine.leave(job.name) if job.wanted is Wanted.PREEMPT else machine.end(job.name)
+
+
+@settings(max_examples=200, deadline=None)
+@given(capacity=capacities, wanted=st.lists(wishes, min_size=1, max_size=8))
+def test_some_job_always_starts_when_nothing_runs(capacity: Slots, wanted: list[tuple[int, int, int]]) -> None:
+    """As long as any of them fits the machine at all, which these do."""
+    machine = Machine(capacity)
+    for wish in wanted:
+        machine.submit(wish)
+    assert any(machine.ask(name).may_start for name in list(machine.jobs))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    capacity=capacities,
+    wanted=st.lists(wishes, min_size=1, max_size=8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_preemption_comes_to_an_end(capacity: Slots, wanted: list[tuple[int, int, int]], seed: int) -> None:
+    """No job ends by itself: nobody has to leave twice, and in the end those run that nobody may ask to leave."""
+    machine, chance = Machine(capacity), random.Random(seed)
+    names = [f"job{number}" for number in range(len(wanted))]
+    for wish in wanted:
+        machine.submit(wish)
+        machine.ask(chance.choice(machine.of(QUEUED)).name)
+    asked: list[str] = []
+    quiet = 0
+    for _ in range(100):
+        has_changed = False
+        for name in chance.sample(names, len(names)):
+            job = machine.jobs[name]
+            if job.state is RUNNING and job.wanted is Wanted.PREEMPT:
+                if chance.random() < 0.5:
+                    machine.leave(name)
+                has_changed = True
+            elif job.state is not RUNNING:
+                admission = machine.ask(name)
+                has_changed |= admission.may_start or bool(admission.preempt)
+                asked += admission.preempt
+        quiet = 0 if has_changed else quiet + 1
+        if quiet == 2:
+            break
+    assert quiet == 2, [(job.name, job.state, job.cpu, job.gpu, job.spec.priority) for job in machine.jobs.values()]
+    assert len(asked) == len(set(asked)), asked
+    for job in machine.jobs.values():
+        if job.state is not RUNNING:
+            weaker = [other for other in machine.of(RUNNING) if other.spec.priority < job.spec.priority]
+            free = capacity
+            for other in machine.of(RUNNING):
+                free -= slots.needs(other, capacity)
+            for other in weaker:
+                free += slots.needs(other, capacity)
+            assert not free.holds(slots.needs(job, capacity)), f"{job.name} could have had its room"

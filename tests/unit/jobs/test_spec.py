@@ -1,0 +1,126 @@
+"""What a job is to do: written down and read again, and what cannot be meant is refused."""
+
+import json
+import string
+from dataclasses import fields
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import UsageError
+from holdfast.jobs.spec import JobSpec, check_name, name_from
+from holdfast.training.settings import RunSettings
+from tests.support.job_values import job_spec
+
+texts = st.text(max_size=20)
+variables = st.text(string.ascii_letters + "_", min_size=1, max_size=9)
+specs = st.builds(
+    job_spec,
+    st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True),
+    program=st.lists(texts, min_size=1, max_size=4).map(tuple),
+    is_module=st.booleans(),
+    python=texts,
+    working_dir=texts.map("/{}".format),
+    num_nodes=st.integers(1, 9),
+    ranks_per_node=st.integers(1, 9),
+    cpu_per_node=st.integers(0, 9),
+    gpu_per_node=st.integers(0, 9),
+    max_restarts=st.integers(0, 9),
+    env=st.dictionaries(variables, st.text(st.characters(exclude_characters="\0"), max_size=9), max_size=3),
+    data_connection=st.none() | texts,
+    priority=st.integers(-9, 9),
+    metrics_port=st.none() | st.integers(1024, 65535),
+    verify_access=st.booleans(),
+    packages=st.lists(texts, max_size=3).map(tuple),
+    settings=st.fixed_dictionaries(
+        {}, optional={"save_steps": st.integers(1, 9), "grace_s": st.floats(1, 99), "from_scratch": st.booleans()}
+    ),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(spec=specs)
+def test_what_is_written_down_is_read_again(spec: JobSpec) -> None:
+    """All fields, through JSON."""
+    assert JobSpec.from_json(spec.to_json()) == spec
+
+
+def test_what_launchers_set_is_not_written_down() -> None:
+    """It belongs to one attempt."""
+    spec = JobSpec(
+        name="a",
+        program=("x",),
+        python="python",
+        working_dir="/",
+        settings=RunSettings(record_folder="/tmp/x", launcher_pid=7, keeper="k"),
+    )
+    read = JobSpec.from_json(spec.to_json())
+    assert (read.settings.record_folder, read.settings.launcher_pid, read.settings.keeper) == (None, None, None)
+
+
+def test_what_a_newer_release_has_added_is_ignored() -> None:
+    """In the job and in the options of its run."""
+    record = json.loads(job_spec().to_json())
+    record["colour"] = "green"
+    record["settings"]["shape"] = "round"
+    assert JobSpec.from_json(json.dumps(record)) == job_spec()
+
+
+def test_what_an_older_release_did_not_know_has_its_default() -> None:
+    """Whatever field is missing, as long as it has one."""
+    needed = {"name", "program", "python", "working_dir", "settings"}
+    for field in {field.name for field in fields(JobSpec)} - needed:
+        record = json.loads(job_spec().to_json())
+        del record[field]
+        assert JobSpec.from_json(json.dumps(record)) == job_spec(), field
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a-b", "a" * 63])
+def test_names_that_kubernetes_takes(name: str) -> None:
+    """Lower case letters, digits, dashes between them."""
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a_b", "a.b", "a" * 64, "a/b", "..", "a\n", "é", " a"])
+def test_other_names_are_refused(name: str) -> None:
+    """One of them would even be another folder."""
+    with pytest.raises(UsageError, match="cannot be used"):
+        job_spec(name)
+
+
+@given(text=st.text(max_size=100))
+def test_a_name_can_be_made_of_anything(text: str) -> None:
+    """And is unique by what is added."""
+    name = name_from(text, "1a2b")
+    check_name(name)
+    assert name.endswith("-1a2b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"program": ()}, "no program"),
+        ({"num_nodes": 0}, "num_nodes 0"),
+        ({"ranks_per_node": 0}, "ranks_per_node 0"),
+        ({"cpu_per_node": -1}, "cpu_per_node -1"),
+        ({"gpu_per_node": -1}, "gpu_per_node -1"),
+        ({"max_restarts": -1}, "max_restarts -1"),
+        ({"metrics_port": 80}, "metrics_port 80"),
+        ({"working_dir": "here"}, "must be an absolute path"),
+        ({"env": {"1A": "x"}}, "'1A'"),
+        ({"env": {"A=B": "x"}}, "'A=B'"),
+        ({"env": {"A": "x\0"}}, "'A'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(changes: dict[str, object], message: str) -> None:
+    """With the field and its value."""
+    with pytest.raises(UsageError, match=message):
+        job_spec(**changes)
+
+
+def test_a_password_in_the_address_of_an_index_is_refused_and_not_repeated() -> None:
+    """The history, the command line of pip and its log would have it."""
+    with pytest.raises(UsageError, match="address of a package index") as caught:
+        job_spec(package_indexes=("https://me:geheim@host/simple",))
+    assert "geheim" not in str(caught.value)
