@@ -28,7 +28,7 @@ _BLOCK_BYTES = 1 << 20
 _PAUSE_S = 0.5
 # Parts of a stream wait in memory, so they are smaller and fewer.
 STREAM_PART_BYTES = 8 << 20
-STREAM_MEMORY_BYTES = 40 << 20
+STREAM_MEMORY_BYTES = 32 << 20
 _Windows = Mapping[int, tuple[int, int]]
 """Number of a part → where it begins, and its size."""
 

@@ -140,7 +140,7 @@ class Store(Protocol):
 
         Called again after it was cut off, also by another process, it sends only the parts that are missing.
         It replaces what is there. Of a stream nothing is kept on a disk of this machine, and no more in memory than
-        the parts on their way: 40 MiB, or one part where that is more, which S3 wants of files of more than 360 GB.
+        the parts on their way: 32 MiB, or one part where that is more, which S3 wants of files of more than 300 GB.
 
         Args:
             key: where.
