@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from holdfast.storage.store import Store
 from holdfast.testing.fault_proxy import FaultProxy, add_mixture
 from tests.support.ceph_rgw import CephRgw
 from tests.support.checkpoints import commit, prepared
+from tests.support.disk import DiskWatch
 from tests.support.memory import MEASURE
 from tests.support.moto_server import MotoServer
 from tests.unit.cli.test_checkpoints import call
@@ -371,34 +371,6 @@ print(grown_mb())
 _TENSOR_MB = 1024 * 1024 * 4 / 1e6
 
 
-class DiskWatch:
-    """The most bytes that files below some folders have had."""
-
-    def __init__(self, *folders: Path) -> None:
-        self.peak_bytes = 0
-        self._folders = folders
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def _watch(self) -> None:
-        while not self._is_over.wait(0.02):
-            found = 0
-            for path in (path for folder in self._folders for path in folder.rglob("*")):
-                try:
-                    found += path.stat().st_blocks * 512 if path.is_file() else 0
-                except OSError:
-                    continue
-            self.peak_bytes = max(self.peak_bytes, found)
-
-    def __enter__(self) -> "DiskWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-
 @pytest.mark.parametrize("layout", ["pieces", pytest.param("whole", marks=pytest.mark.long)])
 @pytest.mark.parametrize("source", ["folder", "store"])
 def test_neither_disk_nor_memory(source: str, layout: str, reachable: Server, bucket: str, tmp_path: Path) -> None:
@@ -416,7 +388,6 @@ def test_neither_disk_nor_memory(source: str, layout: str, reachable: Server, bu
     temporary, home = tmp_path / "tmp", tmp_path / "home"
     temporary.mkdir()
     home.mkdir()
-    before = sum(path.stat().st_blocks * 512 for path in output.root.rglob("*") if path.is_file())
     with DiskWatch(temporary, home, output.root) as watch:
         done = subprocess.run(
             [sys.executable, "-c", _MEASURED, checkpoint, f"{bucket}/model"],
@@ -429,9 +400,9 @@ def test_neither_disk_nor_memory(source: str, layout: str, reachable: Server, bu
     assert done.returncode == 0, done.stderr
     size_bytes = sum(item.size_bytes for item in store_at(f"{bucket}/model").list())
     assert size_bytes > 320e6
-    assert watch.peak_bytes - before <= 0.05 * size_bytes
+    assert watch.grown_bytes <= 0.05 * size_bytes
     grown_mb = float(done.stdout.splitlines()[-1])
-    print(f"{source}, {layout}: {grown_mb:.1f} MB of memory, {watch.peak_bytes - before} bytes of disk")
+    print(f"{source}, {layout}: {grown_mb:.1f} MB of memory, {watch.grown_bytes} bytes of disk")
     assert grown_mb <= _TENSOR_MB + 64
 
 

@@ -310,7 +310,8 @@ class UploadFailed(Event):
     reason: str
 
     def _sentence(self) -> str:
-        return f"{self.name_in_store} is not uploaded yet: {self.reason}; it stands locally and is tried again"
+        where = "" if self.name_in_store == "final" else "it stands locally and "
+        return f"{self.name_in_store} is not uploaded yet: {self.reason}; {where}is tried again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +337,23 @@ class UploadUnfinished(Event):
             f"the newest checkpoint did not arrive in {self.location} in time; it stands in {self.folder}, and the "
             "same command on this machine goes on from it and uploads it"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalMissing(Event):
+    """The finished model is not in the object store; a checkpoint has the same weights."""
+
+    is_warning: ClassVar[bool] = True
+    step: int
+    location: str
+    reason: str
+    checkpoint: str | None
+
+    def _sentence(self) -> str:
+        again = "run the same command again"
+        if self.checkpoint is not None:
+            again = f"`holdfast checkpoints export {self.checkpoint} {self.location}` makes it, or {again}"
+        return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved: {again}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,6 +404,7 @@ __all__ = [
     "Event",
     "EventLog",
     "Fetched",
+    "FinalMissing",
     "Finished",
     "Interrupted",
     "Pruned",

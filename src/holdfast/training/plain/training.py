@@ -206,7 +206,7 @@ class Training:
         self._tell_progress(force=True)
         session.training_ended(step)
         if self._location is not None:
-            self._saver.save_final()
+            self._saver.save_final(self._location)
 
     def _release(self, *, is_orderly: bool) -> None:
         session = self._session
