@@ -54,6 +54,50 @@ def by_holdfast(source: Path, target: Path) -> None:
     export_pieces(source, parse_location(str(target)))
 
 
+def into_store(source: Path, target: Path) -> None:
+    from holdfast.checkpoint.exporting import export_pieces
+    from holdfast.storage.location import parse_location
+
+    export_pieces(source, parse_location(os.environ["HF_BENCH_STORE"]))
+
+
+def from_store_into_store(source: Path, target: Path) -> None:
+    from holdfast.checkpoint.exporting import export_stored_pieces
+    from holdfast.storage.location import parse_location
+    from holdfast.storage.opening import open_store
+
+    store = open_store(parse_location(os.environ["HF_BENCH_SOURCE"]))
+    export_stored_pieces(store, "", parse_location(os.environ["HF_BENCH_STORE"]))
+
+
+def over_folder_into_store(source: Path, target: Path) -> None:
+    """What has to be done without streaming: a copy of the model on the disk."""
+    from holdfast.storage.location import parse_location
+    from holdfast.storage.opening import open_store
+
+    by_holdfast(source, target)
+    store = open_store(parse_location(os.environ["HF_BENCH_STORE"]))
+    for path in target.iterdir():
+        store.upload(path.name, path)
+    shutil.rmtree(target)
+
+
+def stream_into_store(source: Path, target: Path) -> None:
+    """As many bytes from memory."""
+    from holdfast.storage.location import parse_location
+    from holdfast.storage.opening import open_store
+    from holdfast.storage.store import Content, Sink
+
+    block, count = memoryview(bytearray(os.urandom(1 << 20))), int(os.environ["HF_BENCH_MB"])
+
+    def pour(sink: Sink) -> None:
+        for _ in range(count):
+            sink(block)
+
+    content = Content(size_bytes=count << 20, pour=pour)
+    open_store(parse_location(os.environ["HF_BENCH_STORE"])).upload("model.safetensors", content)
+
+
 def by_accelerate(source: Path, target: Path) -> None:
     from accelerate.utils import merge_fsdp_weights
 
@@ -86,13 +130,19 @@ SYSTEMS: dict[str, Callable[[Path, Path], None]] = {
     "dcp to torch.save": by_dcp,
     "zero_to_fp32": by_zero_to_fp32,
     "copy": by_copy,
+    "into a store": into_store,
+    "store to store": from_store_into_store,
+    "over a folder": over_folder_into_store,
+    "stream": stream_into_store,
 }
+_OURS = ("holdfast.checkpoint.exporting", "holdfast.storage.object_store", "holdfast.storage.location")
 IMPORTS = {
     "holdfast": ("holdfast.checkpoint.exporting", "holdfast.storage.location"),
     "accelerate": ("accelerate.utils",),
     "dcp to torch.save": ("torch.distributed.checkpoint.format_utils",),
     "zero_to_fp32": ("deepspeed.utils.zero_to_fp32",),
     "copy": (),
+    **dict.fromkeys(("into a store", "store to store", "over a folder", "stream"), _OURS),
 }
 
 

@@ -1,7 +1,7 @@
 """A hand-written loop in a session: dropout, shuffling, two batches a step, a scheduler; DDP when there are ranks.
 
-Writes `marks-RANK` (a line for each step that begins) into the output folder, and `final-RANK.pt` at the end. In a job,
-the first rank lets the job's folder have what it tells, where nobody else does.
+Writes `marks-RANK` (a line for each step that begins) into the output folder, and `final-RANK.pt` at the end. In a
+job, the first rank lets the job's folder have what it tells, where nobody else does.
 """
 
 import argparse

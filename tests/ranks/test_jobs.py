@@ -134,7 +134,8 @@ def test_preempted_it_comes_back_by_itself(tmp_path: Path, reference: Place) -> 
         history = states(place, "weak")
         assert history[:3] == ["running", "suspending", "preempted"]
         assert "restarting" not in history
-        assert [line.text for line in place.jobs.logs("strong") if line.source == "rank 0"][0] == "was here"
+        first = next(line.text for line in place.jobs.logs("strong") if line.source == "rank 0")
+        assert first == "was here"
         assert_same(place.output("weak"), reference.output("alone"))
 
 
@@ -350,7 +351,9 @@ print(hashlib.sha256(os.environ["AWS_SECRET_ACCESS_KEY"].encode()).hexdigest(), 
 while not os.path.exists(sys.argv[0] + ".go"): time.sleep(0.05)
 """
     place.jobs.submit(place.script("a", wait, data_connection="minio", settings={"grace_s": 2.0, "verbosity": 2}))
-    printed = place.wait_for("a line", lambda: [l.text for l in place.jobs.logs("a") if l.source == "rank 0"], "a")
+    printed = place.wait_for(
+        "a line", lambda: [line.text for line in place.jobs.logs("a") if line.source == "rank 0"], "a"
+    )
     import hashlib
 
     assert hashlib.sha256(secret.encode()).hexdigest() in printed

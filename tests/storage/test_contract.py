@@ -11,7 +11,8 @@ import pytest
 from holdfast.errors import ConditionError, ObjectNotFoundError, StorageError
 from holdfast.foundation import clock
 from holdfast.storage.access import check_access
-from holdfast.storage.store import ABSENT, Condition, Store
+from holdfast.storage.store import ABSENT, Condition, Content, Store
+from tests.support.streams import stream_of
 
 _ODD = ["a b", "ä/ö", "a%2Fb", "a+b&c=d", "x" * 200, "dots...", "q?u#e", "tilde~_-.", "'\"quote"]
 _BAD = ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "a\nb", "a\x00"]
@@ -59,6 +60,7 @@ def test_keys_that_could_leave_the_place_are_refused(key: str, store: Store, tmp
         lambda: store.write(key, b""),
         lambda: store.delete(key),
         lambda: store.upload(key, tmp_path / "file"),
+        lambda: store.upload(key, stream_of(b"")),
     ):
         with pytest.raises(ValueError, match="key"):
             call()
@@ -213,11 +215,64 @@ def test_a_large_file_is_uploaded(store: Store, tmp_path: Path) -> None:
     assert source.read_bytes() == data
 
 
+@pytest.mark.parametrize("size_bytes", [0, 1000, 16 << 20, (16 << 20) + 1, (40 << 20) + 7])
+def test_a_stream_is_uploaded(size_bytes: int, store: Store) -> None:
+    """From one buffer that is filled again and again; progress adds up; it replaces what was there."""
+    data = os.urandom(size_bytes)
+    store.write("key", b"before")
+    moved: list[int] = []
+    store.upload("key", stream_of(data), progress=moved.append)
+    assert sum(moved) == size_bytes
+    assert store.stat("key").size_bytes == size_bytes
+    assert hashlib.sha256(store.read("key")).digest() == hashlib.sha256(data).digest()
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 40 << 20])
+@pytest.mark.parametrize("says_more", [-1, 1, 9 << 20])
+def test_a_stream_of_another_length_is_refused(size_bytes: int, says_more: int, store: Store) -> None:
+    """What was there stays, and nothing is left after a sweep."""
+    data = os.urandom(size_bytes)
+    store.write("key", b"before")
+    content = Content(size_bytes=size_bytes + says_more, pour=stream_of(data).pour)
+    with pytest.raises(StorageError, match="a stream"):
+        store.upload("key", content)
+    store.sweep()
+    assert bytes(store.read("key")) == b"before"
+    assert [item.key for item in store.list()] == ["key"]
+
+
+class TornError(Exception):
+    """What ends a stream in these tests."""
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 40 << 20])
+def test_what_a_stream_raises_comes_out(size_bytes: int, store: Store) -> None:
+    """As it is; what was there stays, and nothing is left after a sweep."""
+
+    def pour(sink) -> None:
+        stream_of(os.urandom(size_bytes - 1)).pour(sink)
+        raise TornError
+
+    store.write("key", b"before")
+    with pytest.raises(TornError):
+        store.upload("key", Content(size_bytes=size_bytes, pour=pour))
+    store.sweep()
+    assert bytes(store.read("key")) == b"before"
+    assert [item.key for item in store.list()] == ["key"]
+
+
+def source_of(kind: str, path: Path, size_bytes: int) -> tuple[Path | Content, bytes]:
+    """Something to upload, and its bytes."""
+    data = os.urandom(size_bytes)
+    path.write_bytes(data)
+    return (path if kind == "file" else stream_of(data)), data
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
 @pytest.mark.parametrize("size_bytes", [1000, 20 << 20])
-def test_a_fence_stops_what_is_not_visible_yet(size_bytes: int, store: Store, tmp_path: Path) -> None:
+def test_a_fence_stops_what_is_not_visible_yet(size_bytes: int, kind: str, store: Store, tmp_path: Path) -> None:
     """What the fence raises comes out, the old content stays, and after a sweep nothing is left."""
-    source = tmp_path / "source"
-    source.write_bytes(os.urandom(size_bytes))
+    source, data = source_of(kind, tmp_path / "source", size_bytes)
 
     def fence() -> None:
         raise StorageError("replaced")
@@ -231,17 +286,17 @@ def test_a_fence_stops_what_is_not_visible_yet(size_bytes: int, store: Store, tm
     store.sweep()
     assert store.sweep() == 0
     store.upload("key", source, fence=lambda: None)
-    assert bytes(store.read("key")) == source.read_bytes()
+    assert bytes(store.read("key")) == data
 
 
+@pytest.mark.parametrize("kind", ["file", "stream"])
 @pytest.mark.parametrize("size_bytes", [1000, 20 << 20])
-def test_a_zombie_cannot_write_over_its_successor(size_bytes: int, store: Store, tmp_path: Path) -> None:
+def test_a_zombie_cannot_write_over_its_successor(size_bytes: int, kind: str, store: Store, tmp_path: Path) -> None:
     """It stands still right after its fence; its successor sweeps and writes; then the zombie goes on, in vain."""
     if store.location.scheme == "file":
         pytest.skip("a folder's last step is a rename, which nothing can fence; its lock keeps zombies out")
-    zombie, successor = tmp_path / "zombie", tmp_path / "successor"
-    zombie.write_bytes(os.urandom(size_bytes))
-    successor.write_bytes(os.urandom(size_bytes))
+    zombie, _ = source_of(kind, tmp_path / "zombie", size_bytes)
+    successor, data = source_of(kind, tmp_path / "successor", size_bytes)
 
     def fence() -> None:
         store.sweep()
@@ -249,7 +304,7 @@ def test_a_zombie_cannot_write_over_its_successor(size_bytes: int, store: Store,
 
     with pytest.raises(StorageError):
         store.upload("key", zombie, fence=_only_once(fence))
-    assert bytes(store.read("key")) == successor.read_bytes()
+    assert bytes(store.read("key")) == data
 
 
 def _only_once(action):

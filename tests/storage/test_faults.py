@@ -15,6 +15,7 @@ from holdfast.storage.store import ABSENT, Store
 from holdfast.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
 from tests.support.ceph_rgw import CephRgw
 from tests.support.moto_server import MotoServer
+from tests.support.streams import stream_of
 
 _PASSING = [
     Fault(kind=Kind.STATUS, status=500, nth=1),
@@ -56,6 +57,7 @@ def test_a_fault_that_passes_is_not_seen(fault: Fault, store: Store, proxy: Faul
     assert broken(lambda: store.stat("a/key")).version == version
     assert bytes(broken(lambda: store.read("a/key"))) == b"one"
     assert [item.key for item in broken(lambda: list(store.list("a")))] == ["a/key"]
+    broken(lambda: store.upload("a/big", stream_of(os.urandom(40 << 20))))
     broken(lambda: store.upload("a/big", source))
     assert bytes(broken(lambda: store.read("a/big", start=0, length=1 << 20))) == source.read_bytes()[: 1 << 20]
     streamed = bytearray()
@@ -70,14 +72,17 @@ def test_a_fault_that_passes_is_not_seen(fault: Fault, store: Store, proxy: Faul
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4, 5, 6, 7])
-def test_any_answer_of_an_upload_may_be_lost(nth: int, store: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_any_answer_of_an_upload_may_be_lost(
+    kind: str, nth: int, store: Store, proxy: FaultProxy, tmp_path: Path
+) -> None:
     """Beginning, parts, completing: whichever answer is lost, the object is there, whole."""
-    source = tmp_path / "source"
-    source.write_bytes(os.urandom(40 << 20))
+    source, data = tmp_path / "source", os.urandom(36 << 20)
+    source.write_bytes(data)
     store.write("big", b"before")
     proxy.add(Fault(kind=Kind.LOST_ANSWER, nth=nth))
-    store.upload("big", source)
-    assert bytes(store.read("big")) == source.read_bytes()
+    store.upload("big", source if kind == "file" else stream_of(data))
+    assert bytes(store.read("big")) == data
 
 
 def test_a_lost_answer_does_not_turn_another_writers_object_into_ours(store: Store, proxy: FaultProxy) -> None:

@@ -58,12 +58,14 @@ class Place:
     def wait_for(self, what: str, found: Callable[[], Any], name: str, timeout_s: float = 120) -> Any:
         """What `found` returns, as soon as that is something; the job must not end before."""
         deadline = time.monotonic() + timeout_s
-        while not (result := found()):
-            job = self.jobs.job(name)
-            assert not job.state.is_over or (result := found()), f"{name} ended before {what}\n{self.story(name)}"
+        while True:
+            is_over = self.jobs.job(name).state.is_over
+            result = found()
+            if result:
+                return result
+            assert not is_over, f"{name} ended before {what}\n{self.story(name)}"
             assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.story(name)}"
             time.sleep(_POLL_S)
-        return result
 
     def wait_for_mark(self, name: str, step: int, rank: int = 0) -> None:
         """Until the loop has begun the step for the first time."""

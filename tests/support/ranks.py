@@ -39,6 +39,14 @@ class ThreadPeers:
     def from_first(self, value: Any) -> Any:
         return self.gather(value)[0]
 
+    def to_first(self, block: torch.Tensor, source: int) -> None:
+        if source == 0 or self.place.rank not in {0, source}:
+            return
+        meeting = self._meetings.among((0, source))
+        _, sent = meeting.exchange(0 if self.place.rank == 0 else 1, None if self.place.rank == 0 else block.clone())
+        if self.place.rank == 0:
+            block.copy_(sent)
+
     def sender_among(self, ranks: Sequence[int]) -> "_Sender":
         self.gather(None)
         return _Sender(self._meetings.among(tuple(ranks)), tuple(ranks), self.place.rank)

@@ -5,6 +5,7 @@ target already is never replaced.
 """
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -13,18 +14,21 @@ import uuid
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
+from holdfast.checkpoint.arriving import Describe
 from holdfast.checkpoint.inventory import Inventory, Item, Kind
-from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from holdfast.checkpoint.landing import ModelFile, check_empty, fill_folder, fill_store
+from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.publishing import Publisher
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.transfer import fetch, prepare, publish, windows_of
 from holdfast.errors import CheckpointError, ConflictError, StorageError
-from holdfast.foundation import files
+from holdfast.foundation import clock, files
 from holdfast.foundation.units import ByteCounter
 from holdfast.storage.location import Location, Scheme
 from holdfast.storage.opening import open_store
-from holdfast.storage.store import Store
+from holdfast.storage.read_ahead import Stretch, stream_ahead
+from holdfast.storage.store import Content, Store
 
 Progress = Callable[[int, int], None]
 """Told bytes done and bytes in all."""
@@ -118,6 +122,8 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
     """Copy what `from_pretrained` needs, and nothing of the training, to a place of its own.
 
+    Between two object stores, and from a folder into one, nothing is written to a disk of this machine.
+
     Args:
         source: where the checkpoint is.
         item: which.
@@ -137,67 +143,35 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     if not any(WEIGHTS.fullmatch(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no weights in one piece (strategy {manifest.strategy}); nothing was exported",
-            hint="resume from it and save the model from there"
-            if source.folder is not None
-            else "copy the checkpoint to a folder of this machine, and export it from there",
+            hint="resume from it and save the model from there",
         )
-    paths = [entry.path for entry in entries]
-
-    def fill(working: Path, counter: ByteCounter) -> list[str]:
-        _bring(source, item, entries, working, counter)
-        return paths
-
-    size_bytes = sum(entry.size_bytes for entry in entries)
-    return deliver(target, size_bytes, fill, beside=source.folder, progress=progress)
-
-
-def deliver(
-    target: Location,
-    size_bytes: int,
-    fill: Callable[[Path, ByteCounter], list[str]],
-    *,
-    beside: Path | None,
-    progress: Progress | None,
-) -> list[str]:
-    """Make a model at a place of its own, so that it appears whole or not at all.
-
-    Args:
-        target: a folder or a prefix in which there is nothing yet.
-        size_bytes: of the model.
-        fill: makes the files in a folder that is not there yet, durably, and returns their paths.
-        beside: the output folder on whose disk the files wait for a store; None for the system's place.
-        progress: see `Progress`.
-
-    Returns:
-        What `fill` returned.
-
-    Raises:
-        ConflictError: there is something at the target.
-        StorageError: the store cannot be used.
-        OSError: the disk is full or gone.
-    """
-    store = open_store(target)
-    if next(iter(store.list()), None) is not None:
-        raise ConflictError(f"{target} is not empty; nothing was exported", hint="name a new place")
+    counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
+    check_empty(target, has_manifest=True)
     if target.scheme is Scheme.FILE:
-        folder = target.folder.absolute()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-        try:
-            paths = fill(working, ByteCounter(progress, size_bytes))
-            with contextlib.suppress(FileNotFoundError):
-                folder.rmdir()  # it is empty
-            working.rename(folder)
-            files.fsync_folder(folder.parent)
-        finally:
-            files.delete_tree(working)
-        return paths
-    counter = ByteCounter(progress, 2 * size_bytes)
-    with _staging(beside) as staging:
-        paths = fill(staging / "model", counter)
-        for path in paths:
-            store.upload(path, staging / "model" / path, progress=counter.add)
-    return paths
+        fill_folder(target, lambda working: _bring(source, item, entries, working, counter))
+    else:
+        with _leased(source, item):
+            model = [ModelFile(entry.path, _source_of(source, item, entry), entry) for entry in entries]
+            fill_store(target, model, describe=as_final(manifest), progress=counter.add)
+    return [entry.path for entry in entries]
+
+
+def as_final(manifest: Manifest) -> Describe:
+    """How to make a manifest for the model that is taken out of a checkpoint."""
+
+    def describe(entries: tuple[FileEntry, ...]) -> Manifest:
+        return dataclasses.replace(manifest, trigger=Trigger.FINAL, created=clock.utc_now(), files=entries)
+
+    return describe
+
+
+def _source_of(source: Inventory, item: Item, entry: FileEntry) -> Path | Content:
+    if source.folder is not None:
+        return source.folder / item.prefix / entry.path
+    key, size_bytes = f"{item.prefix}/{entry.path}", entry.size_bytes
+    return Content(
+        size_bytes=size_bytes, pour=lambda sink: stream_ahead([Stretch(source.store, key, 0, size_bytes)], sink)
+    )
 
 
 def _complete(item: Item) -> Manifest:
@@ -217,13 +191,20 @@ def _complete(item: Item) -> Manifest:
 def _bring(source: Inventory, item: Item, entries: Sequence[FileEntry], working: Path, counter: ByteCounter) -> None:
     prepare(entries, working)
     parts = windows_of(entries)
-    with contextlib.ExitStack() as lease:
-        if source.folder is not None:  # or retention of a running training takes it away meanwhile
-            lease.enter_context(files.reading(source.folder / item.prefix / MANIFEST_NAME))
+    with _leased(source, item):
         try:
             fetch(source.store, item.prefix, parts, working, progress=counter.add)
         except OSError as error:
             raise StorageError(f"{working} cannot be written: {error}; nothing was copied") from error
+
+
+@contextlib.contextmanager
+def _leased(source: Inventory, item: Item) -> Generator[None]:
+    """Or retention of a running training takes it away meanwhile."""
+    with contextlib.ExitStack() as lease:
+        if source.folder is not None:
+            lease.enter_context(files.reading(source.folder / item.prefix / MANIFEST_NAME))
+        yield
 
 
 @contextlib.contextmanager
@@ -238,4 +219,4 @@ def _staging(source: Path | None) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["WEIGHTS", "Progress", "copy", "deliver", "export", "is_there"]
+__all__ = ["WEIGHTS", "Progress", "as_final", "copy", "export", "is_there"]

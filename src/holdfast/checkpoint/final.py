@@ -1,20 +1,22 @@
 """The final model: what the object store gets as `final/` when the training has come to its own end.
 
-Holdfast keeps the model as it was when `train()` returned. A script that saves its own, into `final/` or into the
-output folder itself, knows better what it wants: then that is taken.
+It is the model as it was when `train()` returned. Holdfast sends it to the store at once, or, where that cannot be,
+lets it wait for the mover in the folder. A script that saves its own, into `final/` or into the output folder itself,
+knows better what it wants: then that is taken.
 """
 
-import dataclasses
 import os
 import stat
 import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.commit import entry_of
 from holdfast.checkpoint.digest import digest_file
 from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.verify import read_manifest
+from holdfast.checkpoint.sent_record import SentRecord
 from holdfast.foundation import files
 
 FINAL = "final"
@@ -29,24 +31,52 @@ def final_folder(output: OutputFolder) -> Path:
     return output.control / FINAL
 
 
-def adopt_scripts_model(output: OutputFolder) -> bool:
-    """Put the model that the script saved by itself into the place of the one that Holdfast kept, if there is one.
+def sent_record(output: OutputFolder) -> SentRecord:
+    """What of the final model is in the store."""
+    return SentRecord(output.control / f"upload-{FINAL}.json")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEnd:
+    """A training that has come to its own end.
+
+    Args:
+        describe: makes a manifest for a model that it has led to.
+        ended_ns: when that was, by the clock of the output folder's file system.
+    """
+
+    describe: Callable[[tuple[FileEntry, ...]], Manifest]
+    ended_ns: int
+
+
+def note_end(output: OutputFolder, describe: Callable[[tuple[FileEntry, ...]], Manifest]) -> TrainingEnd:
+    """What there is in the folder from now on is what the script makes of the training.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    mark = output.control / "ended"
+    files.write_atomic(mark, b"", durable=False)
+    return TrainingEnd(describe, mark.stat().st_mtime_ns)
+
+
+def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
+    """Let the model that the script has saved by itself wait for the mover, if there is one.
+
+    Args:
+        output: the folder.
+        end: of the training.
 
     Returns:
-        Whether there was one.
+        Whether there is one.
 
     Raises:
         OSError: the disk is full or gone.
     """
-    kept = final_folder(output)
-    if not (kept / MANIFEST_NAME).is_file():
-        return False
     source, paths = _scripts_model(output.root)
-    manifest = read_manifest(kept)
-    saved_ns = (kept / MANIFEST_NAME).stat().st_mtime_ns
     # Only a model that was written since: an older one belongs to an earlier run in the same folder.
     models = [path for path in paths if path in _MODEL_FILES] or paths
-    if not paths or max((source / path).stat().st_mtime_ns for path in models) < saved_ns:
+    if not paths or max((source / path).stat().st_mtime_ns for path in models) < end.ended_ns:
         return False
     working = output.work / f"final-{uuid.uuid4().hex}"
     entries: list[FileEntry] = []
@@ -55,7 +85,7 @@ def adopt_scripts_model(output: OutputFolder) -> bool:
         target.parent.mkdir(parents=True, exist_ok=True)
         files.link_or_copy(source / path, target)
         entries.append(entry_of(path, digest_file(target)))
-    seal_final(output, working, dataclasses.replace(manifest, files=tuple(entries)))
+    seal_final(output, working, end.describe(tuple(entries)))
     return True
 
 
@@ -82,4 +112,12 @@ def _regular(folder: Path) -> list[str]:
     ]
 
 
-__all__ = ["FINAL", "adopt_scripts_model", "final_folder", "seal_final"]
+__all__ = [
+    "FINAL",
+    "TrainingEnd",
+    "adopt_scripts_model",
+    "final_folder",
+    "note_end",
+    "seal_final",
+    "sent_record",
+]

@@ -106,12 +106,13 @@ class Inventory:
                 found.setdefault(prefix, []).append(item)
         steps = sorted((step for prefix in found if (step := step_of(Path(prefix))) is not None), reverse=True)
         prefixes = [checkpoint_name(step) for step in steps]
-        for prefix in (FINAL, _FINAL_IN_FOLDER):
-            # A script's own `final/` has no manifest, and is none of ours.
-            if any(item.key == f"{prefix}/{MANIFEST_NAME}" for item in found.get(prefix, [])):
-                prefixes.append(prefix)
         # In a folder, what is not committed yet lies elsewhere: a folder of this name without a manifest is foreign.
         unfinished = RemoteFolder(self.store).unfinished() if self.folder is None else set[str]()
+        for prefix in (FINAL, _FINAL_IN_FOLDER):
+            # A script's own `final/` has no manifest, and is none of ours.
+            is_ours = any(item.key == f"{prefix}/{MANIFEST_NAME}" for item in found.get(prefix, []))
+            if is_ours or (prefix in unfinished and prefix in found):
+                prefixes.append(prefix)
         return [self._item(prefix, found[prefix], is_unfinished=prefix in unfinished) for prefix in prefixes]
 
     def item(self, name: str | None = None) -> Item:

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from holdfast.checkpoint.mover import Mover
 from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.checkpoint.patience import FIRST_PAUSE_S, LONGEST_PAUSE_S, patience_s
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import parse_policies
-from holdfast.errors import ConflictError, ExitCode, HoldfastError, TransientError
+from holdfast.errors import ConflictError, ExitCode, HoldfastError
 from holdfast.foundation import clock, console, files
 from holdfast.foundation.events import Event, EventLog
 from holdfast.foundation.priority import Priority
@@ -29,11 +30,8 @@ from holdfast.storage.location import parse_location
 from holdfast.storage.opening import open_store
 
 _LOOK_EVERY_S = 0.25
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 _KEEPER_S = 10.0
 """How long a keeper may take with the last snapshot of a training that died."""
-_PATIENCE_S, _PATIENCE_WITH_REFUSALS_S = 600.0, 30.0
-"""How long the end of training waits for a store from which nothing comes, and for one that refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +102,11 @@ class _Process:
         return self._exit_code
 
     def _work(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while True:
             try:
                 while self._mover.move_next():
-                    pause_s = _FIRST_PAUSE_S
+                    pause_s = FIRST_PAUSE_S
                 if self._finishing.is_set():
                     self._mover.check_arrived()
             except ConflictError as error:
@@ -120,7 +118,7 @@ class _Process:
                     self._exit_code = ExitCode.STORAGE
                     break
                 self._wait(_LOOK_EVERY_S if self._mover.is_waiting else pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             except Exception:  # noqa: BLE001  the thread must not die and leave the training waiting for it
                 self._log.exception("the mover failed")
                 self._exit_code = ExitCode.FAILED
@@ -143,8 +141,7 @@ class _Process:
         now_s, deadline_s = clock.monotonic_s(), self._mover.deadline_s
         if deadline_s is not None:
             return now_s + 0.5 > deadline_s
-        patience_s = _PATIENCE_S if isinstance(error, TransientError) else _PATIENCE_WITH_REFUSALS_S
-        return now_s - max(self._finishing_since_s, self._mover.last_progress_s) > patience_s
+        return now_s - max(self._finishing_since_s, self._mover.last_progress_s) > patience_s(error)
 
     def _obey(self) -> None:
         pending: bytes = b""

@@ -4,23 +4,22 @@ Promises: see `remote`, and docs/adr/0007 and 0008; whatever fails on the way, t
 """
 
 import contextlib
-import json
 import re
-import threading
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import step_of
-from holdfast.checkpoint.digest import FileDigest, digest_bytes, digest_file
+from holdfast.checkpoint.digest import digest_bytes
+from holdfast.checkpoint.digesting import digesting
 from holdfast.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from holdfast.checkpoint.part import NodePart
 from holdfast.checkpoint.remote import PARTS, UNFINISHED, RemoteFolder, is_name
+from holdfast.checkpoint.sent_record import SentRecord
 from holdfast.checkpoint.verify import compare_listing
 from holdfast.errors import CheckpointError, ConditionError, ManifestError, ObjectNotFoundError, StorageError
 from holdfast.foundation import clock
-from holdfast.foundation.files import write_atomic
 from holdfast.foundation.units import printable
 from holdfast.storage.store import ABSENT, Condition, Progress, Store
 
@@ -81,18 +80,12 @@ class Publisher:
         if present == data:
             record.unlink(missing_ok=True)
             return Published.BEFORE
-        if present is None:
-            self._refuse_foreign(name, deadline_s)
-        self._remote.fence(deadline_s=deadline_s)
-        self._store.write(f"{UNFINISHED}/{name}", b"", deadline_s=deadline_s)
-        if present is not None and not _is_extended(present, manifest):
-            # Another node that does the same cannot delete what this one helps to commit: its part is still missing.
-            self._store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
+        self._begin(name, present, deadline_s, is_kept=present is not None and _is_extended(present, manifest))
         marks = None
         if part is not None:
             marks = _Marks(self._store, name, data)
             marks.begin(part.node, deadline_s)
-        sent = _SentRecord(record)
+        sent = SentRecord(record)
 
         def send(entry: FileEntry) -> None:
             self._send(folder, name, entry, sent, progress, deadline_s)
@@ -118,14 +111,39 @@ class Publisher:
             marks.add(part.node, part.num_nodes, deadline_s)
             if not marks.are_complete(deadline_s):
                 return Published.IN_PART
-        self._finish(name, data, deadline_s)
+        self.finish(name, data, deadline_s=deadline_s)
         record.unlink(missing_ok=True)
         return Published.NOW
 
-    def _finish(self, name: str, data: bytes, deadline_s: float | None) -> None:
-        """Commit what is there in full, and tidy up.
+    def begin(self, name: str, *, deadline_s: float | None = None) -> None:
+        """Mark that something is going to be written under `name`; what counts there now no longer does.
 
         Raises:
+            ConflictError: another attempt has claimed the location.
+            StorageError: somebody else's files lie under the name.
+        """
+        present = self._remote.bytes_of_manifest(name, deadline_s=deadline_s)
+        self._begin(name, present, deadline_s, is_kept=False)
+
+    def _begin(self, name: str, present: bytes | None, deadline_s: float | None, *, is_kept: bool) -> None:
+        if present is None:
+            self._refuse_foreign(name, deadline_s)
+        self._remote.fence(deadline_s=deadline_s)
+        self._store.write(f"{UNFINISHED}/{name}", b"", deadline_s=deadline_s)
+        if present is not None and not is_kept:
+            # Another node that does the same cannot delete what this one helps to commit: its part is still missing.
+            self._store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
+
+    def finish(self, name: str, data: bytes, *, deadline_s: float | None = None) -> None:
+        """Commit what is there in full, and tidy up.
+
+        Args:
+            name: what was begun.
+            data: its manifest.
+            deadline_s: when to give up.
+
+        Raises:
+            ConflictError: another attempt has claimed the location.
             StorageError: it is not there in full.
         """
         manifest = Manifest.from_bytes(data)
@@ -176,7 +194,7 @@ class Publisher:
         folder: Path,
         name: str,
         entry: FileEntry,
-        sent: "_SentRecord",
+        sent: SentRecord,
         progress: Progress | None,
         deadline_s: float | None,
     ) -> None:
@@ -189,11 +207,11 @@ class Publisher:
                     if progress is not None:
                         progress(entry.size_bytes)
                     return
-        with _reading_beside(source) as content:
+        with digesting(source) as (passing, result):
 
             def fence() -> None:
                 # Disks lie, people edit: what is not what the manifest names must not stand under it.
-                found = content.result()
+                found = result()
                 if (found.size_bytes, found.digest) != (entry.size_bytes, entry.digest):
                     raise CheckpointError(
                         f"{source} has changed since its checkpoint was committed; {name} is not uploaded",
@@ -201,7 +219,7 @@ class Publisher:
                     )
                 self._remote.fence(deadline_s=deadline_s)
 
-            store.upload(target, source, fence=fence, progress=progress, deadline_s=deadline_s)
+            store.upload(target, passing, fence=fence, progress=progress, deadline_s=deadline_s)
         sent.add(entry, store.stat(target, deadline_s=deadline_s).version)
 
     # ---- parts of several nodes --------------------------------------------------------------------------------
@@ -217,7 +235,7 @@ class Publisher:
             if self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == data:
                 continue
             if not compare_listing(Manifest.from_bytes(data).files, self._listing(name, deadline_s)):
-                self._finish(name, data, deadline_s)
+                self.finish(name, data, deadline_s=deadline_s)
                 committed.append(name)
         return committed
 
@@ -302,44 +320,6 @@ def _is_extended(present: bytes, manifest: Manifest) -> bool:
     except ManifestError:
         return False
     return set(files) < set(manifest.files)
-
-
-@contextlib.contextmanager
-def _reading_beside(source: Path) -> Generator["Future[FileDigest]"]:
-    """Digest a file while it is on its way; given up when the block is left."""
-    is_left = threading.Event()
-
-    def go_on(count: int) -> None:
-        if is_left.is_set():
-            raise OSError(f"{source} is no longer read")
-
-    with ThreadPoolExecutor(1, thread_name_prefix="holdfast-digest") as thread:
-        try:
-            yield thread.submit(digest_file, source, go_on)
-        finally:
-            is_left.set()
-
-
-class _SentRecord:
-    """Which files of a checkpoint are in the store, with what content and as what version; survives the process."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._versions: dict[str, list[str]] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            noted = json.loads(path.read_bytes())
-            self._versions = {str(name): [str(text) for text in texts] for name, texts in noted.items()}
-
-    def version_of(self, entry: FileEntry) -> str | None:
-        """As what version the file is in the store, if it was sent with this content."""
-        digest, version = self._versions.get(entry.path, ["", ""])
-        return version if digest == entry.digest else None
-
-    def add(self, entry: FileEntry, version: str) -> None:
-        with self._lock, contextlib.suppress(OSError):  # without it the file is sent once more
-            self._versions[entry.path] = [entry.digest, version]
-            write_atomic(self._path, json.dumps(self._versions).encode(), durable=False)
 
 
 __all__ = ["Published", "Publisher"]

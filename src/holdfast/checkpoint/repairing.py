@@ -3,12 +3,14 @@
 What somebody may still be working on is left alone: in a folder the lock tells, in an object store only age does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from holdfast.checkpoint.catalog import set_aside
 from holdfast.checkpoint.inventory import Inventory, Item, Kind
+from holdfast.checkpoint.landing import clean_export
 from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.checkpoint.remote import UNFINISHED, RemoteFolder, is_name
 from holdfast.checkpoint.verify import Fault
 from holdfast.foundation import clock
 
@@ -39,7 +41,8 @@ class Repair:
         foreign: without a manifest and not Holdfast's; never touched.
         damaged: with a manifest that does not fit; dropped or moved aside only when asked.
         moved_to: where damaged ones of a folder are now, or None.
-        num_leftovers: working folders and unfinished uploads that were deleted.
+        num_leftovers: working folders, unfinished uploads and marks that were deleted, and what unfinished exports to
+            this place had left.
     """
 
     unfinished: tuple[Item, ...]
@@ -91,7 +94,9 @@ def repair(
     if not dry_run:
         for item in [*unfinished, *([damage.item for damage in damaged] if drop_damaged else [])]:
             inventory.delete(item)
-        num_leftovers = inventory.store.sweep(begun_before_s=before_s)
+        num_leftovers = clean_export(inventory.store, before_s=before_s)
+        num_leftovers += _drop_marks(inventory, before_s, keep={item.name for item in items})
+        num_leftovers += inventory.store.sweep(begun_before_s=before_s)
     return Repair(
         unfinished=tuple(unfinished),
         recent=recent,
@@ -99,6 +104,19 @@ def repair(
         damaged=tuple(damaged),
         num_leftovers=num_leftovers,
     )
+
+
+def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str]) -> int:
+    """Delete marks of what was begun and of which nothing is there."""
+    marks = {
+        item.key.removeprefix(f"{UNFINISHED}/")
+        for item in inventory.store.list(UNFINISHED)
+        if item.modified_s < before_s
+    }
+    doomed = sorted(name for name in marks if is_name(name) and name not in keep)
+    for name in doomed:
+        RemoteFolder.as_guest(inventory.store).take_down(name)
+    return len(doomed)
 
 
 def _in_folder(

@@ -163,7 +163,7 @@ def check(
 
     Args:
         store: where it is.
-        name: such as `checkpoint-20`.
+        name: such as `checkpoint-20`; empty for the store's own location.
         parts: which.
         progress: told the bytes that were read since its last call, one call at a time.
         deadline_s: when to give up.
@@ -180,7 +180,7 @@ def check(
     def one(part: Window) -> None:
         reason = ""
         try:
-            _fetch_window(store, f"{name}/{part.path}", part, None, deadline_s)
+            _fetch_window(store, f"{name}/{part.path}".lstrip("/"), part, None, deadline_s)
         except CheckpointError as error:
             reason = error.message
         with lock:

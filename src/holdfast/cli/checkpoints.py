@@ -23,7 +23,9 @@ from holdfast.errors import CheckpointError, NothingValidError, PartlyDoneError,
 from holdfast.foundation import clock, console
 from holdfast.foundation.console import ProgressLine
 from holdfast.foundation.units import format_age, format_bytes, plural, printable
+from holdfast.storage.browsing import browse
 from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
+from holdfast.storage.opening import open_store
 
 app = typer.Typer(
     name="checkpoints",
@@ -215,21 +217,21 @@ def export(
 ) -> None:
     """Write the model alone, as `from_pretrained` reads it, to a place of its own.
 
-    Also from a folder that Holdfast has not written: of torch.distributed.checkpoint, or DeepSpeed's ZeRO.
+    Also from a folder that Holdfast has not written: of torch.distributed.checkpoint, or DeepSpeed's ZeRO. From and
+    to object stores without a copy on this machine's disks.
     """
     place, progress = _place(target), ProgressLine("exporting").update
-    folder = _folder_in_pieces(source)
-    if folder is not None:
-        where, paths = str(folder), exporting.export_pieces(folder, place, progress=progress)
+    location = _place_of_pieces(source)
+    if location is not None and location.scheme is Scheme.FILE:
+        where, paths = str(location), exporting.export_pieces(location.folder, place, progress=progress)
+    elif location is not None:
+        where = str(location)
+        paths = exporting.export_stored_pieces(open_store(location), "", place, progress=progress)
     else:
         inventory, name = _open(source)
         finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
         item = finals[0] if finals and name is None else _pick(inventory, name)
-        where, folder = item.where, None if inventory.folder is None else inventory.folder / item.prefix
-        if folder is not None and exporting.is_in_pieces(folder):
-            paths = exporting.export_pieces(folder, place, progress=progress)
-        else:
-            paths = copying.export(inventory, item, place, progress=progress)
+        where, paths = item.where, _export_item(inventory, item, place, progress)
     document = {"from": where, "to": str(place), "files": paths}
     print_answer(as_json, document, [f"exported {where} to {place}:", *(f"  {path}" for path in paths)])
 
@@ -347,14 +349,26 @@ def _place_around(text: str, name: str | None) -> Location:
     return Location(scheme=place.scheme, bucket=place.bucket, path=parent)
 
 
-def _folder_in_pieces(text: str) -> Path | None:
-    """The folder that was named, when it holds a model in pieces itself."""
+def _export_item(inventory: Inventory, item: Item, place: Location, progress: copying.Progress) -> list[str]:
+    if inventory.folder is not None and exporting.is_in_pieces(inventory.folder / item.prefix):
+        return exporting.export_pieces(inventory.folder / item.prefix, place, progress=progress)
+    is_read = inventory.folder is None and item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
+    if is_read and exporting.is_in_pieces(browse(inventory.store, item.prefix)):
+        return exporting.export_stored_pieces(inventory.store, item.prefix, place, progress=progress)
+    return copying.export(inventory, item, place, progress=progress)
+
+
+def _place_of_pieces(text: str) -> Location | None:
+    """The place that was named, when it holds a model in pieces itself, and is none of a run's own names."""
     try:
         location = parse_location(text)
-        folder = location.folder if location.scheme is Scheme.FILE else None
+        location = claim_folder(location) if location.scheme is Scheme.PVC else location
     except ValueError:
         return None
-    return folder if folder is not None and exporting.is_in_pieces(folder) else None
+    if location.scheme is Scheme.FILE:
+        return location if exporting.is_in_pieces(location.folder) else None
+    inventory, name = _open(text)
+    return location if name is None and exporting.is_in_pieces(browse(inventory.store)) else None
 
 
 def _open(text: str) -> tuple[Inventory, str | None]:

@@ -408,7 +408,8 @@ class UploadFailed(Event):
     reason: str
 
     def _sentence(self) -> str:
-        return f"{self.name_in_store} is not uploaded yet: {self.reason}; it stands locally and is tried again"
+        where = "" if self.name_in_store == "final" else "it stands locally and "
+        return f"{self.name_in_store} is not uploaded yet: {self.reason}; {where}is tried again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,6 +438,23 @@ class UploadUnfinished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FinalMissing(Event):
+    """The finished model is not in the object store; a checkpoint has the same weights."""
+
+    is_warning: ClassVar[bool] = True
+    step: int
+    location: str
+    reason: str
+    checkpoint: str | None
+
+    def _sentence(self) -> str:
+        again = "run the same command again"
+        if self.checkpoint is not None:
+            again = f"`holdfast checkpoints export {self.checkpoint} {self.location}` makes it, or {again}"
+        return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved: {again}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched(Event):
     """A checkpoint was brought from the object store."""
 
@@ -460,6 +478,7 @@ __all__ = [
     "EventLog",
     "Failed",
     "Fetched",
+    "FinalMissing",
     "Finished",
     "Interrupted",
     "Pruned",

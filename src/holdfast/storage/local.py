@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
 from holdfast.foundation import files
 from holdfast.storage.location import Location
-from holdfast.storage.store import Condition, Progress, Sink, StoredObject, check_key
+from holdfast.storage.store import Condition, Content, Progress, Sink, StoredObject, check_key, check_length
 
 _CHUNK_BYTES = 8 << 20
 _BLOCK_BYTES = 1 << 20
@@ -124,7 +124,7 @@ class LocalStore:
     def upload(
         self,
         key: str,
-        source: Path,
+        source: Path | Content,
         *,
         fence: Callable[[], None] | None = None,
         progress: Progress | None = None,
@@ -135,15 +135,11 @@ class LocalStore:
         with _translating(path):
             working = _create_working(path)
             try:
-                with source.open("rb") as reader, working.open("wb") as writer:
-                    size_bytes = os.fstat(reader.fileno()).st_size
-                    done = 0
-                    while count := os.sendfile(writer.fileno(), reader.fileno(), done, _CHUNK_BYTES):
-                        done += count
-                        if progress is not None:
-                            progress(count)
-                    if done != size_bytes:
-                        raise StorageError(f"{source} changed while it was copied; nothing was written")
+                with working.open("wb", buffering=0) as writer:
+                    if isinstance(source, Content):
+                        _pour(source, writer.fileno(), progress)
+                    else:
+                        _copy(source, writer.fileno(), progress)
                     os.fsync(writer.fileno())
                 if fence is not None:
                     fence()
@@ -241,6 +237,34 @@ def _create_working(path: Path) -> Path:
         else:
             return working
     raise StorageError(f"{path.parent} vanishes again and again; nothing was written")
+
+
+def _copy(source: Path, target: int, progress: Progress | None) -> None:
+    with source.open("rb", buffering=0) as reader:
+        size_bytes = os.fstat(reader.fileno()).st_size
+        done = 0
+        while count := os.sendfile(target, reader.fileno(), done, _CHUNK_BYTES):
+            done += count
+            if progress is not None:
+                progress(count)
+        if done != size_bytes:
+            raise StorageError(f"{source} changed while it was copied; nothing was written")
+
+
+def _pour(content: Content, target: int, progress: Progress | None) -> None:
+    done = 0
+
+    def take(block: memoryview) -> None:
+        nonlocal done
+        done += len(block)
+        left = block
+        while left:
+            left = left[os.write(target, left) :]
+        if progress is not None:
+            progress(len(block))
+
+    content.pour(take)
+    check_length(content, done)
 
 
 def _is_below(path: Path, root: Path) -> bool:

@@ -5,8 +5,9 @@ into S3 through `multipart`, which can continue an upload; where Holdfast holds 
 file), and for the other stores, obstore sends them, and a cut upload begins anew.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,16 +20,26 @@ from holdfast.errors import AccessDeniedError, ConditionError, ObjectNotFoundErr
 from holdfast.foundation import clock
 from holdfast.storage import failures
 from holdfast.storage.location import Location, Scheme
-from holdfast.storage.multipart import LEAST_PART_BYTES, part_bytes_of, upload_in_parts
+from holdfast.storage.multipart import LEAST_PART_BYTES, STREAM_MEMORY_BYTES, part_bytes_of, upload_in_parts
 from holdfast.storage.options import StorageOptions
 from holdfast.storage.retry import DEFAULT_WITHIN_S, retry
 from holdfast.storage.s3_requests import S3Requests
-from holdfast.storage.store import ABSENT, Condition, Progress, Sink, StoredObject, check_key
+from holdfast.storage.store import (
+    ABSENT,
+    Condition,
+    Content,
+    Progress,
+    Sink,
+    StoredObject,
+    check_key,
+    check_length,
+)
 
 _SHORTEST_TRY_S = 0.25
 _SLOWEST_BYTES_PER_S = 64 << 10
 """A link below this counts as broken."""
 _NUM_FENCED_TRIES = 5
+_NUM_PATIENT_TRIES = 10
 _BLOCK_BYTES = 16 << 20
 _T = TypeVar("_T")
 _Client = Any  # obstore's stores have no common public type with what they are made from
@@ -162,7 +173,7 @@ class ObjectStore:
     def upload(
         self,
         key: str,
-        source: Path,
+        source: Path | Content,
         *,
         fence: Callable[[], None] | None = None,
         progress: Progress | None = None,
@@ -170,16 +181,20 @@ class ObjectStore:
     ) -> None:
         """See `Store`."""
         check_key(key)
-        size_bytes = source.stat().st_size
+        size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
         if size_bytes <= LEAST_PART_BYTES:
-            self._upload_small(key, source.read_bytes(), fence, deadline_s)
+            data = _gathered(source) if isinstance(source, Content) else source.read_bytes()
+            self._upload_small(key, data, fence, deadline_s)
         elif self._requests is not None:
-            self._upload_in_parts(self._requests, key, source, fence, progress, deadline_s)
+            self._upload_in_parts(self._requests, key, source, size_bytes, fence, progress, deadline_s)
+            return
+        elif isinstance(source, Content):
+            self._pour(key, source, fence, progress)
             return
         else:
             if fence is not None:
                 fence()
-            chunk = part_bytes_of(size_bytes)
+            chunk = part_bytes_of(source)
             # Path objects are read by obstore itself, part by part.
             self._call(
                 "PUT",
@@ -190,6 +205,30 @@ class ObjectStore:
             )
         if progress is not None and size_bytes:
             progress(size_bytes)
+
+    def _pour(self, key: str, content: Content, fence: Callable[[], None] | None, progress: Progress | None) -> None:
+        """Through obstore, which repeats requests by itself here: a stream cannot be begun anew."""
+        what, part_bytes, done = f"PUT {self._name(key)}", part_bytes_of(content), 0
+        client = _make_client(self._location, self._options, self._options.request_timeout_s, is_patient=True)
+        # Not as a context manager: left by an error, it must not make an object of what has come so far.
+        writer = obstore.open_writer(
+            client, key, buffer_size=part_bytes, max_concurrency=max(1, STREAM_MEMORY_BYTES // part_bytes - 1)
+        )
+
+        def take(block: memoryview) -> None:
+            nonlocal done
+            done += len(block)
+            with _translating(what):
+                writer.write(bytes(block))  # it goes on using what it is given after it has returned
+            if progress is not None:
+                progress(len(block))
+
+        content.pour(take)
+        check_length(content, done)
+        if fence is not None:
+            fence()
+        with _translating(what):
+            writer.close()
 
     def _upload_small(
         self, key: str, data: bytes, fence: Callable[[], None] | None, deadline_s: float | None
@@ -216,12 +255,12 @@ class ObjectStore:
         self,
         uploads: S3Requests,
         key: str,
-        source: Path,
+        source: Path | Content,
+        size_bytes: int,
         fence: Callable[[], None] | None,
         progress: Progress | None,
         deadline_s: float | None,
     ) -> None:
-        size_bytes = source.stat().st_size
         before = self._stat_or_none(key, deadline_s)
 
         def has_arrived(etag: str) -> bool:
@@ -305,13 +344,8 @@ class ObjectStore:
         what = f"{verb} {self._name(key)}"
 
         def attempt(timeout_s: float) -> _T:
-            try:
+            with _translating(what):
                 return request(self._client(timeout_s))
-            except StorageError:
-                raise
-            # obstore's errors derive from several builtins; all of them are answers about the store.
-            except Exception as error:
-                raise failures.from_obstore(error, what) from error
 
         # A slow link is no fault: a request may take as long as its bytes need at a crawl.
         try_s = self._options.request_timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
@@ -332,7 +366,35 @@ class ObjectStore:
             return self._clients[bucket_s]
 
 
-def _make_client(location: Location, options: StorageOptions, timeout_s: float) -> _Client:
+@contextlib.contextmanager
+def _translating(what: str) -> Generator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    # obstore's errors derive from several builtins; all of them are answers about the store.
+    except Exception as error:
+        raise failures.from_obstore(error, what) from error
+
+
+def _gathered(content: Content) -> bytes:
+    """All of a small stream."""
+    data = bytearray()
+
+    def take(block: memoryview) -> None:
+        if len(data) + len(block) <= content.size_bytes:  # of one that is too long, no more than it said
+            data.extend(block)
+        else:
+            check_length(content, len(data) + len(block))
+
+    content.pour(take)
+    check_length(content, len(data))
+    return bytes(data)
+
+
+def _make_client(
+    location: Location, options: StorageOptions, timeout_s: float, *, is_patient: bool = False
+) -> _Client:
     client_options: dict[str, Any] = {
         "allow_http": True,
         "timeout": timedelta(seconds=timeout_s),
@@ -346,7 +408,10 @@ def _make_client(location: Location, options: StorageOptions, timeout_s: float) 
     common: dict[str, Any] = {
         "prefix": location.path or None,
         "client_options": client_options,
-        "retry_config": {"max_retries": 0},
+        "retry_config": {
+            "max_retries": _NUM_PATIENT_TRIES if is_patient else 0,
+            "retry_timeout": timedelta(seconds=DEFAULT_WITHIN_S),
+        },
     }
     if location.scheme is Scheme.S3:
         given = {

@@ -132,9 +132,16 @@ class S3Requests:
             marker = _text(page, "NextPartNumberMarker")
 
     def send_part(
-        self, upload: UploadId, number: int, source: Path, *, start: int, size_bytes: int, deadline_s: float | None
+        self,
+        upload: UploadId,
+        number: int,
+        source: Path | memoryview,
+        *,
+        start: int,
+        size_bytes: int,
+        deadline_s: float | None,
     ) -> str:
-        """Send `size_bytes` of `source` from `start` on as part `number` and return its ETag."""
+        """Send `size_bytes` of `source`, a file or memory, from `start` on as part `number` and return its ETag."""
         query = {"partNumber": str(number), "uploadId": upload.upload_id}
         window = _Window(source=source, start=start, size_bytes=size_bytes)
         return self._call(_Request(method="PUT", key=upload.key, query=query, window=window), deadline_s).etag
@@ -298,7 +305,7 @@ def _close_all(connections: list[http.client.HTTPConnection]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    source: Path
+    source: Path | memoryview
     start: int
     size_bytes: int
 
@@ -326,6 +333,10 @@ class _Answer:
 
 def _send_window(connection: http.client.HTTPConnection, window: _Window) -> None:
     socket, start, end = connection.sock, window.start, window.start + window.size_bytes
+    if isinstance(window.source, memoryview):
+        for begin in range(start, end, _BLOCK_BYTES):  # the socket's timeout is for each
+            socket.sendall(window.source[begin : min(begin + _BLOCK_BYTES, end)])
+        return
     with window.source.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size < end:
             raise StorageError(f"{window.source} became shorter while it was uploaded")

@@ -5,12 +5,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.errors import StorageError
 from holdfast.storage.location import Location
 
 Progress = Callable[[int], None]
 """Told the number of bytes moved since its last call."""
 Sink = Callable[[memoryview], None]
 """Given a block of bytes that is valid until it returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What an object is to hold, from wherever it comes: its length is known before, its bytes come once, in order.
+
+    Args:
+        size_bytes: how many bytes there are.
+        pour: hands them to a sink, in blocks of any size; called at most once for each `upload`, on its thread. What
+            it raises ends the upload and comes out of it; what the sink raises must come out of it.
+    """
+
+    size_bytes: int
+    pour: Callable[[Sink], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,24 +130,28 @@ class Store(Protocol):
     def upload(
         self,
         key: str,
-        source: Path,
+        source: Path | Content,
         *,
         fence: Callable[[], None] | None = None,
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Write the file `source`, of any size, in parts when it is large.
+        """Write a file or a stream of bytes, of any size, in parts when it is large.
 
         Called again after it was cut off, also by another process, it sends only the parts that are missing.
-        It replaces what is there.
+        It replaces what is there. Of a stream nothing is kept on a disk of this machine, and no more in memory than
+        the parts on their way: 32 MiB, or one part where that is more, which S3 wants of files of more than 300 GB.
 
         Args:
             key: where.
-            source: a regular file that does not change meanwhile.
+            source: a regular file that does not change meanwhile; or a stream.
             fence: called immediately before the object becomes visible; what it raises stops the upload. Together
                 with `sweep` it keeps a writer that was replaced from writing over its successor (docs/adr/0007).
             progress: also told at once of the parts that were there already.
             deadline_s: when to give up.
+
+        Raises:
+            StorageError: it did not arrive, or the source has more or fewer bytes than it said.
         """
         ...
 
@@ -159,6 +178,16 @@ class Store(Protocol):
         ...
 
 
+def check_length(content: Content, num_bytes: int) -> None:
+    """Refuse a stream that has brought more or fewer bytes than it said.
+
+    Raises:
+        StorageError: it has.
+    """
+    if num_bytes != content.size_bytes:
+        raise StorageError(f"a stream of {content.size_bytes} bytes has brought {num_bytes}; nothing was written")
+
+
 def check_key(key: str) -> str:
     """Return `key`, or raise ValueError when it could leave its location or mean two things."""
     parts = key.split("/")
@@ -169,4 +198,4 @@ def check_key(key: str) -> str:
     return key
 
 
-__all__ = ["ABSENT", "Condition", "Progress", "Sink", "Store", "StoredObject", "check_key"]
+__all__ = ["ABSENT", "Condition", "Content", "Progress", "Sink", "Store", "StoredObject", "check_key", "check_length"]

@@ -72,6 +72,7 @@ def join_store(session: Session, output: OutputFolder, location: Location) -> No
     if session.uploads is not None:  # of an earlier training of this script
         session.finish_uploads(newest_only=False)
     delete_tree(final_folder(output))  # of an earlier training too
+    session.training_end = session.final_missing = None
 
 
 class Claiming:

@@ -100,15 +100,20 @@ def _finish_uploads(session: Session, code: int) -> int:
     """Wait for the uploads; a training whose end did not arrive where it was to be is not finished."""
     if session.uploads is None:
         return code
-    if code == ExitCode.OK:
+    is_adopted = False
+    if code == ExitCode.OK and session.training_end is not None:
         try:
-            adopt_scripts_model(OutputFolder(Path(session.uploads.folder)))
+            is_adopted = adopt_scripts_model(OutputFolder(Path(session.uploads.folder)), session.training_end)
         except (OSError, ValueError, HoldfastError) as error:
             _log.warning("the model that the script saved is not uploaded: %s; the one kept by Holdfast is", error)
     has_arrived = session.finish_uploads(newest_only=code != ExitCode.OK)
     session.wait_for_ending()
     if code == ExitCode.OK and not has_arrived:
         session.record.ended(ExitCode.STORAGE, f"uploads to {session.uploads.location} did not finish")
+        return ExitCode.STORAGE
+    if code == ExitCode.OK and session.final_missing is not None and not is_adopted:
+        session.record.ended(ExitCode.STORAGE, session.final_missing)
+        _log.error("%s", session.final_missing)
         return ExitCode.STORAGE
     return code
 

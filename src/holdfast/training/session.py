@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.checkpoint.final import TrainingEnd
 from holdfast.errors import ExitCode, Interrupted
 from holdfast.foundation import clock, console, events
 from holdfast.foundation.bounded import do_within
@@ -86,6 +87,10 @@ class Session:
         """Why this run stops, when uploads fail and the user wants it to stop."""
         self.unsaved_end: int | None = None
         """The last step of a training that has ended without a checkpoint of it, because the save failed."""
+        self.training_end: TrainingEnd | None = None
+        """How the newest training with an object store has ended, when it has; on the first rank only."""
+        self.final_missing: str | None = None
+        """Why the finished model is not in the object store, and what to do; on the first rank only."""
         self.locations: dict[str, Location] = {}
         """The object store that a folder stands in front of, by the folder's path as the script sees it."""
         self.output_folders: set[Path] = set()

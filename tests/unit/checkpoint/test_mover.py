@@ -6,12 +6,21 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import commit as committing
-from holdfast.checkpoint.final import adopt_scripts_model, final_folder
+from holdfast.checkpoint.arriving import ArrivingModel
+from holdfast.checkpoint.final import (
+    FINAL,
+    TrainingEnd,
+    adopt_scripts_model,
+    final_folder,
+    note_end,
+    sent_record,
+)
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.mover import Mover
 from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.checkpoint.retention import parse_policies
 from holdfast.checkpoint.verify import read_manifest, verify
+from holdfast.checkpoint.weights.gathering import content_of
 from holdfast.errors import StorageError
 from holdfast.foundation import files
 from holdfast.foundation.events import Event, Uploaded, UploadFailed, UploadSuperseded
@@ -194,15 +203,22 @@ def test_the_final_model_goes_last_and_only_at_the_end(scene: Scene) -> None:
     assert scene.steps(Uploaded) == [9, 9]
 
 
+def ended(scene: Scene) -> TrainingEnd:
+    return note_end(scene.output, describe(9))
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize("place", ["final", "."])
-def test_the_scripts_own_model_is_the_final_one(place: str, scene: Scene) -> None:
+def test_the_scripts_own_model_is_the_final_one(place: str, is_kept: bool, scene: Scene) -> None:
     """Saved into `final/` or into the output folder after the training: that one counts, and nothing else of it."""
-    keep_final(scene.output, config_json=b"{}", model_safetensors=b"kept")
+    if is_kept:
+        keep_final(scene.output, config_json=b"{}", model_safetensors=b"kept")
+    end = ended(scene)
     folder = scene.output.root / place
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_bytes(b'{"own": 1}')
     (folder / "model.safetensors").write_bytes(b"own")
-    assert adopt_scripts_model(scene.output)
+    assert adopt_scripts_model(scene.output, end)
     final = final_folder(scene.output)
     assert verify(final).is_valid
     assert (final / "model.safetensors").read_bytes() == b"own"
@@ -215,4 +231,27 @@ def test_a_model_of_an_earlier_run_is_not_adopted(scene: Scene) -> None:
     """What lay in the folder before the training ended is not what the script made of it."""
     (scene.output.root / "config.json").write_bytes(b"{}")
     keep_final(scene.output, config_json=b"{}", model_safetensors=b"kept")
-    assert not adopt_scripts_model(scene.output)
+    assert not adopt_scripts_model(scene.output, ended(scene))
+    assert (final_folder(scene.output) / "model.safetensors").read_bytes() == b"kept"
+
+
+def test_a_model_that_the_store_has_is_not_sent_again(scene: Scene) -> None:
+    """The script saves what was streamed at the end of its training: only what differs is uploaded."""
+    arriving = ArrivingModel(scene.remote, FINAL, sent=sent_record(scene.output))
+    arriving.begin()
+    arriving.put("model.safetensors", content_of(b"weights"))
+    arriving.put("config.json", content_of(b"{}"))
+    arriving.commit(describe(9))
+    assert verify(scene.bucket / FINAL).is_valid
+    end = ended(scene)
+    folder = scene.output.root / FINAL
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "config.json").write_bytes(b'{"own": 1}')
+    assert adopt_scripts_model(scene.output, end)
+    scene.mover.with_final = True
+    scene.store.calls.clear()
+    scene.move_all()
+    assert [key for name, key in scene.store.calls if name == "upload"] == ["final/config.json"]
+    assert verify(scene.bucket / FINAL).is_valid
+    assert (scene.bucket / FINAL / "config.json").read_bytes() == b'{"own": 1}'

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.manifest import path_fault
@@ -11,6 +10,8 @@ from holdfast.checkpoint.weights.inert_pickle import Inert, read_inert
 from holdfast.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file, strides_of
 from holdfast.checkpoint.weights.weight import Run, StoredWeight
 from holdfast.errors import CheckpointError
+from holdfast.storage.browsing import ReadablePath, StorePath
+from holdfast.storage.read_ahead import map_reads
 
 METADATA = ".metadata"
 _MODEL = ("model", "state_dict", "module")
@@ -22,7 +23,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 
 
-def dcp_weights(folder: Path) -> list[StoredWeight]:
+def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
     """The model's weights.
 
     Of a checkpoint whose parts have names, those of the part `model` are meant; of one without such a part, all
@@ -43,6 +44,14 @@ def dcp_weights(folder: Path) -> list[StoredWeight]:
     names = _names(described, metadata.state.get("planner_data") or {})
     if not names:
         raise CheckpointError(f"{folder.name} holds no weights of a model")
+    chunks = [(key, tuple(chunk.get("offsets"))) for key in names for chunk in described[key].get("chunks")]
+
+    def tensor_of(chunk: tuple[str, tuple[int, ...]]) -> StoredTensor:
+        return _tensor(folder, places.get(chunk), chunk[0])
+
+    # Each is an archive of its own, of which a few bytes are read.
+    read = map_reads(tensor_of, chunks) if isinstance(folder, StorePath) else map(tensor_of, chunks)
+    tensors = dict(zip(chunks, read, strict=True))
     weights: list[StoredWeight] = []
     for key, name in names.items():
         entry = described[key]
@@ -53,7 +62,7 @@ def dcp_weights(folder: Path) -> list[StoredWeight]:
         runs: list[Run] = []
         for chunk in entry.get("chunks"):
             offsets, counts = tuple(chunk.get("offsets")), tuple(chunk.get("sizes"))
-            tensor = _tensor(folder, places.get((key, offsets)), key)
+            tensor = tensors[key, offsets]
             if (tensor.dtype, tensor.sizes) != (dtype, counts):
                 raise CheckpointError(f"a part of {name} is not what {METADATA} says")
             runs += _runs(tensor, offsets, sizes)
@@ -97,7 +106,7 @@ def _names(described: dict[str, Any], paths: dict[str, Any]) -> dict[str, str]:
     return named[0] if named else parts.get((), {})
 
 
-def _tensor(folder: Path, place: tuple[str, int, int] | None, key: str) -> StoredTensor:
+def _tensor(folder: ReadablePath, place: tuple[str, int, int] | None, key: str) -> StoredTensor:
     if place is None:
         raise CheckpointError(f"{METADATA} does not say where a part of {key} is")
     name, begin, length = place

@@ -2,47 +2,51 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple, cast
 
-from holdfast.checkpoint.safetensors_layout import lay_out
-from holdfast.checkpoint.weights.weight import StoredWeight
-from holdfast.errors import CheckpointError
+from holdfast.checkpoint.safetensors_layout import Layout, lay_out
+from holdfast.checkpoint.weights.weight import Run, StoredWeight
+from holdfast.errors import CheckpointError, StorageError
+from holdfast.storage.browsing import ReadablePath, StorePath
+from holdfast.storage.read_ahead import stream_ahead
+from holdfast.storage.store import Content, Sink
 
 MAX_FILE_BYTES = 50 << 30
 """As many as transformers puts into one file."""
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 4 << 20
 _METADATA = {"format": "pt"}
 
 
-def write_weights(
-    weights: Sequence[StoredWeight],
-    folder: Path,
-    *,
-    max_file_bytes: int = MAX_FILE_BYTES,
-    progress: Callable[[int], None] | None = None,
-) -> list[str]:
-    """Write `model.safetensors`, or several files and their index.
+class GatheredFile(NamedTuple):
+    """A file of the model.
+
+    Args:
+        name: of it.
+        content: where its bytes come from.
+    """
+
+    name: str
+    content: Content
+
+
+def gather(weights: Sequence[StoredWeight], *, max_file_bytes: int = MAX_FILE_BYTES) -> list[GatheredFile]:
+    """Lay out `model.safetensors`, or several files and their index.
 
     Args:
         weights: of the whole model.
-        folder: where; it is there.
         max_file_bytes: of tensors in one file; a larger tensor has a file of its own.
-        progress: told how many bytes more are there.
 
     Returns:
-        The files.
-
-    Raises:
-        CheckpointError: a file of the checkpoint is shorter than it should be.
-        OSError: a file cannot be read, or the disk is full.
+        The files. Pouring one raises CheckpointError when a file of the checkpoint is shorter than it should be, and
+        StorageError when it cannot be read.
     """
     groups = _split(weights, max_file_bytes)
     names = ["model.safetensors"]
     if len(groups) > 1:
         names = [f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1)]
-    for name, group in zip(names, groups, strict=True):
-        _write(group, folder / name, progress or (lambda _: None))
+    files = [GatheredFile(name, _content(group)) for name, group in zip(names, groups, strict=True)]
     if len(groups) > 1:
         index = {
             "metadata": {"total_size": sum(weight.shape.num_bytes for weight in weights)},
@@ -50,9 +54,14 @@ def write_weights(
                 weight.shape.name: name for name, group in zip(names, groups, strict=True) for weight in group
             },
         }
-        names.append("model.safetensors.index.json")
-        (folder / names[-1]).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-    return names
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        files.append(GatheredFile("model.safetensors.index.json", content_of(text.encode())))
+    return files
+
+
+def content_of(data: bytes) -> Content:
+    """Bytes that are there already."""
+    return Content(size_bytes=len(data), pour=lambda sink: sink(memoryview(data)))
 
 
 def _split(weights: Sequence[StoredWeight], max_file_bytes: int) -> list[list[StoredWeight]]:
@@ -67,35 +76,60 @@ def _split(weights: Sequence[StoredWeight], max_file_bytes: int) -> list[list[St
     return groups
 
 
-def _write(weights: Sequence[StoredWeight], target: Path, progress: Callable[[int], None]) -> None:
+def _content(weights: Sequence[StoredWeight]) -> Content:
     layout = lay_out((weight.shape for weight in weights), _METADATA)
     by_name = {weight.shape.name: weight for weight in weights}
-    sources: dict[Path, int] = {}
-    try:
-        with target.open("xb") as file:
-            os.truncate(file.fileno(), layout.size_bytes)
-            os.pwrite(file.fileno(), layout.header, 0)
-            for shape, place in layout.places:
-                for run in by_name[shape.name].runs:
-                    if run.path not in sources:
-                        sources[run.path] = os.open(run.path, os.O_RDONLY | os.O_CLOEXEC)
-                    _copy(sources[run.path], run.offset, file.fileno(), place + run.begin, run.num_bytes, progress)
-    finally:
-        for descriptor in sources.values():
+
+    def pour(sink: Sink) -> None:
+        sink(memoryview(layout.header))
+        runs = _in_order(layout, by_name)
+        if all(isinstance(run.path, StorePath) for run in runs):
+            stream_ahead((cast("StorePath", run.path).stretch(run.offset, run.num_bytes) for run in runs), sink)
+        else:
+            _pour(runs, sink)
+
+    return Content(size_bytes=layout.size_bytes, pour=pour)
+
+
+def _in_order(layout: Layout, by_name: dict[str, StoredWeight]) -> list[Run]:
+    return [run for shape, _ in layout.places for run in by_name[shape.name].runs]
+
+
+def _pour(runs: Iterable[Run], sink: Sink) -> None:
+    """From files of this machine."""
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    with _Sources() as sources:
+        for run in runs:
+            for begin in range(0, run.num_bytes, _BLOCK_BYTES):
+                block = buffer[: min(_BLOCK_BYTES, run.num_bytes - begin)]
+                sources.read(run.path, run.offset + begin, block)
+                sink(block)
+
+
+class _Sources:
+    """Files that are read from again and again; open until the end."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[ReadablePath, int] = {}
+
+    def __enter__(self) -> "_Sources":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors.values():
             os.close(descriptor)
 
+    def read(self, path: ReadablePath, offset: int, block: memoryview) -> None:
+        try:
+            if path not in self._descriptors:
+                self._descriptors[path] = os.open(cast("Path", path), os.O_RDONLY | os.O_CLOEXEC)
+            while block:
+                count = os.preadv(self._descriptors[path], [block], offset)
+                if count == 0:
+                    raise CheckpointError("a file of the checkpoint is shorter than it should be")
+                block, offset = block[count:], offset + count
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
-def _copy(source: int, offset: int, target: int, place: int, num_bytes: int, progress: Callable[[int], None]) -> None:
-    while num_bytes:
-        data = os.pread(source, min(num_bytes, _BLOCK_BYTES), offset)
-        if not data:
-            raise CheckpointError("a file of the checkpoint is shorter than it should be")
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(target, view, place)
-            view, place = view[written:], place + written
-        offset, num_bytes = offset + len(data), num_bytes - len(data)
-        progress(len(data))
 
-
-__all__ = ["MAX_FILE_BYTES", "write_weights"]
+__all__ = ["MAX_FILE_BYTES", "GatheredFile", "content_of", "gather"]

@@ -5,13 +5,13 @@ import math
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from holdfast.checkpoint.safetensors_layout import KINDS, SIZES
 from holdfast.checkpoint.weights.inert_pickle import read_inert
 from holdfast.checkpoint.weights.weight import Run
 from holdfast.errors import CheckpointError
+from holdfast.storage.browsing import ReadablePath
 
 _LOCAL_HEADER_BYTES = 30
 _MAX_PICKLE_BYTES = 1 << 30
@@ -47,7 +47,7 @@ class StoredTensor:
     dtype: str
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    path: Path
+    path: ReadablePath
     offset: int
 
     @property
@@ -77,7 +77,7 @@ class StoredTensor:
         return math.prod(self.sizes)
 
 
-def read_torch_file(path: Path, *, begin: int = 0, length: int | None = None) -> Any:
+def read_torch_file(path: ReadablePath, *, begin: int = 0, length: int | None = None) -> Any:
     """The content of an archive, with a `StoredTensor` for each tensor and an `Inert` for each other object.
 
     Args:
@@ -97,7 +97,7 @@ def read_torch_file(path: Path, *, begin: int = 0, length: int | None = None) ->
             raise CheckpointError(f"{path.name} is no archive of torch: {error}") from error
 
 
-def _read(path: Path, begin: int, archive: zipfile.ZipFile, file: BinaryIO) -> Any:
+def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: BinaryIO) -> Any:
     records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     pickled = records["data.pkl"]
     if pickled.file_size > _MAX_PICKLE_BYTES or pickled.compress_type != zipfile.ZIP_STORED:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.checkpoint.safetensors_layout import KINDS, Shape
 from holdfast.errors import CheckpointError
+from holdfast.storage.browsing import ReadablePath
 
 
 class Run(NamedTuple):
@@ -21,7 +21,7 @@ class Run(NamedTuple):
 
     begin: int
     num_bytes: int
-    path: Path
+    path: ReadablePath
     offset: int
 
 

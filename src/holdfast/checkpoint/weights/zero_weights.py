@@ -7,25 +7,26 @@ each weight into equal parts. Layout as in DeepSpeed 0.19, `utils/zero_to_fp32.p
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from holdfast.checkpoint.weights.inert_pickle import Inert
 from holdfast.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file
 from holdfast.checkpoint.weights.weight import Run, StoredWeight
 from holdfast.errors import CheckpointError
+from holdfast.storage.browsing import ReadablePath
 
+_Path = TypeVar("_Path", bound=ReadablePath)
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_00_model_states\.pt")
 _OTHER_RANKS = re.compile(r".*_mp_rank_(?!00_)\d+_.*\.pt|.*mp_rank_(?!00_)\d+_model_states\.pt")
 
 
-def zero_folder(folder: Path) -> Path | None:
+def zero_folder(folder: _Path) -> _Path | None:
     """The folder with the partitions: itself, or the one that `latest` names; None when there is none."""
     latest = folder / "latest"
     named = [folder]
     if latest.is_file():
-        name = latest.read_text(errors="replace").strip()
+        name = latest.read_bytes().decode(errors="replace").strip()
         if re.fullmatch(r"[\w.-]+", name) and name not in {".", ".."}:
             named.insert(0, folder / name)
     for place in named:
@@ -34,7 +35,7 @@ def zero_folder(folder: Path) -> Path | None:
     return None
 
 
-def zero_files(folder: Path) -> tuple[list[Path], list[Path]]:
+def zero_files(folder: _Path) -> tuple[list[_Path], list[_Path]]:
     """The files of all ranks.
 
     Args:
@@ -57,7 +58,7 @@ def zero_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return [partitions[rank] for rank in sorted(partitions)], [models[rank] for rank in sorted(models)]
 
 
-def zero_weights(folder: Path) -> list[StoredWeight]:
+def zero_weights(folder: ReadablePath) -> list[StoredWeight]:
     """The model's weights.
 
     Args:
@@ -86,7 +87,7 @@ def zero_weights(folder: Path) -> list[StoredWeight]:
     return list(weights.values())
 
 
-def _by_rank(pattern: re.Pattern[str], files: Sequence[Path]) -> dict[int, Path]:
+def _by_rank(pattern: re.Pattern[str], files: Sequence[_Path]) -> dict[int, _Path]:
     found = {path: pattern.fullmatch(path.name) for path in files}
     return {int(match[1] or 0): path for path, match in found.items() if match is not None}
 

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from holdfast.training.engine.streams import Streams
+
 Write = Callable[[Path, Path], None]
 """Writes everything of this rank into a folder `checkpoint-<step>`, given (the folder above it, the folder).
 
@@ -59,8 +61,13 @@ class Framework(Protocol):
         """For a save that has failed: how to write the same boundary anew."""
         ...
 
-    def write_final(self, folder: Path) -> None:
-        """Write the finished model, in the layout that the framework reads."""
+    def write_final(self, folder: Path) -> Streams | None:
+        """Write the finished model, in the layout that the framework reads; all ranks call it.
+
+        Returns:
+            None when all of it is written; otherwise the large files, which nobody has written. It is None on all
+            ranks or on none.
+        """
         ...
 
 

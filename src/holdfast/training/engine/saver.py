@@ -23,7 +23,6 @@ from holdfast.checkpoint.commit import (
     reseal,
     reseal_part,
 )
-from holdfast.checkpoint.final import final_folder
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.part import NodePart, read_part
@@ -32,6 +31,8 @@ from holdfast.checkpoint.verify import read_manifest
 from holdfast.errors import HoldfastError, ManifestError, SaveError
 from holdfast.foundation import clock
 from holdfast.foundation.events import Pruned, Resealed, Saved, SaveFailed
+from holdfast.storage.location import Location
+from holdfast.training.engine.finishing import Finishing
 from holdfast.training.engine.framework import Framework, Write
 from holdfast.training.folders import Folders
 from holdfast.training.peers import Peers
@@ -171,35 +172,23 @@ class Saver:
                 error = f"node {self._folders.index}: {reason}"
         return "; ".join(error for error in self._peers.gather(error) if error)
 
-    def save_final(self) -> None:
-        """Keep the finished model for the object store, in the layout that `from_pretrained` reads.
+    def save_final(self, location: Location) -> None:
+        """Bring the finished model into the object store at `location`; see `finishing`.
 
-        A failure is reported; the checkpoints have the same weights.
+        Raises:
+            PeerError: a rank is gone.
         """
         step = self._framework.step
-        working = WorkingCheckpoint(
-            self._output, attempt_id=self._facts.attempt_id, step=step, target=final_folder(self._output)
+        finishing = Finishing(
+            self._session,
+            self._peers,
+            self._framework,
+            self._output,
+            self._folders,
+            attempt_id=self._facts.attempt_id,
+            describe=lambda entries: self._describe(step, Trigger.FINAL, entries),
         )
-        rank = self._session.place.rank
-        try:
-            self._framework.write_final(working.rank_root(rank) / working.name)
-            part = dataclasses.replace(working.seal(rank), node=self._folders.index)
-        except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
-            part = RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
-        parts = self._peers.gather(part)
-        if not self._session.place.is_first:
-            if self._folders.is_owner:
-                working.discard()
-            return
-        try:
-            parts = _of_first_node(parts)
-            working.commit(parts, lambda entries: self._describe(step, Trigger.FINAL, entries))
-        except (HoldfastError, OSError) as error:
-            consequence = "the newest checkpoint has the same weights"
-            self._session.report(
-                SaveFailed(step=step, trigger=Trigger.FINAL, reason=str(error), consequence=consequence)
-            )
-        working.discard()
+        finishing.finish(location)
 
     def adopt_added_files(self) -> None:
         """Name in the manifest what callbacks of all ranks have added to the newest checkpoint since its commit."""
@@ -293,21 +282,6 @@ class Saver:
             return
         for path in pruned:
             self._session.report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
-
-
-def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
-    """The parts that lie where the final model is kept; other nodes may have written the same files.
-
-    Raises:
-        SaveError: they have written others.
-    """
-    here = [part for part in parts if part.node == 0 or part.error is not None]
-    files = {entry for part in here for entry in part.files}
-    for part in parts:
-        for entry in part.files:
-            if entry not in files:
-                raise SaveError(f"{entry.path} lies on another node than the rest of the model")
-    return here
 
 
 def _library_versions() -> dict[str, str]:

@@ -221,7 +221,7 @@ class Training:
         self._tell_progress(is_last=True)
         session.training_ended(step)
         if self._location is not None:
-            self._saver.save_final()
+            self._saver.save_final(self._location)
 
     def _say_why(self, error: BaseException) -> None:
         """The program ends by an error of its own."""

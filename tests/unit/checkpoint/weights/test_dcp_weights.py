@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from holdfast.checkpoint.weights.dcp_weights import dcp_weights
-from holdfast.checkpoint.weights.gathering import write_weights
+from holdfast.checkpoint.weights.gathering import gather
 from holdfast.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -29,8 +29,13 @@ def state() -> dict[str, torch.Tensor]:
 
 def exported(folder: Path, target: Path, **options: Any) -> dict[str, torch.Tensor]:
     target.mkdir()
-    names = write_weights(dcp_weights(folder), target, **options)
-    return {name: one for file in names if file.endswith("s") for name, one in load_file(target / file).items()}
+    files = gather(dcp_weights(folder), **options)
+    for name, content in files:
+        with (target / name).open("wb") as file:
+            content.pour(file.write)
+        assert (target / name).stat().st_size == content.size_bytes
+    names = [file.name for file in files if file.name.endswith("s")]
+    return {name: one for file in names for name, one in load_file(target / file).items()}
 
 
 def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:

@@ -1,8 +1,8 @@
-"""The finished model in the layout of `from_pretrained`, written while no rank holds more of it than in training.
+"""The finished model in the layout of `from_pretrained`, while no rank holds more of it than in training.
 
 The Trainer's own routine runs on the first rank with stand-ins for the weights, which have a shape and no content.
-What it would write is the plan: files, names, metadata. Then the content comes, stretch by stretch, from whoever has
-it.
+What it would write is the plan: files, names, metadata. Small files it writes itself. The content of the large ones
+comes, stretch by stretch, from whoever has it.
 """
 
 import contextlib
@@ -16,11 +16,10 @@ import torch
 
 from holdfast.checkpoint.safetensors_layout import KINDS, Shape, lay_out
 from holdfast.snapshot.replacing import Replacing
+from holdfast.training.engine.streams import StreamedFile, Streams, Stretch
 from holdfast.training.integrations.transformers.base_model import has_adapters
 from holdfast.training.integrations.transformers.shards import Span, Weight, owners_of, weights_of
 from holdfast.training.peers import Peers
-
-_BLOCK_BYTES = 16 << 20
 
 
 class PlannedFile(NamedTuple):
@@ -41,18 +40,23 @@ class UnplannableError(Exception):
     """The weights are not written as they are: the library's own way has to write them."""
 
 
-def write_final_model(
-    model: Any, folder: Path, peers: Peers, save: Callable[[dict[str, torch.Tensor]], None]
-) -> None:
-    """Write the model into `folder` of the first rank; all ranks call it.
+def plan_final_model(
+    model: Any, folder: Path, peers: Peers, save: Callable[[dict[str, torch.Tensor]], None], *, step: int | None
+) -> Streams | None:
+    """Lay the model out; all ranks call it.
 
-    Of a model with adapters only these are written, and the first rank has all of them for a moment: they are small.
+    Of a model with adapters only these are meant. The first rank has all of them for a moment, and writes them: they
+    are small.
 
     Args:
         model: on all ranks.
-        folder: of the first rank.
+        folder: of the first rank; what is small is written there.
         peers: all ranks.
         save: writes a state dict and what belongs beside it into the folder; the first rank's alone is called.
+        step: see `Streams`.
+
+    Returns:
+        What was not written; None when everything was.
 
     Raises:
         UnplannableError: it must be written in another way; on all ranks, before weights were written.
@@ -76,15 +80,33 @@ def write_final_model(
             plan = [] if is_small else _plan(weights, save)
         except Exception as error:  # noqa: BLE001  the other ranks wait for the plan
             problem = str(error) or type(error).__name__
-    problem, plan, owners = peers.from_first((problem, plan, owners))
+    problem = peers.from_first(problem)
     if problem:
         raise UnplannableError(problem)
-    if is_small:
-        state = _whole(owners, weights, peers)
-        if peers.place.is_first:
-            save(state)
-    else:
-        _write(plan, owners, weights, folder, peers)
+    if not is_small:
+        files = tuple(_streamed(file, folder, owners, weights) for file in plan)
+
+        def bytes_of(name: str, begin: int, num_bytes: int) -> torch.Tensor:
+            return weights[name].bytes_of(begin, num_bytes)
+
+        return Streams(files=files, bytes_of=bytes_of, step=step)
+    state = _whole(peers.from_first(owners), weights, peers)
+    if peers.place.is_first:
+        save(state)
+    return None
+
+
+def _streamed(
+    file: PlannedFile, folder: Path, owners: Mapping[str, list[tuple[int, Span]]], weights: Mapping[str, Weight]
+) -> StreamedFile:
+    shapes = [_shape(name, weights[inner]) for name, inner in file.names.items()]
+    layout = lay_out(shapes, file.metadata)
+    parts: list[bytes | Stretch] = [layout.header]
+    for shape, _ in layout.places:
+        inner = file.names[shape.name]
+        parts += [Stretch(rank, inner, span.begin, span.num_bytes) for rank, span in owners[inner]]
+    path = os.path.relpath(os.path.abspath(file.path), os.path.abspath(folder))
+    return StreamedFile(path, layout.size_bytes, parts)
 
 
 def _plan(weights: Mapping[str, Weight], save: Callable[[dict[str, torch.Tensor]], None]) -> list[PlannedFile]:
@@ -117,35 +139,6 @@ def _saving_with(save_file: Callable[..., None]) -> Generator[None]:
     library: Any = importlib.import_module("safetensors.torch")
     with Replacing().exchanged({library.save_file: save_file}):
         yield
-
-
-def _write(
-    plan: list[PlannedFile],
-    owners: Mapping[str, list[tuple[int, Span]]],
-    weights: Mapping[str, Weight],
-    folder: Path,
-    peers: Peers,
-) -> None:
-    buffer = torch.empty(_BLOCK_BYTES if peers.place.world_size > 1 else 0, dtype=torch.uint8)
-    problem: Exception | None = None
-    for file in plan:
-        shapes = [_shape(name, weights[inner]) for name, inner in file.names.items()]
-        layout = lay_out(shapes, file.metadata)
-        target = _Target(folder / os.path.basename(file.path)) if peers.place.is_first else None
-        problem = _try(target, layout.header, 0) or problem
-        for shape, place in layout.places:
-            inner = file.names[shape.name]
-            for rank, span in owners[inner]:
-                for begin in range(span.begin, span.begin + span.num_bytes, _BLOCK_BYTES):
-                    count = min(_BLOCK_BYTES, span.begin + span.num_bytes - begin)
-                    # Whoever has failed goes on sending and receiving: the others would wait for ever.
-                    block, error = _block(weights[inner], rank, begin, count, buffer, peers)
-                    problem = problem or error
-                    if block is not None and problem is None:
-                        problem = _try(target, block.numpy().data, place + begin)
-        problem = _try(target, None, 0) or problem
-    if problem is not None:
-        raise problem
 
 
 def _whole(
@@ -193,38 +186,4 @@ def _block(
     return None, None
 
 
-class _Target:
-    """A file that is written from several places."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor = -1
-
-    def write(self, data: bytes | memoryview, place: int) -> None:
-        if self._descriptor < 0:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._descriptor, view, place)
-            view, place = view[written:], place + written
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
-
-
-def _try(target: _Target | None, data: bytes | memoryview | None, place: int) -> OSError | None:
-    """Write, or close when there is nothing to write."""
-    try:
-        if target is not None and data is not None:
-            target.write(data, place)
-        elif target is not None:
-            target.close()
-    except OSError as error:
-        return error
-    return None
-
-
-__all__ = ["PlannedFile", "UnplannableError", "write_final_model"]
+__all__ = ["PlannedFile", "UnplannableError", "plan_final_model"]

@@ -12,8 +12,9 @@ import torch
 
 from holdfast.checkpoint.catalog import step_of
 from holdfast.training.engine.framework import Write
+from holdfast.training.engine.streams import Streams
 from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards, zero_stage_of
-from holdfast.training.integrations.transformers.final_model import UnplannableError, write_final_model
+from holdfast.training.integrations.transformers.final_model import UnplannableError, plan_final_model
 from holdfast.training.integrations.transformers.geometry import Geometry
 from holdfast.training.integrations.transformers.own_save import led_by_arguments
 from holdfast.training.integrations.transformers.reference import Reference
@@ -153,22 +154,35 @@ class TrainerFramework:
         """As at the end of a step."""
         return self.write(self._trainer.model_wrapped, None)
 
-    def write_final(self, folder: Path) -> None:
+    def write_final(self, folder: Path) -> Streams | None:
         """In the layout that `from_pretrained` reads, without holding all of it anywhere."""
         trainer = self._trainer
         if _saves_in_its_own_way(trainer):
             trainer.save_model(str(folder), _internal_call=True)  # otherwise it is pushed to the Hub, once more
-            return
+            return None
         if self._base is not None and not splits_weights(trainer):
             trainer.save_model(str(folder), _internal_call=True)  # adapters are small, and PEFT knows what is theirs
-            return
+            return None
         try:
-            write_final_model(
-                trainer.model, folder, self._peers, lambda state: trainer._save(str(folder), state_dict=state)
+            return plan_final_model(
+                trainer.model,
+                folder,
+                self._peers,
+                lambda state: trainer._save(str(folder), state_dict=state),
+                step=self._step_of_final,
             )
         except UnplannableError as error:
             _log.info("the final model is written by the Trainer itself, whatever memory that takes: %s", error)
             trainer.save_model(str(folder), _internal_call=True)
+            return None
+
+    @property
+    def _step_of_final(self) -> int:
+        """The step of the checkpoint that holds what the model is at the end."""
+        trainer = self._trainer
+        best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+        step = step_of(Path(best)) if best else None
+        return self.step if step is None else step
 
     @contextlib.contextmanager
     def _led_to(self, root: Path) -> Generator[None]:

@@ -544,7 +544,7 @@ class TrainerRun:
             self._tell_progress()
             self._session.training_ended(self._step)
             if self._location is not None:
-                self._saver.save_final()
+                self._saver.save_final(self._location)
             return result
 
         return finalize

@@ -1,0 +1,171 @@
+"""The finished model, in the layout that `from_pretrained` reads, on its way into the object store.
+
+What comes from the ranks goes there at once, without a disk in between (docs/adr/0013); what the framework writes by
+itself waits in the output folder for the mover. A failure is reported: a checkpoint has the same weights.
+"""
+
+import contextlib
+import dataclasses
+
+from holdfast.checkpoint.arriving import Describe
+from holdfast.checkpoint.catalog import checkpoint_name
+from holdfast.checkpoint.commit import RankPart, WorkingCheckpoint
+from holdfast.checkpoint.final import FINAL, final_folder, note_end
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.checkpoint.remote import RemoteFolder
+from holdfast.errors import HoldfastError, PeerError, SaveError, StorageError
+from holdfast.foundation import clock
+from holdfast.foundation.events import FinalMissing, SaveFailed, Uploaded, UploadFailed
+from holdfast.storage.location import Location
+from holdfast.storage.opening import open_store
+from holdfast.training.engine.final_upload import FinalUpload
+from holdfast.training.engine.framework import Framework
+from holdfast.training.engine.streams import Leader, Streams, follow
+from holdfast.training.folders import Folders
+from holdfast.training.peers import Peers
+from holdfast.training.session import Session
+
+
+class Finishing:
+    """The end of one training.
+
+    Args:
+        session: reports what happened.
+        peers: all ranks.
+        framework: whose model it is.
+        output: the folder in front of the store.
+        folders: whether all ranks share it.
+        attempt_id: of the attempt that has claimed the store.
+        describe: makes the manifest.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        peers: Peers,
+        framework: Framework,
+        output: OutputFolder,
+        folders: Folders,
+        *,
+        attempt_id: str,
+        describe: Describe,
+    ) -> None:
+        self._session = session
+        self._peers = peers
+        self._framework = framework
+        self._output = output
+        self._folders = folders
+        self._attempt_id = attempt_id
+        self._describe = describe
+        self._step = framework.step
+
+    def finish(self, location: Location) -> None:
+        """Bring the model to the store at `location`; all ranks call it.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        rank = self._session.place.rank
+        working = WorkingCheckpoint(
+            self._output, attempt_id=self._attempt_id, step=self._step, target=final_folder(self._output)
+        )
+        streams, error = None, ""
+        try:
+            streams = self._framework.write_final(working.rank_root(rank) / working.name)
+        except PeerError:
+            raise
+        except Exception as reason:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
+            error = f"rank {rank}: {type(reason).__name__}: {reason}"
+        error = "; ".join(error for error in self._peers.gather(error) if error)
+        if error:
+            self._report_failure(error)
+        elif streams is None:
+            self._keep(working)
+        elif self._session.place.is_first:
+            self._send(working, streams, location)
+        else:
+            follow(self._peers, streams)
+        if self._folders.is_owner:
+            working.discard()
+        if self._session.place.is_first:
+            with contextlib.suppress(OSError):  # then nobody looks for a model of the script's
+                self._session.training_end = note_end(self._output, self._describe)
+
+    def _report_failure(self, reason: str) -> None:
+        consequence = "the newest checkpoint has the same weights"
+        self._session.report(
+            SaveFailed(step=self._step, trigger=Trigger.FINAL, reason=reason, consequence=consequence)
+        )
+
+    def _keep(self, working: WorkingCheckpoint) -> None:
+        """Let the mover find what the ranks have written."""
+        rank = self._session.place.rank
+        try:
+            part = dataclasses.replace(working.seal(rank), node=self._folders.index)
+        except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
+            part = RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
+        parts = self._peers.gather(part)
+        if self._session.place.is_first:
+            try:
+                working.commit(_of_first_node(parts), self._describe)
+            except (HoldfastError, OSError) as error:
+                self._report_failure(str(error))
+
+    def _send(self, working: WorkingCheckpoint, streams: Streams, location: Location) -> None:
+        """Send what the ranks have, from the first one."""
+        started_s, session, where = clock.monotonic_s(), self._session, str(location.child(FINAL))
+        leader = Leader(self._peers, streams, patience_s=session.settings.peer_timeout_s)
+
+        def failed(error: StorageError) -> None:
+            session.report(UploadFailed(step=self._step, name_in_store=FINAL, reason=str(error)))
+
+        def send() -> Manifest:
+            remote = RemoteFolder(open_store(location), attempt_id=self._attempt_id)
+            small = working.rank_root(0) / working.name
+            upload = FinalUpload(remote, self._output, leader, large=streams.files, small=small, failed=failed)
+            return upload.run(self._describe)
+
+        session.log.info("writing the final model to %s", where)
+        try:
+            manifest = leader.lead(send)
+        except PeerError:
+            raise
+        except Exception as error:  # noqa: BLE001  the training has ended well, whatever becomes of this
+            reason = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+            missing = FinalMissing(
+                step=self._step, location=where, reason=reason, checkpoint=self._source(streams.step, location)
+            )
+            session.final_missing = missing.line
+            session.report(missing)
+            return
+        duration_s = round(clock.monotonic_s() - started_s, 3)
+        session.report(
+            Uploaded(step=self._step, location=where, size_bytes=manifest.size_bytes, duration_s=duration_s)
+        )
+
+    def _source(self, step: int | None, location: Location) -> str | None:
+        """The checkpoint that has the same weights: the folder's, or what is in the store."""
+        if step is None:
+            return None
+        name = checkpoint_name(step)
+        here = self._output.root / name
+        return str(here if (here / MANIFEST_NAME).is_file() else location.child(name))
+
+
+def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
+    """The parts that lie where the final model is kept; other nodes may have written the same files.
+
+    Raises:
+        SaveError: they have written others.
+    """
+    here = [part for part in parts if part.node == 0 or part.error is not None]
+    files = {entry for part in here for entry in part.files}
+    for part in parts:
+        for entry in part.files:
+            if entry not in files:
+                raise SaveError(f"{entry.path} lies on another node than the rest of the model")
+    return here
+
+
+__all__ = ["Finishing"]

@@ -1,0 +1,427 @@
+"""`holdfast checkpoints export` from and to object stores: the same model, nothing on a disk, nothing half done."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+
+from holdfast.checkpoint import copying
+from holdfast.checkpoint.inventory import open_inventory
+from holdfast.checkpoint.landing import MARK
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.checkpoint.remote import UNFINISHED, Claim, RemoteFolder
+from holdfast.errors import CheckpointError, ConflictError, StorageError
+from holdfast.storage.location import parse_location
+from holdfast.storage.opening import open_store
+from holdfast.storage.store import Store
+from holdfast.testing.fault_proxy import FaultProxy, add_mixture
+from tests.support.ceph_rgw import CephRgw
+from tests.support.checkpoints import commit, prepared
+from tests.support.disk import DiskWatch
+from tests.support.memory import MEASURE
+from tests.support.moto_server import MotoServer
+from tests.unit.cli.test_checkpoints import call
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+Server = MotoServer | CephRgw
+_PIECES = "pytorch_model_fsdp_0"
+
+
+@pytest.fixture
+def reachable(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The server, by the variables that commands read."""
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.fixture
+def bucket(reachable: Server) -> str:
+    """A prefix of its own, as text."""
+    return str(reachable.location(f"export/{uuid.uuid4().hex}"))
+
+
+def store_at(text: str) -> Store:
+    return open_store(parse_location(text))
+
+
+def contents(text: str) -> dict[str, bytes]:
+    store = store_at(text)
+    return {item.key: bytes(store.read(item.key)) for item in store.list()}
+
+
+def in_folder(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def weights(num_mb: int = 0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    large = {f"layers.{number}.weight": torch.randn(1024, 1024) for number in range(num_mb // 4)}
+    small = {"norm.weight": torch.randn(7), "embed.weight": torch.randn(300, 40).bfloat16(), "scale": torch.ones(())}
+    return {**small, "odd": torch.randn(6, 4).t().contiguous(), **large}
+
+
+def files_in_pieces(folder: Path, num_mb: int = 0) -> dict[str, bytes]:
+    """What a checkpoint of FSDP holds, in files."""
+    dcp.save({"model": weights(num_mb)}, checkpoint_id=folder / _PIECES)
+    return {
+        **{f"{_PIECES}/{path.name}": path.read_bytes() for path in (folder / _PIECES).iterdir()},
+        "config.json": b'{"model_type": "none"}',
+        "tokenizer.json": b"{}",
+        "optimizer_0/.metadata": b"not the model's",
+    }
+
+
+WHOLE = {
+    "model-00001-of-00002.safetensors": os.urandom(20 << 20),
+    "model-00002-of-00002.safetensors": os.urandom(100_000),
+    "model.safetensors.index.json": b"{}",
+    "config.json": b"{}",
+    "optimizer.pt": b"training only",
+}
+
+
+@pytest.fixture(params=["whole", "pieces"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> OutputFolder:
+    """An output folder with one checkpoint of step 10."""
+    folder = prepared(tmp_path / "out")
+    files = WHOLE if request.param == "whole" else files_in_pieces(tmp_path / "saved", num_mb=20)
+    commit(folder, 10, {0: files})
+    return folder
+
+
+def uploaded(output: OutputFolder, where: str) -> str:
+    """The checkpoint's copy in an object store."""
+    inventory, _ = open_inventory(str(output.root))
+    copying.copy(inventory, inventory.item(), parse_location(where))
+    return f"{where}/checkpoint-10"
+
+
+@pytest.mark.parametrize("source", ["folder", "store"])
+def test_the_model_is_the_same_wherever_it_goes(
+    source: str, output: OutputFolder, bucket: str, tmp_path: Path
+) -> None:
+    """Folder to folder, as it always was, is the reference; the rest of a checkpoint stays behind."""
+    checkpoint = str(output.root / "checkpoint-10")
+    assert call("export", checkpoint, tmp_path / "reference")[0] == 0
+    expected = in_folder(tmp_path / "reference")
+    assert "config.json" in expected
+    assert not any(name.startswith(("optimizer", _PIECES)) for name in expected)
+    if source == "store":
+        checkpoint = uploaded(output, f"{bucket}/run")
+    code, text = call("export", checkpoint, f"{bucket}/model", "--json")
+    assert code == 0, text
+    assert json.loads(text)["files"] == sorted(expected)
+    assert contents(f"{bucket}/model") == expected, "the model, and no mark"
+    assert call("export", checkpoint, tmp_path / "model")[0] == 0
+    assert in_folder(tmp_path / "model") == expected
+    code, text = call("export", checkpoint, f"{bucket}/model")
+    assert (code, "is not empty" in text) == (11, True)
+    assert contents(f"{bucket}/model") == expected
+
+
+def test_what_holdfast_has_not_written(bucket: str, tmp_path: Path) -> None:
+    """Pieces without a manifest, named themselves, in a store and in a folder."""
+    for name, data in files_in_pieces(tmp_path / "saved").items():
+        (tmp_path / "foreign" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "foreign" / name).write_bytes(data)
+        store_at(f"{bucket}/foreign").write(name, data)
+        store_at(f"{bucket}/run/checkpoint-7").write(name, data)
+    assert call("export", tmp_path / "foreign", tmp_path / "model")[0] == 0
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights().items())
+    expected = in_folder(tmp_path / "model")
+    for number, source in enumerate(
+        (tmp_path / "foreign", f"{bucket}/foreign", f"{bucket}/foreign/{_PIECES}", f"{bucket}/run/checkpoint-7")
+    ):
+        code, text = call("export", source, f"{bucket}/{number}")
+        assert code == 0, text
+        assert contents(f"{bucket}/{number}").items() <= expected.items()
+        assert "model.safetensors" in contents(f"{bucket}/{number}")
+
+
+def test_what_is_being_uploaded_is_not_exported(bucket: str, tmp_path: Path) -> None:
+    """Its files may be of two checkpoints."""
+    for name, data in files_in_pieces(tmp_path / "saved").items():
+        store_at(f"{bucket}/run/checkpoint-7").write(name, data)
+    store_at(f"{bucket}/run").write(f"{UNFINISHED}/checkpoint-7", b"")
+    assert call("export", f"{bucket}/run/checkpoint-7", f"{bucket}/model")[0] == 14
+    assert contents(f"{bucket}/model") == {}
+
+
+@pytest.mark.parametrize("source", ["folder", "store"])
+def test_final_of_a_run_gets_its_manifest(source: str, output: OutputFolder, bucket: str) -> None:
+    """As at the end of a training: the commands know it, and it is written once."""
+    checkpoint = str(output.root / "checkpoint-10") if source == "folder" else uploaded(output, f"{bucket}/run")
+    code, text = call("export", checkpoint, f"{bucket}/run/final")
+    assert code == 0, text
+    assert call("verify", f"{bucket}/run/final", "--deep")[0] == 0
+    manifest = RemoteFolder(store_at(f"{bucket}/run")).manifest_of("final")
+    assert (manifest.step, manifest.trigger) == (10, Trigger.FINAL)
+    assert not list(store_at(f"{bucket}/run").list(UNFINISHED))
+    code, text = call("export", checkpoint, f"{bucket}/run/final")
+    assert (code, "is not empty" in text) == (11, True)
+    assert call("export", f"{bucket}/run/final", f"{bucket}/again")[0] == 0
+    assert contents(f"{bucket}/again").keys() == contents(f"{bucket}/run/final").keys() - {MANIFEST_NAME}
+
+
+@pytest.mark.parametrize("target", ["model", "run/final"])
+@pytest.mark.parametrize("where", ["folder", "store"])
+def test_one_flipped_bit_means_no_model(where: str, target: str, output: OutputFolder, bucket: str) -> None:
+    """Found while the bytes pass, or before; nothing is left, and a good checkpoint goes to the same place."""
+    checkpoint = str(output.root / "checkpoint-10")
+    stored = uploaded(output, f"{bucket}/run")
+    large = max((output.root / "checkpoint-10").rglob("*"), key=lambda path: path.stat().st_size)
+    key = str(large.relative_to(output.root / "checkpoint-10"))
+    data = bytearray(large.read_bytes())
+    data[len(data) // 2] ^= 1
+    if where == "folder":
+        large.write_bytes(data)
+    else:
+        checkpoint, stored = stored, checkpoint
+        store_at(checkpoint).write(key, bytes(data))
+    code, text = call("export", checkpoint, f"{bucket}/{target}")
+    assert code == 14, text
+    assert contents(f"{bucket}/{target}") == {}
+    assert store_at(bucket).sweep() == 0
+    assert call("export", stored, f"{bucket}/{target}")[0] == 0
+
+
+def test_a_checkpoint_that_changes_while_it_is_read(bucket: str, output: OutputFolder, monkeypatch) -> None:
+    """The retention of a running training takes it away, or a run writes it anew: no model of two checkpoints."""
+    if not (output.root / "checkpoint-10" / _PIECES).is_dir():
+        pytest.skip("the digest of each whole file is checked while it passes")
+    checkpoint = uploaded(output, f"{bucket}/run")
+    begin = RemoteFolder.fence
+
+    def fence(*args, **kwargs) -> None:
+        begin(*args, **kwargs)
+        store = store_at(checkpoint)
+        store.write(f"{_PIECES}/.metadata", bytes(store.read(f"{_PIECES}/.metadata")) + b" ")
+
+    monkeypatch.setattr(RemoteFolder, "fence", fence)
+    code, text = call("export", checkpoint, f"{bucket}/run/final")
+    assert (code, "has changed while it was read" in text) == (14, True), text
+    assert contents(f"{bucket}/run/final") == {}
+
+
+# ---- killed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(reachable: Server) -> Iterator[tuple[FaultProxy, dict[str, str]]]:
+    """A way to the server that takes a second for each 8 MB."""
+    with FaultProxy(f"127.0.0.1:{reachable.port}", bytes_per_s=8e6) as proxy:
+        yield proxy, {**os.environ, **reachable.variables, "AWS_ENDPOINT_URL_S3": proxy.endpoint}
+
+
+def begin_export(source: str, target: str, variables: dict[str, str]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "holdfast.cli.main", "checkpoints", "export", source, target]
+    return subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("target", ["model", "run/final"])
+def test_killed_in_the_middle(
+    target: str, output: OutputFolder, slow: tuple[FaultProxy, dict[str, str]], bucket: str
+) -> None:
+    """Absent for whoever loads it, and gone with the next export, which is complete."""
+    proxy, variables = slow
+    checkpoint = str(output.root / "checkpoint-10")
+    killed = begin_export(checkpoint, f"{bucket}/{target}", variables)
+    wait_for(lambda: proxy.requests["PUT"] >= 3)  # the mark, and parts
+    killed.kill()
+    killed.communicate()
+    found = contents(f"{bucket}/{target}")
+    assert "config.json" not in found
+    assert MANIFEST_NAME not in found
+    store = store_at(bucket)
+    marks = [item.key for item in store.list() if "/.holdfast/" in item.key and item.key.startswith(("run", "model"))]
+    assert marks == [f"{target}/{MARK}" if target == "model" else f"run/{UNFINISHED}/final"]
+    assert call("export", checkpoint, f"{bucket}/{target}")[0] == 0
+    assert {"config.json"} < contents(f"{bucket}/{target}").keys()
+    assert not [item.key for item in store.list() if "/.holdfast/" in item.key]
+    assert store.sweep() == 0
+
+
+@pytest.mark.parametrize("target", ["model", "run/final"])
+def test_repair_takes_away_what_a_killed_export_has_left(
+    target: str, slow: tuple[FaultProxy, dict[str, str]], bucket: str, tmp_path: Path
+) -> None:
+    """For places to which no export comes back; what is young may be alive."""
+    proxy, variables = slow
+    output = prepared(tmp_path / "out")
+    commit(output, 10, {0: WHOLE})
+    killed = begin_export(str(output.root / "checkpoint-10"), f"{bucket}/{target}", variables)
+    wait_for(lambda: proxy.requests["PUT"] >= 3)
+    killed.kill()
+    killed.communicate()
+    place = f"{bucket}/model" if target == "model" else f"{bucket}/run"
+    store_at(place).write("notes.txt", b"somebody's")
+    assert call("repair", place)[0] == 0
+    assert len(contents(place)) > 1
+    assert call("repair", place, "--idle", "0", "--dry-run")[0] == 0
+    assert len(contents(place)) > 1
+    assert call("repair", place, "--idle", "0")[0] == 0
+    assert contents(place) == {"notes.txt": b"somebody's"}
+    assert store_at(bucket).sweep() == 0
+
+
+def test_interrupted_by_a_person(slow: tuple[FaultProxy, dict[str, str]], bucket: str, tmp_path: Path) -> None:
+    """Control-C takes away what is there."""
+    proxy, variables = slow
+    output = prepared(tmp_path / "out")
+    commit(output, 10, {0: WHOLE})
+    export = begin_export(str(output.root / "checkpoint-10"), f"{bucket}/model", variables)
+    wait_for(lambda: proxy.requests["PUT"] >= 3)
+    export.send_signal(signal.SIGINT)
+    proxy.up._bytes_per_s = None
+    export.communicate(timeout=60)
+    assert export.returncode != 0
+    assert contents(f"{bucket}/model") == {}
+    assert store_at(bucket).sweep() == 0
+
+
+def test_of_two_exports_to_one_place_the_later_one_counts(bucket: str, tmp_path: Path) -> None:
+    """The first hears of it before its next file, and takes nothing of the second away."""
+    first, second = prepared(tmp_path / "first"), prepared(tmp_path / "second")
+    commit(first, 10, {0: WHOLE})
+    other = {**WHOLE, "model-00002-of-00002.safetensors": b"other"}
+    commit(second, 10, {0: other})
+    inventory, _ = open_inventory(str(first.root))
+    target = parse_location(f"{bucket}/model")
+    begun: list[int] = []
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        if not begun:
+            begun.append(done_bytes)
+            assert call("export", second.root / "checkpoint-10", f"{bucket}/model")[0] == 0
+
+    with pytest.raises((ConflictError, StorageError)):
+        copying.export(inventory, inventory.item(), target, progress=progress)
+    found = contents(f"{bucket}/model")
+    assert found["model-00002-of-00002.safetensors"] == b"other"
+    assert found.keys() == other.keys() - {"optimizer.pt"}
+
+
+def test_a_run_that_begins_ends_an_export_to_its_final(bucket: str, tmp_path: Path) -> None:
+    """Its location is claimed: nothing more is written there."""
+    output = prepared(tmp_path / "out")
+    commit(output, 10, {0: WHOLE})
+    inventory, _ = open_inventory(str(output.root))
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        claim = Claim(run_id="run", attempt=1, attempt_id="run-1", since="now", host="here")
+        if done_bytes and RemoteFolder(store_at(f"{bucket}/run")).claimed_by() is None:
+            RemoteFolder(store_at(f"{bucket}/run")).claim(claim)
+
+    with pytest.raises(ConflictError, match="attempt 1"):
+        copying.export(inventory, inventory.item(), parse_location(f"{bucket}/run/final"), progress=progress)
+    assert MANIFEST_NAME not in contents(f"{bucket}/run/final")
+    assert RemoteFolder(store_at(f"{bucket}/run"), attempt_id="run-1").clean(keep=()) >= 1
+    assert contents(f"{bucket}/run/final") == {}
+
+
+def test_a_network_that_breaks(output: OutputFolder, reachable: Server, bucket: str, tmp_path: Path, monkeypatch):
+    """One request in ten fails; the model is the right one."""
+    stored = uploaded(output, f"{bucket}/run")
+    assert call("export", output.root / "checkpoint-10", tmp_path / "model")[0] == 0
+    with FaultProxy(f"127.0.0.1:{reachable.port}", seed=11) as proxy:
+        add_mixture(proxy, 0.1)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
+        code, text = call("export", stored, f"{bucket}/model")
+        assert code == 0, text
+        assert proxy.injected
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", reachable.endpoint)
+    assert contents(f"{bucket}/model") == in_folder(tmp_path / "model")
+
+
+# ---- what it costs ----------------------------------------------------------------------------------------------
+
+_MEASURED = f"""
+{MEASURE}
+import sys
+import holdfast.checkpoint.exporting, holdfast.storage.object_store
+from holdfast.cli.checkpoints import app
+from holdfast.storage.location import parse_location
+from holdfast.storage.opening import open_store
+next(iter(open_store(parse_location(sys.argv[2])).list()), None)
+begin_measure()
+app(["export", *sys.argv[1:]], standalone_mode=False)
+print(grown_mb())
+"""
+_TENSOR_MB = 1024 * 1024 * 4 / 1e6
+
+
+@pytest.mark.parametrize("layout", ["pieces", pytest.param("whole", marks=pytest.mark.long)])
+@pytest.mark.parametrize("source", ["folder", "store"])
+def test_neither_disk_nor_memory(source: str, layout: str, reachable: Server, bucket: str, tmp_path: Path) -> None:
+    """Of 320 MB: at most 5 % on any disk, and the largest tensor and 64 MB in memory."""
+    if source == "store" and isinstance(reachable, MotoServer):
+        pytest.skip("moto reads the whole object for each range of it")
+    output = prepared(tmp_path / "out")
+    files = files_in_pieces(tmp_path / "saved", num_mb=320)
+    if layout == "whole":
+        files = {"model.safetensors": os.urandom(320 << 20), "config.json": b"{}"}
+    commit(output, 10, {0: files})
+    checkpoint = str(output.root / "checkpoint-10")
+    if source == "store":
+        checkpoint = uploaded(output, f"{bucket}/run")
+    temporary, home = tmp_path / "tmp", tmp_path / "home"
+    temporary.mkdir()
+    home.mkdir()
+    with DiskWatch(temporary, home, output.root) as watch:
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURED, checkpoint, f"{bucket}/model"],
+            env={**os.environ, **reachable.variables, "TMPDIR": str(temporary), "HOME": str(home)},
+            cwd=home,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    size_bytes = sum(item.size_bytes for item in store_at(f"{bucket}/model").list())
+    assert size_bytes > 320e6
+    assert watch.grown_bytes <= 0.05 * size_bytes
+    grown_mb = float(done.stdout.splitlines()[-1])
+    print(f"{source}, {layout}: {grown_mb:.1f} MB of memory, {watch.grown_bytes} bytes of disk")
+    assert grown_mb <= _TENSOR_MB + 64
+
+
+def test_the_measure_sees_memory() -> None:
+    """Also when whoever starts the process has more."""
+    ballast = bytes(300_000_000)
+    program = f"{MEASURE}\nbegin_measure()\nx = bytearray(200_000_000)\nprint(grown_mb())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 190 < float(done.stdout) < 250, len(ballast)
+
+
+def test_a_shortened_object_is_said_to_be(bucket: str, output: OutputFolder) -> None:
+    """Before anything is written."""
+    stored = uploaded(output, f"{bucket}/run")
+    store = store_at(stored)
+    key = max(store.list(), key=lambda item: item.size_bytes).key
+    store.write(key, bytes(store.read(key, length=1000)))
+    inventory, name = open_inventory(stored)
+    with pytest.raises(CheckpointError):
+        copying.export(inventory, inventory.item(name), parse_location(f"{bucket}/model"))
+    assert call("export", stored, f"{bucket}/model")[0] == 14
+    assert contents(f"{bucket}/model") == {}
