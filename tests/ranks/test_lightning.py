@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.training.progress import State, read_progress
 from tests.support.equality import finals, same
 from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events
 
@@ -46,6 +47,10 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(ranks: int, tmp_path: Pat
         assert stopped.wait() == 75, stopped.text
     [stop] = read_events(output, "stop_requested")
     assert committed_steps(output)[-1] == stop["step"]
+    progress = read_progress(output / ".holdfast" / "progress.json")
+    assert progress is not None
+    assert (progress.state, progress.step, progress.max_steps) == (State.INTERRUPTED, stop["step"], _STEPS)
+    assert progress.loss is not None
     killed = _start(output, "--save-steps", "3", ranks=ranks)
     with no_orphans(killed):
         killed.wait_for_mark("train 10")
@@ -54,6 +59,9 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(ranks: int, tmp_path: Pat
     _finish(_start(output, ranks=ranks))
     assert read_events(output, "resumed")[0]["step"] == stop["step"]
     assert read_events(output, "finished")[0]["step"] == _STEPS
+    progress = read_progress(output / ".holdfast" / "progress.json")
+    assert progress is not None
+    assert (progress.percent, progress.max_steps, list(progress.eval_metrics)) == (100.0, _STEPS, ["val_loss"])
     for mine, expected in zip(finals(output, ranks), finals(tmp_path / "reference", ranks), strict=True):
         assert same(mine, expected)
 

@@ -80,11 +80,14 @@ class Training:
         """Epochs of the whole run, for whoever looks how far it is; 0 when nobody knows."""
         self.steps_to_do = 0
         """At how many optimizer steps it ends in any case; 0 for no such limit."""
+        self.steps_at_epoch_end = False
+        """Whether the last batches of an epoch make a step, also when they are fewer than other steps have."""
         self.more_metrics: Callable[[], Mapping[str, Any]] = dict[str, Any]
         """Asked for further figures when somebody is going to see them."""
         self._has_voted = False
         self._is_inside = False
         self._numbers = Numbers()
+        self._most_batches = 1
         self._hook: Any = None
         self._reading = contextlib.ExitStack()
 
@@ -332,22 +335,26 @@ class Training:
     # ---- figures ------------------------------------------------------------------------------------------------
 
     def _tell_progress(self, *, is_last: bool = False) -> None:
-        figures, in_epoch, accumulation = (
-            self._session.figures,
-            self._feed.num_batches,
-            self._framework.batches_per_step,
-        )
-        steps = self.epochs_to_do * in_epoch // accumulation if in_epoch else 0
+        figures, feed, in_epoch = self._session.figures, self._feed, self._feed.num_batches
         figures.reached(
             step=self._framework.step,
-            max_steps=min(filter(None, (steps, self.steps_to_do)), default=0),
-            epoch=self._feed.epoch + (self._feed.batches / in_epoch if in_epoch else 0.0),
+            max_steps=self._steps_in_all(in_epoch),
+            epoch=feed.epoch + (feed.batches / in_epoch if in_epoch else 0.0),
             num_epochs=float(self.epochs_to_do),
-            samples_per_step=self._feed.batch_size * self._session.place.world_size * accumulation,
+            samples_per_step=feed.batch_size * self._session.place.world_size * self._most_batches,
         )
         if figures.is_due() or is_last:
             self._numbers.add(self.more_metrics())
             figures.measured(self._numbers.read(is_last=is_last))
+
+    def _steps_in_all(self, in_epoch: int | None) -> int:
+        """0 when nobody knows."""
+        # The last step of an epoch may have fewer batches than the others.
+        self._most_batches = most = max(self._most_batches, self._framework.batches_per_step)
+        batches = self.epochs_to_do * (in_epoch or 0)
+        steps = self.epochs_to_do * -(-(in_epoch or 0) // most) if self.steps_at_epoch_end else batches // most
+        known = [limit for limit in (steps, self.steps_to_do) if limit]
+        return max(min(known), self._framework.step) if known else 0
 
 
 __all__ = ["Training"]

@@ -82,6 +82,7 @@ class HoldfastCallback(Checkpoint):
         training = Training(session, parts=parts, feed=feed, output_dir=self._output_dir, save_steps=self._save_steps)
         training.epochs_to_do = max(0, trainer.max_epochs or 0)
         training.steps_to_do = max(0, trainer.max_steps)
+        training.steps_at_epoch_end = True
         training.more_metrics = self._metrics
         folder = training.meet()
         self._session, self._trainer, self._training, self._root = session, trainer, training, training.root
