@@ -41,6 +41,14 @@ class RunOptions:
             help="Save every N optimizer steps; implies --save-strategy steps.",
         ),
     ] = None
+    save_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|auto",
+            envvar="HOLDFAST_SAVE_EVERY",
+            help="Save periodically by time, such as 10m; auto: by what a save costs. Instead of steps and epochs.",
+        ),
+    ] = None
     save_total_limit: Annotated[
         int | None,
         typer.Option(
@@ -96,6 +104,14 @@ class RunOptions:
             metavar="N",
             envvar="HOLDFAST_SNAPSHOT_SLOTS",
             help="How many snapshots host memory may hold; 0: training waits for every save.  [by the state's size]",
+        ),
+    ] = None
+    snapshot_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            envvar="HOLDFAST_SNAPSHOT_MEMORY",
+            help="How much memory all snapshots of one node may take, such as 8Gi.  [by the slots]",
         ),
     ] = None
     grace: Annotated[

@@ -59,6 +59,14 @@ def apply_settings(args: Any, session: Session) -> None:
         args.save_steps = settings.save_steps
     elif settings.save_strategy is not None:
         args.save_strategy = settings.save_strategy
+    elif settings.save_every is not None:
+        if args.load_best_model_at_end:
+            raise UsageError(
+                "the script sets load_best_model_at_end=True: its best model is looked for among checkpoints of the "
+                f"steps that are evaluated, and --save-every {settings.save_every} saves others",
+                hint="use --save-steps or --save-strategy, or leave them to the script",
+            )
+        args.save_strategy = "no"
     if settings.save_total_limit is not None:
         args.save_total_limit = settings.save_total_limit
 
@@ -82,7 +90,7 @@ def finish_settings(args: Any, session: Session) -> None:
     """
     settings = session.settings
     apply_settings(args, session)
-    if settings.save_steps is not None or settings.save_strategy is not None:
+    if any(one is not None for one in (settings.save_steps, settings.save_strategy, settings.save_every)):
         from transformers.trainer_utils import SaveStrategy
 
         args.save_strategy = SaveStrategy(args.save_strategy)
