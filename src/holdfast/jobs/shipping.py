@@ -1,8 +1,8 @@
 """A training function and its arguments, as a script that another process runs.
 
-Promises: what is shipped is the function's source as its file has it, letter by letter, and arguments that are equal to those given;
-nothing passes through a shell, and nothing is pickled. What could not run there is refused here, by name: a function
-that needs something around it, and arguments that are more than plain values (`literals`).
+Promises: what is shipped is the function's source as its file has it, letter by letter, and arguments that are equal to
+those given; nothing passes through a shell, and nothing is pickled. What could not run there is refused here, by name:
+a function that needs something around it, and arguments that are more than plain values (`literals`).
 """
 
 import __future__

@@ -183,13 +183,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module that is edited after it was loaded."""
     (tmp_path / "edited_later.py").write_text("def first(a):\n    return a\n\n\ndef second(b):\n    return b\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "edited_later", raising=False)
     return importlib.import_module("edited_later")
 
 
 @pytest.mark.parametrize(
     "edited",
     [
-        "# moved\n\n\ndef first(a):\n    return a\n\n\ndef second(b):\n    return b\n",
+        "import os\n\n\ndef first(a):\n    return a\n\n\ndef second(b):\n    return b\n",
         "def first(a, more):\n    return a\n",
         "    half of a line",
         "def other(a):\n    return a\n",
