@@ -1,8 +1,8 @@
 """A training function and its arguments, as a script that another process runs.
 
-Promises: what is shipped is the function's source as its file has it, letter by letter, and arguments that are equal to
-those given; nothing passes through a shell, and nothing is pickled. What could not run there is refused here, by name:
-a function that needs something around it, and arguments that are more than plain values (`literals`).
+Promises: what is shipped is the function's source as its file has it, letter by letter, and arguments that are equal
+to those given; nothing passes through a shell, and nothing is pickled. What could not run there is refused here, by
+name: a function that needs something around it, and arguments that are more than plain values (`literals`).
 """
 
 import __future__
@@ -127,11 +127,12 @@ def _definition(name: str, function: types.FunctionType) -> str:
         hint="load it again: restart the program, or run the notebook's cell once more",
     )
     try:
-        body = ast.parse(definition).body
+        body = ast.parse(definition.removeprefix(_FUTURE_ANNOTATIONS)).body
     except SyntaxError as error:
         raise stale from error
-    last = body[-1] if body else None
-    node = last.body[0] if isinstance(last, ast.If) else last
+    if body and isinstance(body[0], ast.If):
+        body = body[0].body
+    node = body[0] if len(body) == 1 else None
     if not isinstance(node, ast.FunctionDef) or node.name != name:
         raise stale
     if node.decorator_list:
