@@ -89,6 +89,14 @@ class RunOptions:
             help="What to do when checkpoints do not arrive in the object store.",
         ),
     ] = "continue"
+    verify_access: Annotated[
+        bool,
+        typer.Option(
+            "--verify-access/--no-verify-access",
+            envvar="HOLDFAST_VERIFY_ACCESS",
+            help="Try the object store before the model is loaded.",
+        ),
+    ] = True
     snapshot_steps: Annotated[
         str | None,
         typer.Option(

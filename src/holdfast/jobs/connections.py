@@ -12,11 +12,10 @@ AWS_S3_ENDPOINT = "https://minio.example:9000"
 Values go into the environment of a job's launchers and nowhere else.
 """
 
-import contextlib
 import os
 import stat
 import tomllib
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +61,6 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
     return keys
 
 
-@contextlib.contextmanager
-def connected(name: str | None) -> Generator[None]:
-    """This process's environment has the keys of a connection meanwhile; None changes nothing."""
-    before = dict(os.environ)
-    os.environ.update(keys_of(name) if name is not None else {})
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
@@ -96,4 +83,4 @@ def _position(error: tomllib.TOMLDecodeError) -> str:
     return position.rstrip(")") or "somewhere"
 
 
-__all__ = ["connected", "connections_file", "keys_of"]
+__all__ = ["connections_file", "keys_of"]

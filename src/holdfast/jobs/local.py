@@ -14,6 +14,7 @@ from holdfast.jobs import told
 from holdfast.jobs.connections import keys_of
 from holdfast.jobs.history import History, this_user
 from holdfast.jobs.logs import LogLine, read_logs
+from holdfast.jobs.outputs import output_of
 from holdfast.jobs.places import job_folder, make_private, supervisor_lock
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
 from holdfast.jobs.removing import remove_checkpoints, remove_job
@@ -199,14 +200,11 @@ class LocalJobs:
         else:
             remove_job(job.name, self._history)
         if with_checkpoints and output is not None:
-            remove_checkpoints(output, job.spec.data_connection)
+            remove_checkpoints(job.spec, output)
 
     def output_of(self, job: JobRecord) -> str | None:
         """Where a job's checkpoints are: as its owner said, or as its ranks told."""
-        if job.spec.settings.output_dir is not None:
-            return job.spec.settings.output_dir
-        progress = self.progress_of(job)
-        return None if progress is None else progress.location or progress.output_dir or None
+        return output_of(job.spec, self.progress_of(job))
 
     def wait(
         self,

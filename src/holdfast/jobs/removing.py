@@ -2,11 +2,12 @@
 
 import shutil
 
-from holdfast.checkpoint.inventory import Kind, open_inventory
+from holdfast.checkpoint.inventory import Kind
 from holdfast.errors import ConflictError
-from holdfast.jobs.connections import connected
 from holdfast.jobs.history import History
+from holdfast.jobs.outputs import open_output
 from holdfast.jobs.places import job_folder
+from holdfast.jobs.spec import JobSpec
 
 
 def remove_job(name: str, history: History) -> None:
@@ -15,12 +16,12 @@ def remove_job(name: str, history: History) -> None:
     history.forget(name)
 
 
-def remove_checkpoints(output: str, connection: str | None) -> int:
+def remove_checkpoints(spec: JobSpec, output: str) -> int:
     """Delete everything at a location that Holdfast has written there: checkpoints and the final model.
 
     Args:
-        output: an output location; what else lies there stays.
-        connection: the data connection with the keys.
+        spec: the job.
+        output: its location; what else lies there stays.
 
     Returns:
         How many were deleted.
@@ -29,10 +30,9 @@ def remove_checkpoints(output: str, connection: str | None) -> int:
         ConflictError: somebody reads or writes one of them; the others are gone.
         StorageError: the place does not answer.
     """
-    with connected(connection):
-        inventory, _ = open_inventory(output)
-        items = [item for item in inventory.items() if item.kind is not Kind.FOREIGN]
-        kept = [item.name for item in items if not inventory.delete(item)]
+    inventory = open_output(spec, output)
+    items = [item for item in inventory.items() if item.kind is not Kind.FOREIGN]
+    kept = [item.name for item in items if not inventory.delete(item)]
     if kept:
         raise ConflictError(f"{', '.join(kept)} in {output} is in use and was not deleted", hint="try again later")
     return len(items)

@@ -42,14 +42,15 @@ class Shipment:
     definition: str
     arguments: str
 
-    def script(self, *, look_in: str | None = None) -> str:
+    def script(self, *, look_in: str | None = None, arguments: str | None = None) -> str:
         """A script that calls it, in a rank; processes that ranks start for their data import it without a call.
 
         Args:
             look_in: a folder in which its imports are looked for, when they are found nowhere else.
+            arguments: source to stand in the place of its own arguments.
         """
         path = f'    __import__("sys").path.append({look_in!a})\n' if look_in is not None else ""
-        call = f"    {self.name}(**{self.arguments})\n"
+        call = f"    {self.name}(**{self.arguments if arguments is None else arguments})\n"
         return f'{self.definition.rstrip()}\n\n\nif __name__ == "__main__":\n{path}{call}'
 
 

@@ -33,7 +33,6 @@ class JobSpec:
         env: variables for the program.
         data_connection: the name of the keys of an object store; never their values.
         priority: jobs of a higher one go first, and stop those of lower ones.
-        verify_access: try the object store before training.
         packages: requirements that are installed before the program runs, for this job only.
         package_indexes: where to find them; the first one replaces the default.
     """
@@ -52,7 +51,6 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     data_connection: str | None = None
     priority: int = 0
-    verify_access: bool = True
     packages: tuple[str, ...] = ()
     package_indexes: tuple[str, ...] = ()
 

@@ -28,8 +28,12 @@ from holdfast.training.uploads import Uploads
 _log = logging.getLogger("holdfast")
 
 
-def open_tried(location: Location) -> Store:
+def open_tried(location: Location, *, is_tried: bool = True) -> Store:
     """The object store, after it was written, read, listed and deleted in once.
+
+    Args:
+        location: where.
+        is_tried: False only opens it, and warns of what is to be warned of.
 
     Raises:
         UsageError: the environment's options cannot be meant.
@@ -47,7 +51,8 @@ def open_tried(location: Location) -> Store:
         )
     store = open_store(location, options)
     try:
-        check_access(store)
+        if is_tried:
+            check_access(store)
     except AccessDeniedError as error:
         if location.scheme is not Scheme.S3 or options.has_keys:
             raise

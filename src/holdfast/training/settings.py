@@ -40,6 +40,8 @@ class RunSettings:
     """Which checkpoints stay in the object store, likewise; None keeps all."""
     on_upload_failure: str = "continue"
     """`continue` training when uploads fail, or `stop` it, with a checkpoint."""
+    verify_access: bool = True
+    """Write, read, list and delete once in the object store before the model is loaded."""
     grace_s: float = 30.0
     """Seconds that the platform grants between SIGTERM and SIGKILL."""
     resume: str = "auto"

@@ -229,7 +229,8 @@ def _start_on_many_folders(
         # The first rank has tried it before the model was loaded.
         is_tried = place.is_first or not folders.is_owner
         try:
-            opened.append(open_store(location) if is_tried else open_tried(location))
+            verify = session.settings.verify_access
+            opened.append(open_store(location) if is_tried else open_tried(location, is_tried=verify))
         except ValueError as error:
             raise UsageError(f"{error}; training was not started") from error
         if folders.is_owner:

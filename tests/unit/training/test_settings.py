@@ -16,6 +16,7 @@ CHANGED = RunSettings(
     keep="newest=2",
     store_keep="newest=4,every=1000",
     on_upload_failure="stop",
+    verify_access=False,
     grace_s=12.5,
     resume="never",
     from_scratch=True,

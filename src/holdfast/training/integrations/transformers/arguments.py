@@ -2,9 +2,12 @@
 
 import functools
 import logging
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import UsageError
@@ -13,6 +16,7 @@ from holdfast.training.output_place import place_output
 from holdfast.training.session import Session
 from holdfast.training.settings import RunSettings
 
+_SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 _log = logging.getLogger("holdfast")
 
 
@@ -27,16 +31,24 @@ def hook(module: ModuleType, session: Session) -> None:
 
     @functools.wraps(validate)
     def post_init(self: Any) -> None:
+        if session.place.world_size > 1 and _is_for_cpus(self):
+            self.use_cpu = True  # or Accelerate takes each rank for a process of its own
         apply_settings(self, session)
         if self.output_dir:
             # Before the Trainer stumbles over it with a traceback, and before a model is loaded for nothing.
             OutputFolder(Path(self.output_dir)).check_usable()
         remote = session.locations.get(self.output_dir)
         if remote is not None and session.place.is_first and session.place.restart == 0:
-            open_tried(remote)
+            open_tried(remote, is_tried=session.settings.verify_access)
         validate(self)
 
     arguments.__post_init__ = post_init
+
+
+def _is_for_cpus(args: Any) -> bool:
+    """Whether ranks share no more than gradients, on a machine that has nothing but processors."""
+    is_sharded = args.fsdp or args.deepspeed or any(name in os.environ for name in _SHARDED)
+    return not is_sharded and not torch.accelerator.is_available()
 
 
 def apply_settings(args: Any, session: Session) -> None:
