@@ -2,7 +2,8 @@
 
 A job that is preempted, drained or killed loses nothing that could have been saved, and comes back by
 itself. `holdfast run SCRIPT` is the whole interface for an unchanged Hugging Face Trainer script, `holdfast.session`
-for a loop written by hand; the packages below are described in docs/architecture.md.
+for a loop written by hand, `holdfast.TrainerClient` for jobs from Python; the packages below are described in
+docs/architecture.md.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast._version import __version__
 
 if TYPE_CHECKING:
+    from holdfast.sdk import LocalConfig, PeriodicCheckpointConfig, TrainerClient, TransformersTrainer
     from holdfast.training.plain.run import Run, session
+
+_SDK = {"LocalConfig", "PeriodicCheckpointConfig", "TrainerClient", "TransformersTrainer"}
 
 
 def __getattr__(name: str) -> Any:
@@ -19,7 +23,19 @@ def __getattr__(name: str) -> Any:
         from holdfast.training.plain import run
 
         return getattr(run, name)
+    if name in _SDK:
+        from holdfast import sdk
+
+        return getattr(sdk, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["Run", "__version__", "session"]
+__all__ = [
+    "LocalConfig",
+    "PeriodicCheckpointConfig",
+    "Run",
+    "TrainerClient",
+    "TransformersTrainer",
+    "__version__",
+    "session",
+]

@@ -17,6 +17,7 @@ HoldfastError                 anything this package raises on purpose
 │   └── ManifestError    14   the manifest itself is unreadable or unacceptable
 ├── WaitTimeoutError     15   something that was waited for took longer
 ├── NothingValidError    14   checkpoints exist, and none of them is valid
+├── UnsupportedError     16   what was asked for cannot be done on this machine or in this installation
 ├── SaveError             1   a save did not become a checkpoint
 └── PeerError             1   another rank is gone or disagrees
 Interrupted (SystemExit) 75   the run stopped where it was asked to; raised through the user's script
@@ -140,6 +141,12 @@ class WaitTimeoutError(HoldfastError):
     exit_code = ExitCode.TIMED_OUT
 
 
+class UnsupportedError(HoldfastError):
+    """What was asked for cannot be done on this machine, in this installation, or with this kind of job."""
+
+    exit_code = ExitCode.NOT_SUPPORTED
+
+
 class SaveError(HoldfastError):
     """A save did not become a checkpoint; nothing of it is left behind."""
 
@@ -181,6 +188,7 @@ __all__ = [
     "SaveError",
     "StorageError",
     "TransientError",
+    "UnsupportedError",
     "UsageError",
     "WaitTimeoutError",
 ]

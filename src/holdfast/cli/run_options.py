@@ -41,6 +41,14 @@ class RunOptions:
             help="Save every N optimizer steps; implies --save-strategy steps.",
         ),
     ] = None
+    save_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|auto",
+            envvar="HOLDFAST_SAVE_EVERY",
+            help="Save periodically by time, such as 10m; auto: by what a save costs. Instead of steps and epochs.",
+        ),
+    ] = None
     save_total_limit: Annotated[
         int | None,
         typer.Option(
@@ -81,6 +89,14 @@ class RunOptions:
             help="What to do when checkpoints do not arrive in the object store.",
         ),
     ] = "continue"
+    verify_access: Annotated[
+        bool,
+        typer.Option(
+            "--verify-access/--no-verify-access",
+            envvar="HOLDFAST_VERIFY_ACCESS",
+            help="Try the object store before the model is loaded.",
+        ),
+    ] = True
     snapshot_steps: Annotated[
         str | None,
         typer.Option(
@@ -96,6 +112,14 @@ class RunOptions:
             metavar="N",
             envvar="HOLDFAST_SNAPSHOT_SLOTS",
             help="How many snapshots host memory may hold; 0: training waits for every save.  [by the state's size]",
+        ),
+    ] = None
+    snapshot_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            envvar="HOLDFAST_SNAPSHOT_MEMORY",
+            help="How much memory all snapshots of one node may take, such as 8Gi.  [by the slots]",
         ),
     ] = None
     snapshot_sharing: Annotated[
@@ -146,12 +170,6 @@ class RunOptions:
             help="Resume although a step would see another number of samples.",
         ),
     ] = False
-    verify_access: Annotated[
-        bool,
-        typer.Option(
-            envvar="HOLDFAST_VERIFY_ACCESS", help="Try the object store before training: write, read, list, delete."
-        ),
-    ] = True
     verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more.", show_default=False)] = 0
 
     def settings(self) -> Any:

@@ -34,6 +34,8 @@ class Arena:
     ) -> None:
         self._keeper = keeper
         self._slots = slots
+        self.most_bytes: int | None = None
+        """How much memory all blocks together may take; None for no such bound."""
         self._look = look
         self._blocks: list[Block] = []
         self._populating: threading.Thread | None = None
@@ -61,6 +63,7 @@ class Arena:
         Raises:
             NoRoomError: there is not enough memory; nothing was taken.
         """
+        self._check_bound(sizes)
         self._check_room(sum(sizes) + still_to_come)
         blocks = [self._allocate(size) for size in sizes if size > 0]
 
@@ -84,6 +87,14 @@ class Arena:
         room = self._look()
         return room is None or room.has(num_bytes)
 
+    def _check_bound(self, sizes: Sequence[int]) -> None:
+        least_bytes = _least(sizes)
+        if self.most_bytes is not None and least_bytes > self.most_bytes:
+            raise NoRoomError(
+                f"a snapshot needs {format_bytes(least_bytes)} of host memory, and a rank may take "
+                f"{format_bytes(self.most_bytes)}"
+            )
+
     def _check_room(self, num_bytes: int) -> None:
         room = self._look()
         if room is not None and not room.has(num_bytes):
@@ -105,12 +116,15 @@ class Arena:
 
     def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
         """Whether images of these sizes would find a place, as far as free memory goes; see `take`."""
+        if self.most_bytes is not None and _least(sizes) > self.most_bytes:
+            return True  # `take` says why it never can, and nobody waits for it
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
         return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, more_slots)
 
     def _allowed(self, sizes: Sequence[int], more_slots: int) -> int:
         slots = self.slots_for(sum(sizes)) + more_slots
-        return slots * (sum(sizes) + PAGE_BYTES * len(sizes)) + _SLACK_BYTES
+        allowed = slots * _least(sizes) + _SLACK_BYTES
+        return allowed if self.most_bytes is None else min(allowed, self.most_bytes)
 
     def take(self, sizes: Sequence[int], *, more_slots: int = 0) -> list[Block] | None:
         """Blocks for images of these sizes, in their order.
@@ -127,6 +141,7 @@ class Arena:
         """
         if self._is_pinning:  # a device must find a block's pages locked, and nobody may cut it meanwhile
             self.wait_prepared()
+        self._check_bound(sizes)
         allowed = self._allowed(sizes, more_slots)
         free = sorted((block for block in self._blocks if self._keeper.is_free(block)), key=_capacity)
         taken: dict[int, Block] = {}
@@ -169,6 +184,11 @@ class Arena:
         """Give everything back; the keeper keeps what it still needs."""
         self.wait_prepared()
         self._blocks.clear()
+
+
+def _least(sizes: Sequence[int]) -> int:
+    """Bytes of blocks for images of these sizes."""
+    return sum(sizes) + PAGE_BYTES * len(sizes)
 
 
 def _capacity(block: Block) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.checkpoint.retention import parse_policies
 from holdfast.errors import UsageError
 from holdfast.foundation.event_stream import EVENTS_NAME
+from holdfast.foundation.quantities import parse_bytes, parse_duration
 from holdfast.storage.location import parse_location
 from holdfast.training.progress import PROGRESS_NAME
 
@@ -30,6 +31,8 @@ class RunSettings:
     """`steps`, `epoch`, or `no` for no periodic checkpoints; a termination signal still saves."""
     save_steps: int | None = None
     """Optimizer steps between periodic checkpoints; implies `steps`."""
+    save_every: str | None = None
+    """Time between periodic checkpoints, such as `10m`, or `auto`; takes the place of steps and epochs."""
     save_total_limit: int | None = None
     """How many checkpoints to keep; never the last good one is deleted."""
     local_dir: str | None = None
@@ -40,6 +43,8 @@ class RunSettings:
     """Which checkpoints stay in the object store, likewise; None keeps all."""
     on_upload_failure: str = "continue"
     """`continue` training when uploads fail, or `stop` it, with a checkpoint."""
+    verify_access: bool = True
+    """Write, read, list and delete once in the object store before the model is loaded."""
     grace_s: float = 30.0
     """Seconds that the platform grants between SIGTERM and SIGKILL."""
     resume: str = "auto"
@@ -48,8 +53,6 @@ class RunSettings:
     """Begin a new run once; what the folder holds is moved aside."""
     allow_batch_change: bool = False
     """Go on with another number of samples per step than the checkpoint's."""
-    verify_access: bool = True
-    """Write, read, list and delete a small object in the object store before training."""
     peer_timeout_s: float = 1800.0
     """How long a rank waits for another one that is alive but silent."""
     snapshot_steps: str | None = None
@@ -65,6 +68,8 @@ class RunSettings:
     """The address for that; None for all of the machine's in a pod, and for this machine only elsewhere."""
     termination_log: str | None = None
     """The file for the last word to the platform; None for /dev/termination-log, where there is one."""
+    snapshot_memory: str | None = None
+    """How much memory all snapshots of one node may take, such as `8Gi`; None goes by `snapshot_slots` alone."""
     verbosity: int = 0
     """0: one line per event; more: details."""
     record_folder: str | None = field(default=None)
@@ -93,6 +98,7 @@ class RunSettings:
                 f"--save-steps {self.save_steps} contradicts --save-strategy {self.save_strategy}",
                 hint="leave one of them out",
             )
+        self._check_save_every()
         if self.save_total_limit is not None and self.save_total_limit < 1:
             raise UsageError(
                 f"--save-total-limit {self.save_total_limit} must be at least 1",
@@ -128,6 +134,21 @@ class RunSettings:
                 hint=f"use one of {', '.join(UPLOAD_FAILURE_ANSWERS)}",
             )
 
+    def _check_save_every(self) -> None:
+        if self.save_every is None:
+            return
+        if self.save_steps is not None or self.save_strategy is not None:
+            other = "--save-steps" if self.save_steps is not None else f"--save-strategy {self.save_strategy}"
+            raise UsageError(f"--save-every {self.save_every} contradicts {other}", hint="leave one of them out")
+        if self.save_every == "auto":
+            return
+        try:
+            is_positive = parse_duration(self.save_every) > 0
+        except ValueError as error:
+            raise UsageError(f"--save-every: {error}", hint="write such a time, or auto") from error
+        if not is_positive:
+            raise UsageError(f"--save-every {self.save_every} must be longer than nothing")
+
     def _check_snapshots(self) -> None:
         steps = self.snapshot_steps
         if steps is not None and steps != "auto" and not (steps.isdecimal() and int(steps) > 0):
@@ -141,6 +162,16 @@ class RunSettings:
             )
         if self.snapshot_slots == 0 and steps is not None:
             raise UsageError("--snapshot-slots 0 contradicts --snapshot-steps", hint="leave one of them out")
+        if self.snapshot_memory is not None:
+            try:
+                parse_bytes(self.snapshot_memory)
+            except ValueError as error:
+                raise UsageError(f"--snapshot-memory: {error}") from error
+
+    @property
+    def snapshot_bytes(self) -> int | None:
+        """`snapshot_memory` in bytes."""
+        return None if self.snapshot_memory is None else parse_bytes(self.snapshot_memory)
 
     @property
     def job_events(self) -> Path | None:

@@ -11,6 +11,9 @@ from typing import NamedTuple
 from holdfast.errors import PeerError
 from holdfast.training.peers import Peers, Reduction
 
+_DUE, _ASKED = 1, 2
+"""Two reasons to save a checkpoint; the larger one counts more."""
+
 
 # Tuples, because a frozen dataclass takes four times as long to make, in every step.
 class Ballot(NamedTuple):
@@ -21,12 +24,14 @@ class Ballot(NamedTuple):
         save: take a checkpoint and go on.
         give_up: the running step would miss the deadline.
         step_ms: milliseconds that a step takes here, or 0 when none was measured.
+        is_due: a periodic checkpoint is due by the clock.
     """
 
     stop_signal: int = 0
     save: bool = False
     give_up: bool = False
     step_ms: int = 0
+    is_due: bool = False
 
 
 class Decision(NamedTuple):
@@ -38,6 +43,7 @@ class Decision(NamedTuple):
         save: take a checkpoint.
         give_up: leave the running step unfinished.
         step_ms: milliseconds that a step takes on the slowest rank, or 0 when none was measured.
+        is_due: take a periodic checkpoint.
     """
 
     stop_signal: int = 0
@@ -45,6 +51,7 @@ class Decision(NamedTuple):
     save: bool = False
     give_up: bool = False
     step_ms: int = 0
+    is_due: bool = False
 
     @property
     def stop(self) -> bool:
@@ -59,6 +66,7 @@ class Decision(NamedTuple):
             save=self.save or later.save,
             give_up=self.give_up or later.give_up,
             step_ms=later.step_ms or self.step_ms,
+            is_due=self.is_due or later.is_due,
         )
 
 
@@ -82,7 +90,7 @@ class Vote:
             [
                 ballot.stop_signal,
                 rank if ballot.stop_signal else -1,
-                int(ballot.save),
+                _ASKED if ballot.save else _DUE if ballot.is_due else 0,
                 int(ballot.give_up),
                 ballot.step_ms,
                 step,
@@ -109,7 +117,14 @@ class Vote:
                 f"votes {-least_votes} and {most_votes}); rank {self._peers.place.rank} ends and nothing is saved",
                 hint="every rank must run the same number of steps and evaluations",
             )
-        return Decision(stop_signal=signal, stop_rank=rank, save=bool(save), give_up=bool(give_up), step_ms=step_ms)
+        return Decision(
+            stop_signal=signal,
+            stop_rank=rank,
+            save=save == _ASKED,
+            give_up=bool(give_up),
+            step_ms=step_ms,
+            is_due=save == _DUE,
+        )
 
     def take(self, ballot: Ballot, *, step: int) -> Decision:
         """Vote and wait for the outcome, where nothing is left to overlap with."""

@@ -108,14 +108,39 @@ def test_a_block_that_is_too_large_does_not_stand_in_the_way() -> None:
     assert arena.num_bytes == 190 * MB
 
 
+def test_a_bound_is_never_passed() -> None:
+    """Fewer slots than usual fit below it, and a state that does not is refused with the figures, not waited for."""
+    arena, book = arena_with(slots=2)
+    arena.most_bytes = 150 * MB
+    blocks = arena.take([100 * MB])
+    assert blocks is not None
+    assert not arena.could_take([100 * MB])
+    assert arena.take([100 * MB], more_slots=1) is None
+    assert arena.num_bytes <= arena.most_bytes
+    book.release(blocks)
+    assert arena.could_take([151 * MB]), "or a save would be postponed for ever"
+    with pytest.raises(NoRoomError, match=r"158 MB of host memory, and a rank may take 157 MB"):
+        arena.take([151 * MB])
+    with pytest.raises(NoRoomError):
+        arena.prepare([80 * MB, 80 * MB])
+    assert arena.num_bytes <= arena.most_bytes
+
+
 SIZES = st.lists(st.integers(1, 300 * MB), min_size=1, max_size=4)
 
 
 @settings(max_examples=100, deadline=None)
-@given(states=st.lists(st.tuples(SIZES, st.booleans()), max_size=8), slots=st.none() | st.integers(1, 3))
-def test_whatever_is_saved_finds_its_place(states: list[tuple[list[int], bool]], slots: int | None) -> None:
+@given(
+    states=st.lists(st.tuples(SIZES, st.booleans()), max_size=8),
+    slots=st.none() | st.integers(1, 3),
+    most_bytes=st.none() | st.integers(1201 * MB, 2000 * MB),
+)
+def test_whatever_is_saved_finds_its_place(
+    states: list[tuple[list[int], bool]], slots: int | None, most_bytes: int | None
+) -> None:
     """At once when all is free; blocks are large enough, each is used once, and never more than allowed."""
     arena, book = arena_with(slots=slots)
+    arena.most_bytes = most_bytes
     busy: list[list[Block]] = []
     for sizes, is_kept_busy in states:
         blocks = arena.take(sizes)
@@ -134,6 +159,7 @@ def test_whatever_is_saved_finds_its_place(states: list[tuple[list[int], bool]],
             book.release(busy.pop())
         largest = max(sum(one) for one, _ in states)
         assert arena.num_bytes <= 3 * (largest + 4 * PAGE_BYTES) + 2 * SLACK
+        assert most_bytes is None or arena.num_bytes <= most_bytes
 
 
 def test_no_room_is_said_with_the_figures() -> None:

@@ -16,6 +16,7 @@ CHANGED = RunSettings(
     keep="newest=2",
     store_keep="newest=4,every=1000",
     on_upload_failure="stop",
+    verify_access=False,
     grace_s=12.5,
     resume="never",
     from_scratch=True,
@@ -23,8 +24,8 @@ CHANGED = RunSettings(
     peer_timeout_s=7.0,
     snapshot_steps="auto",
     snapshot_slots=2,
+    snapshot_memory="8Gi",
     snapshot_sharing="off",
-    verify_access=False,
     metrics_port=28080,
     metrics_host="0.0.0.0",
     termination_log="/t",
@@ -35,8 +36,10 @@ CHANGED = RunSettings(
     job_dir="/j",
 )
 
+BY_TIME = RunSettings(save_every="1h30m")
 
-@pytest.mark.parametrize("settings", [RunSettings(), CHANGED])
+
+@pytest.mark.parametrize("settings", [RunSettings(), CHANGED, BY_TIME])
 def test_the_environment_carries_every_setting(settings: RunSettings) -> None:
     """Written to HOLDFAST_* and read back, the settings are equal."""
     assert RunSettings.from_environment(settings.to_environment()) == settings
@@ -45,7 +48,8 @@ def test_the_environment_carries_every_setting(settings: RunSettings) -> None:
 def test_every_setting_was_changed_above() -> None:
     """A new setting must be added to the round trip."""
     for field in dataclasses.fields(RunSettings):
-        assert getattr(CHANGED, field.name) != getattr(RunSettings(), field.name), field.name
+        changed = BY_TIME if field.name == "save_every" else CHANGED
+        assert getattr(changed, field.name) != getattr(RunSettings(), field.name), field.name
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,11 @@ def test_every_setting_was_changed_above() -> None:
         ("metrics_port", "-1"),
         ("metrics_port", "65536"),
         ("metrics_port", "http"),
+        ("snapshot_memory", "8 boxes"),
+        ("snapshot_memory", "-1"),
+        ("save_every", "10"),
+        ("save_every", "0s"),
+        ("save_every", "often"),
     ],
 )
 def test_what_cannot_be_meant_is_named(name: str, text: str) -> None:
@@ -81,7 +90,12 @@ def test_what_cannot_be_meant_is_named(name: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"save_strategy": "epoch", "save_steps": 5}, {"from_scratch": True, "resume": "checkpoint-4"}],
+    [
+        {"save_strategy": "epoch", "save_steps": 5},
+        {"from_scratch": True, "resume": "checkpoint-4"},
+        {"save_every": "10m", "save_steps": 5},
+        {"save_every": "auto", "save_strategy": "epoch"},
+    ],
 )
 def test_contradictions_are_refused(options: dict[str, object]) -> None:
     """Of two options that exclude each other none is silently ignored."""

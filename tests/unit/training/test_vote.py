@@ -46,3 +46,17 @@ def test_a_vote_that_was_not_begun_wishes_nothing() -> None:
     vote.start(Ballot(save=True), step=1)
     assert vote.collect().save
     assert vote.collect() == Decision()
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "outcome"),
+    [
+        (Ballot(is_due=True), 0, Decision(is_due=True)),
+        (Ballot(), 1, Decision(is_due=True)),
+        (Ballot(is_due=True), 2, Decision(save=True)),
+        (Ballot(save=True), 1, Decision(save=True)),
+    ],
+)
+def test_one_ranks_clock_is_enough(mine: Ballot, theirs: int, outcome: Decision) -> None:
+    """A checkpoint that is due by one rank's clock is due for all, and one that somebody asked for counts more."""
+    assert Vote(TwoRanks([0, -1, theirs, 0, 0, 7, -7, 1, -1])).take(mine, step=7) == outcome

@@ -8,6 +8,7 @@ begins with the step, and a signal may be heard one such step later (docs/adr/00
 """
 
 from holdfast.foundation import clock
+from holdfast.training.engine.save_clock import SaveClock
 from holdfast.training.peers import Peers
 from holdfast.training.session import Session
 from holdfast.training.vote import Ballot, Decision, Vote
@@ -36,9 +37,11 @@ class Agreement:
         self._step_ms = 0
         self._num_micro_steps = 0
         self.decision = Decision()
-        """Everything decided so far; `save` is reset by `save_done`."""
+        """Everything decided so far; `save` and `is_due` are reset by `save_done`."""
         self.save_s: float | None = None
         """Seconds that the last save took."""
+        self.save_clock = SaveClock(None)
+        """Says when a periodic checkpoint is due; on the first rank only, and the others hear of it."""
 
     def exchange(self, step: int, *, micro_steps_left: int = 0) -> None:
         """Hear the last vote and begin the next; every rank does so at the same point of the loop.
@@ -59,8 +62,8 @@ class Agreement:
         self._add(self._vote.take(self._ballot(0), step=step))
 
     def save_done(self) -> None:
-        """The checkpoint that was asked for exists."""
-        self.decision = self.decision._replace(save=False)
+        """The checkpoint that was asked for, or due, exists."""
+        self.decision = self.decision._replace(save=False, is_due=False)
 
     def step_begins(self, step: int) -> None:
         """The first micro-batch of a step begins: vote, if steps are short.
@@ -124,7 +127,13 @@ class Agreement:
         if termination.stop_signal:
             termination.begin_stop()
         give_up = micro_steps_left > 0 and self.needed_s(micro_steps_left) > termination.available_s
-        return Ballot(stop_signal=termination.stop_signal, save=save, give_up=give_up, step_ms=self._step_ms)
+        return Ballot(
+            stop_signal=termination.stop_signal,
+            save=save,
+            give_up=give_up,
+            step_ms=self._step_ms,
+            is_due=self.save_clock.is_due(),
+        )
 
     def _add(self, decision: Decision) -> None:
         if decision.stop and not self.decision.stop:

@@ -4,8 +4,11 @@ from pathlib import Path
 
 from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.manifest import Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.foundation import clock
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.framework import Framework, Write
+from holdfast.training.engine.save_clock import SaveClock, read_losses
 from holdfast.training.engine.saver import Saver
 from holdfast.training.engine.snapshots import Handover, Snapshots
 from holdfast.training.progress import State
@@ -44,6 +47,9 @@ class Saves:
         self.handed_step: int | None = None
         """The step that was handed over and has not been waited for."""
         self._postponed: Trigger | None = None
+        if session.place.is_first:
+            events = OutputFolder(root).events
+            agreement.save_clock = SaveClock(session.settings.save_every, lambda: read_losses(events))
 
     @property
     def is_postponed(self) -> bool:
@@ -80,16 +86,19 @@ class Saves:
         """
         if trigger == Trigger.PERIODIC and self._postponed is not None:
             trigger = self._postponed
+        began_s = clock.monotonic_s()
         handover = self._hand_over(trigger, write, is_last=is_last)
         self._postponed = trigger if handover == Handover.BUSY else None
         if self.is_postponed:
             self._session.log.info(
                 "the save at step %s waits: the one before is still being written", self._framework.step
             )
-        if handover != Handover.IMPOSSIBLE:
-            return False
-        self._save_and_wait(trigger, write)
-        return True
+        waited = handover == Handover.IMPOSSIBLE
+        if waited:
+            self._save_and_wait(trigger, write)
+        stall_s = max(clock.monotonic_s() - began_s, self._snapshots.cost_s or 0.0)
+        self._agreement.save_clock.saved(stall_s=stall_s, writing_s=self._agreement.save_s)
+        return waited
 
     def _hand_over(self, trigger: Trigger, write: Write, *, is_last: bool) -> Handover:
         handover = self._snapshots.take(trigger, write, is_wanted=True)

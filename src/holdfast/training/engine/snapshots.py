@@ -43,6 +43,7 @@ _TELL_EVERY_S = 10.0
 _SCRATCH_BYTES = 16 << 20
 _FILE_SLACK_BYTES = 1 << 20
 _SLOW_BYTES_PER_S = 200e6
+_LEAST_SHARE = 0.01
 _COMMIT_S = 0.1
 """What is assumed of a disk before anything was written to it."""
 
@@ -103,6 +104,7 @@ class Snapshots:
         self._taken_time = self._pending_time = ""
         self._pending_stall_s = 0.0
         self._num_untold, self._tell_again_s = 0, 0.0
+        self._most_bytes: int | None = None
         self._num_taken = self._pending_save = 0
         keeper = session.keeping.keeper
         if keeper is not None and self._can:
@@ -121,6 +123,7 @@ class Snapshots:
             team=self._team,
             on_unequal=self._note_unequal,
         )
+        self._snapshotter.arena.most_bytes = self._most_bytes
         if self._scratch is not None:
             keeper.entrust(str(self._scratch))
 
@@ -148,6 +151,7 @@ class Snapshots:
 
     def prepare(self) -> None:
         """Take the memory and fault it in, beside the loading of the model."""
+        self._divide_memory()
         snapshotter, framework = self._snapshotter, self._framework
         share = framework.share
         if not share:
@@ -170,6 +174,19 @@ class Snapshots:
             snapshotter.arena.prepare(sizes, still_to_come=(gradients + moments) * on_host, device=device)
         except NoRoomError as error:
             self._tell_once(f"no memory is set aside for snapshots, saves may have to be synchronous: {error}")
+
+    def _divide_memory(self) -> None:
+        """What the node's snapshots may take belongs to its ranks by what each of them writes."""
+        bound_bytes = self._session.settings.snapshot_bytes
+        if bound_bytes is None or not self._can:
+            return
+        place = self._session.place
+        # All have something to write, and be it the state of their random numbers.
+        mine = self._framework.share + _LEAST_SHARE
+        here = sum(share for node, share in self._peers.gather((place.node, mine)) if node == place.node)
+        self._most_bytes = int(bound_bytes * mine / here)
+        if self._snapshotter is not None:
+            self._snapshotter.arena.most_bytes = self._most_bytes
 
     def begin_loop(self) -> None:
         """Model and optimizer are there."""

@@ -64,6 +64,8 @@ class Training:
     ) -> None:
         settings = session.settings
         folder, steps = settings.output_dir or output_dir, settings.save_steps or save_steps
+        if settings.save_every is not None:
+            steps = None
         if folder is None:
             raise UsageError("there is no place for checkpoints", hint="give an output_dir, or --output-dir")
         if steps is not None and steps < 1:
@@ -293,7 +295,8 @@ class Training:
     def _save_if_due(self, *, is_wanted: bool) -> None:
         agreement, step = self._agreement, self._framework.step
         stops = agreement.decision.stop
-        is_periodic = is_wanted or (self._save_steps is not None and step % self._save_steps == 0)
+        is_by_steps = self._save_steps is not None and step % self._save_steps == 0
+        is_periodic = is_wanted or is_by_steps or agreement.decision.is_due
         if stops or agreement.decision.save or is_periodic or self._saves.is_postponed:
             trigger = Trigger.JIT if stops else Trigger.ON_DEMAND if agreement.decision.save else Trigger.PERIODIC
             if stops:

@@ -3,10 +3,13 @@
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import UsageError
@@ -15,6 +18,7 @@ from holdfast.training.session import Session
 from holdfast.training.settings import RunSettings
 from holdfast.training.store_access import open_tried
 
+_SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 _log = logging.getLogger("holdfast")
 
 
@@ -29,6 +33,8 @@ def hook(module: ModuleType, session: Session) -> None:
 
     @functools.wraps(validate)
     def post_init(self: Any) -> None:
+        if session.place.world_size > 1 and _is_for_cpus(self):
+            self.use_cpu = True  # or Accelerate takes each rank for a process of its own
         apply_settings(self, session)
         if self.output_dir:
             # Before the Trainer stumbles over it with a traceback, and before a model is loaded for nothing.
@@ -39,6 +45,12 @@ def hook(module: ModuleType, session: Session) -> None:
         validate(self)
 
     arguments.__post_init__ = post_init
+
+
+def _is_for_cpus(args: Any) -> bool:
+    """Whether ranks share no more than gradients, on a machine that has nothing but processors."""
+    is_sharded = args.fsdp or args.deepspeed or any(name in os.environ for name in _SHARDED)
+    return not is_sharded and not torch.accelerator.is_available()
 
 
 def apply_settings(args: Any, session: Session) -> None:
@@ -61,6 +73,14 @@ def apply_settings(args: Any, session: Session) -> None:
         args.save_steps = settings.save_steps
     elif settings.save_strategy is not None:
         args.save_strategy = settings.save_strategy
+    elif settings.save_every is not None:
+        if args.load_best_model_at_end:
+            raise UsageError(
+                "the script sets load_best_model_at_end=True: its best model is looked for among checkpoints of the "
+                f"steps that are evaluated, and --save-every {settings.save_every} saves others",
+                hint="use --save-steps or --save-strategy, or leave them to the script",
+            )
+        args.save_strategy = "no"
     if settings.save_total_limit is not None:
         args.save_total_limit = settings.save_total_limit
 
@@ -84,7 +104,7 @@ def finish_settings(args: Any, session: Session) -> None:
     """
     settings = session.settings
     apply_settings(args, session)
-    if settings.save_steps is not None or settings.save_strategy is not None:
+    if any(one is not None for one in (settings.save_steps, settings.save_strategy, settings.save_every)):
         from transformers.trainer_utils import SaveStrategy
 
         args.save_strategy = SaveStrategy(args.save_strategy)

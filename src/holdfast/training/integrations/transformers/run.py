@@ -383,7 +383,7 @@ class TrainerRun:
         if agreement.decision.save:
             control.should_save = True
             self._trigger = Trigger.ON_DEMAND
-        if self._its_saves.is_postponed:
+        if agreement.decision.is_due or self._its_saves.is_postponed:
             control.should_save = True
         if agreement.decision.stop:
             if control.should_evaluate:

@@ -1,0 +1,58 @@
+"""Quantities as people write them: times with units, and sizes as Kubernetes writes them."""
+
+import re
+from decimal import Decimal
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_TIME = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
+_BYTES = {"": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGTPE", 1)
+    for suffix, base in (("i", 1024), ("", 1000))
+}
+_BYTES["k"] = 1000
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)(m?)", re.ASCII)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]*)", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1h30m`, `1.5h` or `2d`.
+
+    Raises:
+        ValueError: it is no time, or has no unit.
+    """
+    if not _TIME.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is no time: write a number with s, m, h or d, such as 10m")
+    return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of `8Gi` (1024³), `8G` (1000³) or a number of bytes, as Kubernetes reads them; rounded up.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    match = _SIZE.fullmatch(str(text).strip())
+    if match is None or match[2] not in _BYTES:
+        raise ValueError(
+            f"{text!r} is no size: write bytes, or a number with Ki, Mi, Gi, Ti or k, M, G, T, such as 8Gi"
+        )
+    size = Decimal(match[1]) * _BYTES[match[2]]
+    return int(size) + (size != int(size))
+
+
+def parse_count(quantity: str | float) -> int:
+    """Whole pieces of a Kubernetes quantity, `4`, `"4"`, `"2500m"` or 2.5; rounded up, as it does for processors.
+
+    Raises:
+        ValueError: it is no quantity, or a negative one.
+    """
+    match = _COUNT.fullmatch(str(quantity).strip())
+    if match is None or isinstance(quantity, bool):
+        raise ValueError(f"{quantity!r} is no quantity: write a number such as 4, or thousandths such as 2500m")
+    count = Decimal(match[1]) / (1000 if match[2] else 1)
+    return int(count) + (count != int(count))
+
+
+__all__ = ["parse_bytes", "parse_count", "parse_duration"]

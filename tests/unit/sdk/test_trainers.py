@@ -1,0 +1,238 @@
+"""Red Hat's `TransformersTrainer`: the same parameters, defaults and rules, and what was added."""
+
+import copy
+import dataclasses
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.sdk import PeriodicCheckpointConfig, TransformersTrainer
+from holdfast.sdk.upstream import trainer as kubeflow
+from holdfast.training.settings import RunSettings
+
+RED_HATS = {
+    "func": inspect.Parameter.empty,
+    "func_args": None,
+    "packages_to_install": None,
+    "pip_index_urls": ["https://pypi.org/simple"],
+    "num_nodes": None,
+    "resources_per_node": None,
+    "env": None,
+    "enable_progression_tracking": True,
+    "metrics_port": 28080,
+    "metrics_poll_interval_seconds": 30,
+    "enable_jit_checkpoint": False,
+    "output_dir": None,
+    "periodic_checkpoint_config": None,
+    "data_connection_name": None,
+    "verify_cloud_storage_access": True,
+    "verify_cloud_storage_ssl": True,
+}
+
+
+def train(rate: float = 0.1) -> float:
+    return 2 * rate
+
+
+def test_red_hats_parameters_by_position_and_name() -> None:
+    """In its order and with its defaults; what is new is by name only."""
+    parameters = inspect.signature(TransformersTrainer).parameters
+    by_position = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    assert by_position == list(RED_HATS)
+    trainer = TransformersTrainer(train)
+    assert trainer.func_args is None
+    for name, default in RED_HATS.items():
+        if name != "func":
+            assert getattr(trainer, name) == default, name
+    config = PeriodicCheckpointConfig()
+    assert dataclasses.astuple(config) == ("epoch", None, 3)
+
+
+def test_it_is_a_custom_trainer() -> None:
+    """And so stands wherever Kubeflow takes one; each of its fields is there."""
+    trainer = TransformersTrainer(train, image="quay.io/some/image")
+    assert isinstance(trainer, kubeflow.CustomTrainer)
+    for field in dataclasses.fields(kubeflow.CustomTrainer):
+        assert hasattr(trainer, field.name)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"func": 3}, "func must be callable"),
+        ({"func": ""}, "func must be callable"),
+        ({"func": None}, "func must be callable"),
+        ({"metrics_port": 1023}, "metrics_port 1023 must be from 1024 to 65535"),
+        ({"metrics_port": 65536}, "metrics_port 65536"),
+        ({"metrics_port": "28080"}, "metrics_port must be a whole number"),
+        ({"metrics_port": 28080.0}, "metrics_port must be a whole number"),
+        ({"metrics_poll_interval_seconds": 4}, "metrics_poll_interval_seconds 4 must be from 5 to 300"),
+        ({"metrics_poll_interval_seconds": 301}, "metrics_poll_interval_seconds 301"),
+        ({"metrics_poll_interval_seconds": None}, "metrics_poll_interval_seconds must be a whole number"),
+        ({"output_dir": "gs://bucket/x"}, "the scheme 'gs'"),
+        ({"output_dir": "ftp://host/x"}, "the scheme 'ftp'"),
+        ({"output_dir": "file:///x"}, "the scheme 'file'"),
+        ({"output_dir": "s3:/bucket/x"}, "the scheme 's3'"),
+        ({"output_dir": "s3:///x", "data_connection_name": "a"}, "names no bucket"),
+        ({"output_dir": "pvc://"}, "names no claim"),
+        ({"output_dir": "pvc:///x"}, "names no claim"),
+        ({"output_dir": "pvc://claim/../x"}, "in its path"),
+        ({"output_dir": "s3://bucket/x"}, "data_connection_name is needed"),
+        ({"output_dir": "S3://bucket", "data_connection_name": ""}, "data_connection_name is needed"),
+        ({"periodic_checkpoint_config": {"save_strategy": "epoch"}}, "must be a PeriodicCheckpointConfig"),
+        ({"grace_period_seconds": 0}, "must be a positive number of seconds"),
+        ({"retention": "all"}, "retention: the policy 'all' is unknown"),
+        ({"retention": {"disk": "newest=1"}}, "retention has 'disk'; use local and store"),
+        ({"retention": {"store": "newest=0"}}, "retention: the policy 'newest=0'"),
+        ({"staging_size": "8 GB of it"}, "staging_size: '8 GB of it' is no size"),
+        ({"save_every": "often"}, "'often' is no time"),
+        (
+            {"save_every": "10m", "periodic_checkpoint_config": PeriodicCheckpointConfig()},
+            "save_every '10m' contradicts",
+        ),
+        ({"snapshot_steps": 0}, "must be a positive number of steps, or auto"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_value_error(values: dict[str, Any], message: str) -> None:
+    """It names the field and the value."""
+    with pytest.raises(ValueError, match=message):
+        TransformersTrainer(**{"func": train, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"save_strategy": "sometimes"}, "save_strategy 'sometimes' must be one of steps, epoch, no"),
+        ({"save_strategy": None}, "save_strategy None"),
+        ({"save_strategy": "steps"}, "save_steps must be given"),
+        ({"save_total_limit": 0}, "save_total_limit 0 must be at least 1"),
+        ({"save_total_limit": -1}, "save_total_limit -1"),
+    ],
+)
+def test_a_config_that_cannot_be_meant(values: dict[str, Any], message: str) -> None:
+    """Likewise."""
+    with pytest.raises(ValueError, match=message):
+        PeriodicCheckpointConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("given", "unified"),
+    [
+        ("s3://bucket/a/b/", "s3://bucket/a/b"),
+        ("S3://Bucket//a///b//", "s3://Bucket/a/b"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/", "s3://bucket"),
+        ("PVC://claim//a", "pvc://claim/a"),
+        ("pvc://claim", "pvc://claim"),
+        ("s3://bucket/a#b?c", "s3://bucket/a#b?c"),
+        ("out//here/", "out//here/"),
+        ("/data/a:b", "/data/a:b"),
+        ("", ""),
+        (None, None),
+    ],
+)
+def test_the_output_folder_is_unified(given: str | None, unified: str | None) -> None:
+    """Schemes in lower case, no slash twice or at the end; paths are left alone."""
+    trainer = TransformersTrainer(train, output_dir=given, data_connection_name="keys")
+    assert trainer.output_dir == unified
+    assert trainer.enable_jit_checkpoint is bool(given)
+
+
+def settings_of(**values: Any) -> RunSettings:
+    return TransformersTrainer(train, **values).run_settings()
+
+
+def test_settings_of_the_run() -> None:
+    """By Red Hat's rules: an output folder saves by epochs and keeps three, without one the script decides."""
+    plain = settings_of()
+    assert (plain.save_strategy, plain.save_steps, plain.save_total_limit, plain.output_dir) == (
+        None,
+        None,
+        None,
+        None,
+    )
+    assert plain.metrics_port == 28080
+    by_default = settings_of(output_dir="out")
+    assert (by_default.save_strategy, by_default.save_steps, by_default.save_total_limit) == ("epoch", None, 3)
+    assert settings_of(enable_jit_checkpoint=True).save_strategy == "epoch"
+    config = PeriodicCheckpointConfig(save_strategy="steps", save_steps=20, save_total_limit=2)
+    by_steps = settings_of(periodic_checkpoint_config=config)
+    assert (by_steps.save_strategy, by_steps.save_steps, by_steps.save_total_limit) == ("steps", 20, 2)
+    unused = PeriodicCheckpointConfig(save_strategy="epoch", save_steps=20, save_total_limit=None)
+    by_epoch = settings_of(periodic_checkpoint_config=unused)
+    assert (by_epoch.save_strategy, by_epoch.save_steps, by_epoch.save_total_limit) == ("epoch", None, None)
+
+
+def test_a_config_of_another_class_counts() -> None:
+    """Red Hat's own, for example."""
+    config: Any = SimpleNamespace(save_strategy="steps", save_steps=7, save_total_limit=1)
+    assert settings_of(periodic_checkpoint_config=config).save_steps == 7
+
+
+def test_settings_of_what_is_new() -> None:
+    """Each has its option."""
+    settings = settings_of(
+        output_dir="s3://bucket/x",
+        data_connection_name="keys",
+        grace_period_seconds=120,
+        retention="newest=2,every=1000",
+        staging_size="8Gi",
+        save_every="auto",
+        snapshot_steps=5,
+        enable_progression_tracking=False,
+        verify_cloud_storage_access=False,
+    )
+    assert settings == RunSettings(
+        output_dir="s3://bucket/x",
+        grace_s=120.0,
+        keep="newest=2,every=1000",
+        store_keep="newest=2,every=1000",
+        snapshot_memory="8Gi",
+        save_every="auto",
+        save_total_limit=3,
+        snapshot_steps="5",
+        verify_access=False,
+    )
+    assert settings_of(retention="newest=2", output_dir="out").store_keep is None, "it would mean nothing there"
+    both = settings_of(retention={"local": "newest=1", "store": "every=100"})
+    assert (both.keep, both.store_keep) == ("newest=1", "every=100")
+    limited = settings_of(
+        save_every="1h", periodic_checkpoint_config=PeriodicCheckpointConfig("no", save_total_limit=5)
+    )
+    assert (limited.save_every, limited.save_strategy, limited.save_total_limit) == ("1h", None, 5)
+
+
+def test_what_the_trainer_says_counts_more_than_the_base() -> None:
+    """Also where it says that there is none."""
+    base = RunSettings(save_steps=3, grace_s=60, output_dir="elsewhere")
+    settings = TransformersTrainer(train, periodic_checkpoint_config=PeriodicCheckpointConfig()).run_settings(base)
+    assert (settings.save_strategy, settings.save_steps, settings.grace_s) == ("epoch", None, 60)
+    assert settings.output_dir == "elsewhere"
+
+
+def test_how_to_reach_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundle in full: the job runs elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    assert TransformersTrainer(train).storage_environment() == {}
+    trainer = TransformersTrainer(train, verify_cloud_storage_ssl=False, ca_bundle="ca.pem")
+    assert trainer.storage_environment() == {"HOLDFAST_VERIFY_TLS": "0", "AWS_CA_BUNDLE": str(tmp_path / "ca.pem")}
+
+
+def test_what_stands_in_for_the_function_does_the_same() -> None:
+    """Callers notice nothing; copies and changed copies have the function, and not a stand-in for a stand-in."""
+    trainer = TransformersTrainer(train, {"rate": 0.5})
+    assert callable(trainer.func)
+    assert trainer.func(rate=3) == 6
+    assert trainer.func.__name__ == "train"
+    assert trainer.function is train
+    changed = dataclasses.replace(trainer, num_nodes=4)
+    assert changed.function is train
+    assert changed.num_nodes == 4
+    assert copy.deepcopy(trainer).function is train
+    assert TransformersTrainer(train) == TransformersTrainer(train)
+    assert TransformersTrainer(train) != TransformersTrainer(print)
+    with pytest.raises(RuntimeError, match="is a script"):
+        TransformersTrainer("train.py").func()  # pyright: ignore
