@@ -1,6 +1,6 @@
 """The finished model, in the layout that `from_pretrained` reads, on its way into the object store.
 
-What comes from the ranks goes there at once, without a disk in between (docs/adr/0013); what the framework writes by
+What comes from the ranks goes there at once, without a disk in between (docs/adr/0015); what the framework writes by
 itself waits in the output folder for the mover. A failure is reported: a checkpoint has the same weights.
 """
 
