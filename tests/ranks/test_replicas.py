@@ -217,7 +217,6 @@ def test_with_another_keeper_all_goes_on(reference: Path, tmp_path: Path) -> Non
         assert job.wait(120) == 0, job.text
     assert _num_shared(job) > before
     _assert_same_end(output, reference)
-    _assert_same_files(output, reference)
 
 
 # ---- the Trainer --------------------------------------------------------------------------------------------------
