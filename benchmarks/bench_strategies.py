@@ -8,9 +8,8 @@ checkpoint. Limit: the bytes of weights and moments, `--mb`.
 Then a stream of which each sample takes some milliseconds of work, left in mid-epoch: from the beginning of training
 to the end of the first step. Both run with a loader that keeps its own state. Limit: a step.
 
-Then DDP with the ranks of the node copying each snapshot together, and with the first one copying it alone: how much
-longer the optimizer.step behind a save takes than the others, on the first rank, whose peers wait for it in the next
-step. Steps have a least length in which the processors are idle, as with devices. Limit: no wait.
+Then ranks that hold the same: what a snapshot adds to an optimizer.step right behind it, when the first rank copies
+it alone and when all copy it together (`sharing_worker.py`). Limit: a step without a snapshot.
 """
 
 import argparse
@@ -22,7 +21,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from figures import print_load, print_machine, verdict
+from figures import print_load, print_machine, row, verdict
+from sharing_worker import ALONE, NOTHING, TOGETHER
+from sharing_worker import measure as measure_sharing
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.programs.strategies import SHARDED
@@ -35,18 +36,10 @@ GOAL_LORA = 20.0
 SAVE_STEPS = 5
 
 
-def start(
-    product: str,
-    num_ranks: int,
-    output: Path,
-    times: Path,
-    *arguments: str,
-    deepspeed: bool = False,
-    sharing: str = "auto",
-) -> Job:
+def start(product: str, num_ranks: int, output: Path, times: Path, *arguments: str, deepspeed: bool = False) -> Job:
     ranks = ["--nproc-per-node", str(num_ranks)]
     if product == HOLDFAST:
-        command = [sys.executable, "-m", "holdfast.cli.main", "run", *ranks, "--snapshot-sharing", sharing]
+        command = [sys.executable, "-m", "holdfast.cli.main", "run", *ranks]
     else:
         command = [
             sys.executable,
@@ -166,37 +159,18 @@ def compare_resumes(root: Path, options: argparse.Namespace) -> None:
     print(f"   {'sooner than the Trainer':<46} {ratio:.1f} times")
 
 
-def compare_sharing(root: Path, options: argparse.Namespace) -> None:
-    steps = SAVE_STEPS * (options.saves + 2) + 2
-    print(
-        f"\n   DDP, steps of {options.step_ms:.0f} ms; what a save adds, ms, median (minimum): to the optimizer.step"
-    )
-    print("   behind it on the first rank, and to the interval between that step and the one before")
-    print("   | ranks | wait, together | wait, first alone | interval, together | interval, first alone |")
-    print("   |---|---|---|---|---|")
+def compare_sharing(options: argparse.Namespace) -> None:
     for num_ranks in options.sharing_ranks:
-        waits: dict[str, list[float]] = {"on": [], "off": []}
-        pauses: dict[str, list[float]] = {"on": [], "off": []}
-        for turn in range(options.rounds):
-            for sharing in ("on", "off")[:: 1 if turn % 2 == 0 else -1]:
-                folder = Path(tempfile.mkdtemp(dir=root))
-                output, times, stepping = folder / "output", folder / "times", folder / "stepping"
-                shape = ["--mb", str(options.mb), "--tokens", "8", "--step-ms", str(options.step_ms)]
-                shape += ["--max-steps", str(steps), "--save-steps", str(SAVE_STEPS)]
-                more = ["--optimizer-times", str(stepping)]
-                finish(start(HOLDFAST, num_ranks, output, times, *shape, *more, sharing=sharing), options.limit_s)
-                # Behind the second save and later ones: the first is rehearsed.
-                took, at = dict(moments(stepping)), dict(moments(times))
-                length = {step: at[step] - at[step - 1] for step in range(2, steps + 1)}
-                for found, of in ((waits, took), (pauses, length)):
-                    usual = statistics.median(of[step] for step in length if step % SAVE_STEPS > 1)
-                    behind = [of[step] for step in length if step % SAVE_STEPS == 1 and step > 2 * SAVE_STEPS]
-                    found[sharing] += [1000 * (one - usual) for one in behind]
-                shutil.rmtree(folder)
-                os.sync()
-        columns = [str(num_ranks)]
-        columns += [f"{statistics.median(one):.0f} ({min(one):.0f})" for of in (waits, pauses) for one in of.values()]
-        print("   | " + " | ".join(columns) + " |", flush=True)
+        found = measure_sharing(num_ranks, options.sharing_mb, options.sharing_rounds)
+        print(f"\n   {num_ranks} ranks that hold the same {options.sharing_mb} MB")
+        usual = statistics.median(step_s for step_s, _ in found[NOTHING])
+        waits = {how: [step_s - usual for step_s, _ in found[how]] for how in found}
+        for how, values in waits.items():
+            print(row(f"{how}: the step's wait", values, unit="ms", scale=1000))
+        for how in (ALONE, TOGETHER):
+            print(row(f"{how}: until it is whole", [whole_s for _, whole_s in found[how]], unit="ms", scale=1000))
+        ratio = statistics.median(waits[ALONE]) / statistics.median(waits[TOGETHER])
+        print(f"   {'wait, alone ÷ together':<46} {ratio:.2f} times")
 
 
 def main() -> None:
@@ -206,8 +180,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--stream-steps", type=int, default=300)
+    parser.add_argument("--sharing-mb", type=int, default=480, help="of model and optimizer")
     parser.add_argument("--sharing-ranks", nargs="*", type=int, default=[2, 4])
-    parser.add_argument("--step-ms", type=float, default=40, help="where copying together is compared")
+    parser.add_argument("--sharing-rounds", type=int, default=15)
     parser.add_argument("--only", choices=("strategies", "resumes", "sharing"), help="one of the comparisons")
     parser.add_argument("--limit-s", type=float, default=600, help="for one job")
     parser.add_argument("--folder", type=Path, help="save below this folder; a disk, not a file system in memory")
@@ -218,8 +193,8 @@ def main() -> None:
             compare(options.strategies, Path(temporary), options)
         if options.only in {None, "resumes"}:
             compare_resumes(Path(temporary), options)
-        if options.only in {None, "sharing"}:
-            compare_sharing(Path(temporary), options)
+    if options.only in {None, "sharing"}:
+        compare_sharing(options)
     print_load("after")
 
 

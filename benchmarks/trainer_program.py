@@ -2,8 +2,7 @@
 
 Nothing in it knows of Holdfast, but for `--parts`: then calls of the training thread are timed (`save_parts`).
 `--times` gets the time at which each step ended, from a clock that all processes of the machine share; with
-`--stream` step 0 is the moment when training began. `--optimizer-times` gets how long each optimizer.step took, with
-whatever it waited for.
+`--stream` step 0 is the moment when training began.
 """
 
 import argparse
@@ -62,12 +61,8 @@ class Stream(torch.utils.data.IterableDataset):
 class Watch(TrainerCallback):
     """Stretches steps to a least length, and writes down when each ended and its save was handed over."""
 
-    def __init__(
-        self, times: Path | None, least_s: float, *, tells_beginning: bool, optimizer_times: Path | None
-    ) -> None:
+    def __init__(self, times: Path | None, least_s: float, *, tells_beginning: bool) -> None:
         self._file = times.open("a", buffering=1) if times else None
-        self._optimizer_file = optimizer_times.open("a", buffering=1) if optimizer_times else None
-        self._stepping_s = 0.0
         self._least_s = least_s
         self._began_s = 0.0
         self._tells_beginning = tells_beginning
@@ -81,11 +76,8 @@ class Watch(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         time.sleep(max(0.0, self._began_s + self._least_s - time.monotonic()))
-        self._stepping_s = time.monotonic()
 
     def on_optimizer_step(self, args, state, control, **kwargs):
-        if self._optimizer_file is not None:
-            print(f"{state.global_step + 1} {time.monotonic() - self._stepping_s:.6f}", file=self._optimizer_file)
         if self._file is not None:
             print(f"{state.global_step + 1} {time.monotonic():.6f}", file=self._file)
 
@@ -120,7 +112,6 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, required=True)
     parser.add_argument("--save-steps", type=int, default=0)
     parser.add_argument("--times", type=Path)
-    parser.add_argument("--optimizer-times", type=Path)
     parser.add_argument("--parts", type=Path)
     parser.add_argument("--strategy", default="", choices=("", *SHARDED))
     parser.add_argument("--lora", action="store_true")
@@ -157,13 +148,7 @@ def main() -> None:
     trainer = Trainer(model, args, train_dataset=Stream(blocks) if options.stream else blocks)
     trainer.accelerator.dataloader_config.use_stateful_dataloader = options.stream
     times = options.times if rank == 0 else None
-    watch = Watch(
-        times,
-        options.step_ms / 1000,
-        tells_beginning=options.stream,
-        optimizer_times=options.optimizer_times if rank == 0 else None,
-    )
-    trainer.add_callback(watch)
+    trainer.add_callback(Watch(times, options.step_ms / 1000, tells_beginning=options.stream))
     trainer.train(resume_from_checkpoint=options.resume or None)
 
 

@@ -65,6 +65,7 @@ def test_the_files_are_those_of_the_first_rank_alone(num_ranks: int, tmp_path: P
     assert not read_events(tmp_path / "shared", "save_failed")
 
 
+@pytest.mark.long
 def test_on_processors_nobody_helps_unasked(tmp_path: Path) -> None:
     """Without the option it is as it was."""
     job = _run(tmp_path / "run", "auto", *SPACED, "--epochs", "1")
@@ -76,9 +77,10 @@ def test_on_processors_nobody_helps_unasked(tmp_path: Path) -> None:
     ("order", "why"),
     [
         ("swapped", "rank 1 holds other parameters or optimizer states than the first rank"),
-        pytest.param("reversed", "rank 1: it does not have parameter", marks=pytest.mark.long),
+        ("reversed", "rank 1: it does not have parameter"),
     ],
 )
+@pytest.mark.long
 def test_replicas_in_another_order_do_not_help(order: str, why: str, tmp_path: Path) -> None:
     """It is found out before anything depends on it: no snapshot is lost."""
     job = _run(tmp_path / "shared", "on", *SPACED, "--order", order)
@@ -89,6 +91,7 @@ def test_replicas_in_another_order_do_not_help(order: str, why: str, tmp_path: P
     assert not read_events(tmp_path / "shared", "save_failed")
 
 
+@pytest.mark.long
 def test_a_replica_that_drifts_away_costs_one_snapshot(tmp_path: Path) -> None:
     """It is given up and said; those after it are the first rank's."""
     output = tmp_path / "shared"
@@ -174,6 +177,7 @@ def test_what_was_whole_is_committed_when_ranks_and_launcher_are_killed(referenc
     _assert_same_end(output, reference)
 
 
+@pytest.mark.long
 def test_stopped_and_killed_it_ends_with_the_same_bits(reference: Path, tmp_path: Path) -> None:
     """SIGTERM, then SIGKILL of everything in the middle of shared copies; the same command each time."""
     output = tmp_path / "run"
@@ -199,6 +203,22 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(reference: Path, tmp_path
     _assert_same_files(output, reference)
 
 
+@pytest.mark.long
+def test_with_another_keeper_all_goes_on(reference: Path, tmp_path: Path) -> None:
+    """The ranks have new memory then, which is rehearsed and shared as the first was."""
+    output = tmp_path / "run"
+    job = _start(output, "on", "--save-steps", "1", "--step-ms", "150")
+    with no_orphans(job):
+        job.wait_for("a shared snapshot", lambda: _num_shared(job) > 0)
+        [first] = keepers_of(job.process.pid)
+        kill(first)
+        job.wait_for("a save by the ranks", lambda: "the keeper died; this save is synchronous" in job.text)
+        before = _num_shared(job)
+        assert job.wait(120) == 0, job.text
+    assert _num_shared(job) > before
+    _assert_same_end(output, reference)
+
+
 # ---- the Trainer --------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +229,7 @@ def _trainer(output: Path, sharing: str) -> Job:
     return holdfast(output, *launch, program=tiny(output, *shape, *saves))
 
 
+@pytest.mark.long
 def test_the_trainer_s_files_are_those_of_its_first_rank(tmp_path: Path) -> None:
     """Stopped in the middle and resumed, it ends as it does alone, with the same files on the way."""
     alone = _trainer(tmp_path / "alone", "off")
