@@ -10,13 +10,14 @@ import torch
 SHARDED = ("fsdp", "fsdp-full", "zero1", "zero2", "zero3")
 
 
-def arguments_for(strategy: str, layer: str, *, has_groups: bool = False) -> dict[str, Any]:
+def arguments_for(strategy: str, layer: str, *, has_groups: bool = False, variant: str = "") -> dict[str, Any]:
     """Arguments of TrainingArguments for one of SHARDED, or for the usual one, which is no name.
 
     Args:
         strategy: by its name here.
         layer: the class of the module that FSDP wraps.
         has_groups: whether ZeRO is to use the Trainer's optimizer, in place of DeepSpeed's with its one group.
+        variant: of ZeRO; `sums` adds gradients up in full precision, `offload` keeps the optimizer on the host.
     """
     if strategy.startswith("fsdp"):
         _let_accelerate_take_the_cpu()
@@ -40,6 +41,11 @@ def arguments_for(strategy: str, layer: str, *, has_groups: bool = False) -> dic
         }
         if has_groups:
             del config["optimizer"]
+        if variant == "sums":
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+        if variant == "offload":
+            config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+            config["zero_force_ds_cpu_optimizer"] = False
         return {"use_cpu": False, "deepspeed": config}
     return {"use_cpu": True}
 

@@ -166,7 +166,6 @@ def main() -> None:
     parser.add_argument("--eval-strategy", default="no")
     parser.add_argument("--eval-steps", type=int, default=5)
     parser.add_argument("--best", action="store_true")
-    parser.add_argument("--worst", action="store_true", help="the same, with the largest loss for the best")
     parser.add_argument("--logging-steps", type=int, default=3)
     parser.add_argument("--logging-strategy", default="steps")
     parser.add_argument("--step-ms", type=float, default=0)
@@ -197,6 +196,7 @@ def main() -> None:
     parser.add_argument(
         "--weight-decay", type=float, default=0.0, help="with the Trainer's own optimizer, in two groups"
     )
+    parser.add_argument("--zero-variant", default="", choices=("", "sums", "offload"))
     parser.add_argument("--split-at-load", action="store_true", help="load the model as ZeRO-3 splits it")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--tell-samples", action="store_true")
@@ -227,8 +227,7 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
         save_total_limit=options.save_total_limit,
         eval_strategy=options.eval_strategy,
         eval_steps=options.eval_steps,
-        load_best_model_at_end=options.best or options.worst,
-        greater_is_better=True if options.worst else None,
+        load_best_model_at_end=options.best,
         logging_steps=options.logging_steps,
         logging_strategy=options.logging_strategy,
         logging_first_step=False,
@@ -236,7 +235,9 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
         report_to="none",
         weight_decay=options.weight_decay,
         bf16=options.bf16,
-        **arguments_for(options.strategy, "Qwen2DecoderLayer", has_groups=options.weight_decay > 0),
+        **arguments_for(
+            options.strategy, "Qwen2DecoderLayer", has_groups=options.weight_decay > 0, variant=options.zero_variant
+        ),
         disable_tqdm=True,
         seed=7,
         enable_jit_checkpoint=options.jit,
@@ -259,8 +260,10 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
         )
     )
     if options.split_at_load:
-        folder = Path(options.out, f"base-{os.environ.get('RANK', '0')}")
-        model.save_pretrained(folder)
+        folder = Path(options.out, "base")
+        if args.process_index == 0:
+            model.save_pretrained(folder)
+        torch.distributed.barrier()
         model = Qwen2ForCausalLM.from_pretrained(folder)
     if options.frozen:
         model.model.embed_tokens.weight.requires_grad_(False)

@@ -47,11 +47,12 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """The copy that ranks load in place of the checkpoint `of`."""
+    """The copy that ranks load in place of the checkpoint `of`; `consequence` says what follows when they cannot."""
 
     of: Path
     folder: Path
     contents: _Contents
+    consequence: str
 
 
 class Repartition:
@@ -158,7 +159,7 @@ class Repartition:
                 duration_s=round(clock.monotonic_s() - started_s, 3),
             )
         )
-        return _Copy(of=path, folder=folder, contents=contents)
+        return _Copy(of=path, folder=folder, contents=contents, consequence=consequence)
 
     # ---- loading --------------------------------------------------------------------------------------------
 
@@ -178,8 +179,12 @@ class Repartition:
         from holdfast.training.integrations.deepspeed.loading import check_engine, load_universal
 
         contents = copy.contents
+
+        def check() -> None:
+            check_engine(engine, contents.shapes, num_groups=contents.num_groups)
+
         try:
-            agree(self._peers, lambda: check_engine(engine, contents.shapes, num_groups=contents.num_groups))
+            agree(self._peers, _with(copy.consequence, check))
             load_universal(engine, copy.folder, load)
             self._peers.gather(None)  # whoever is slower still reads
         finally:
