@@ -58,7 +58,7 @@ def train_func(model_path, dataset_path, pause_s=0.0):  # type: ignore[no-untype
     print("the end of the training function")
 
 
-def train_fn(model_path, pause_s=0.0):  # type: ignore[no-untyped-def]
+def train_fn(model_path, accumulation=1, pause_s=0.0):  # type: ignore[no-untyped-def]
     """Of the documentation nothing is shown but its name; a plain Trainer starts sooner than TRL's."""
     import time
 
@@ -72,7 +72,7 @@ def train_fn(model_path, pause_s=0.0):  # type: ignore[no-untyped-def]
     rows = torch.randint(0, 250, (64, 8), generator=torch.Generator().manual_seed(1))
     data = [{"input_ids": row, "labels": row} for row in rows]
     args = TrainingArguments(output_dir="/placeholder", num_train_epochs=3, logging_steps=5, report_to="none", seed=3)
-    args.per_device_train_batch_size = 2
+    args.per_device_train_batch_size, args.gradient_accumulation_steps = 2, accumulation
     model = AutoModelForCausalLM.from_pretrained(model_path)
     Trainer(model, args, train_dataset=data, callbacks=[Pause()]).train()
 
@@ -298,21 +298,21 @@ def test_scaled_up_and_down(client: TrainerClient, ingredients: Path, tmp_path: 
     """1 → 2 → 1 nodes: each time it goes on from the step where it was stopped, and a step sees the same samples."""
     trainer = TransformersTrainer(
         train_fn,
-        {"model_path": str(ingredients / "model"), "pause_s": 0.3},
+        {"model_path": str(ingredients / "model"), "accumulation": 2, "pause_s": 0.3},
         output_dir="pvc://my-checkpoints-pvc/scaled",
         periodic_checkpoint_config=PeriodicCheckpointConfig(save_strategy="no"),
     )
     name = client.train(trainer=trainer)
-    for world_size, step in ((1, 10), (2, 30), (1, 60)):
+    for world_size, step in ((1, 8), (2, 20), (1, 30)):
         job = wait_until(client, name, is_at_step(step, world_size=world_size))
         assert job.num_nodes == world_size
-        if step < 60:
+        if step < 30:
             job = client.scale_job(name, 3 - world_size)
             assert job.num_nodes == 3 - world_size
     job = client.wait_for_job_status(name, timeout=300, polling_interval=1)
     assert isinstance(job, TrainJob)
     assert job.progress is not None
-    assert (job.attempts, job.progress.step, job.progress.samples_per_step) == (3, 96, 2)
+    assert (job.attempts, job.progress.step, job.progress.samples_per_step) == (3, 48, 4)
     newest = verify(Path(client.list_checkpoints(name)[0].path))
     assert newest.is_valid
     assert newest.manifest is not None
