@@ -14,10 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import UsageError
 from holdfast.jobs.literals import as_options
 from holdfast.jobs.shipping import take_function
-from holdfast.sdk.failures import as_kubeflow_raises
+from holdfast.sdk.failures import NotSupportedHereError, as_kubeflow_raises
 
 if TYPE_CHECKING:
     from holdfast.sdk.trainers import TransformersTrainer
@@ -56,7 +55,7 @@ def stand_in_for(trainer: "TransformersTrainer") -> Callable[..., Any]:
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         if isinstance(function, str):
-            raise UsageError(f"{function} is a script, and not called here", hint="give the trainer to a client")
+            raise NotSupportedHereError(f"{function} is a script, and not called here", hint="give it to a client")
         return function(*args, **kwargs)
 
     def source() -> str:
