@@ -260,16 +260,24 @@ def test_two_nodes_are_suspended_at_one_step(place: Place, two_nodes: Place) -> 
 
 
 def test_a_program_that_fails_has_failed(place: Place) -> None:
-    """Its own exit code is the job's, and nobody starts it again; a person may, when it is mended."""
-    spec = place.script("a", "import sys\nprint('no')\nsys.exit(3)")
-    place.jobs.submit(spec)
-    job = place.jobs.wait("a", [FAILED], timeout_s=90)
+    """Its own exit code is the job's, and nobody starts it again."""
+    place.jobs.submit(place.script("a", "import sys\nprint('no')\nsys.exit(3)"))
+    job = place.jobs.wait("a", [FAILED], timeout_s=120)
     assert (job.exit_code, job.attempt, job.wanted) == (3, 1, Wanted.RUN), place.story("a")
     assert job.message == "exit code 3; see its logs"
     assert "no" in place.printed("a")
+
+
+@long
+def test_what_failed_is_tried_again_when_a_person_says_so(place: Place) -> None:
+    """When the program is mended."""
+    spec = place.script("a", "raise SystemExit(3)")
+    place.jobs.submit(spec)
+    place.jobs.wait("a", [FAILED], timeout_s=120)
     Path(spec.program[0]).write_text("print('yes')")
     place.jobs.resume("a")
     assert place.complete("a").attempt == 2
+    assert place.printed("a")[-1] == "yes"
 
 
 @long
