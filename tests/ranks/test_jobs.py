@@ -79,7 +79,7 @@ def test_submitted_it_runs_to_its_end(reference: Place) -> None:
     assert states(reference, "alone") == ["running", "complete"]
     progress = reference.jobs.progress("alone")
     assert progress is not None
-    assert progress["step"] == LAST_STEP
+    assert progress.step == LAST_STEP
     sources = {line.source for line in reference.jobs.logs("alone")}
     assert "rank 0" in sources
     assert job.safe_step == LAST_STEP
