@@ -1,7 +1,6 @@
 """A hand-written loop in a session: dropout, shuffling, two batches a step, a scheduler; DDP when there are ranks.
 
-Writes `marks-RANK` (a line for each step that begins) into the output folder, and `final-RANK.pt` at the end. In a
-job, the first rank lets the job's folder have what it tells, where nobody else does.
+Writes `marks-RANK` (a line for each step that begins) into the output folder, and `final-RANK.pt` at the end.
 """
 
 import argparse
@@ -22,6 +21,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=30)
+    parser.add_argument("--resumed-step-ms", type=float, help="as soon as the run goes on from a checkpoint")
     parser.add_argument("--save-steps", type=int)
     parser.add_argument("--accelerate", action="store_true")
     options = parser.parse_args()
@@ -50,13 +50,13 @@ def main() -> None:
         model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
         parts = {"accelerator": accelerator}
     with holdfast.session(**parts, data=loader, output_dir=options.out, save_steps=options.save_steps) as run:
-        if rank == 0 and (folder := os.environ.get("HOLDFAST_JOB_DIR")):
-            tell(Path(folder), options.out)
+        is_slow = options.resumed_step_ms is None or run.step_number == 0
+        step_ms = options.step_ms if is_slow else options.resumed_step_ms
         for batches in run.epochs(options.epochs):
             for number, (inputs,) in enumerate(batches):
                 if number % 2 == 0:
                     os.write(marks, f"train {run.step_number}\n".encode())
-                time.sleep(options.step_ms / 2000)
+                time.sleep(step_ms / 2000)
                 loss = (model(inputs) - inputs).square().mean() / 2
                 loss.backward()
                 if number % 2 == 1:
@@ -68,12 +68,6 @@ def main() -> None:
     torch.save({**state, "random": torch.get_rng_state()}, options.out / f"final-{rank}.pt")
     if world_size > 1:
         torch.distributed.destroy_process_group()
-
-
-def tell(folder: Path, output: Path) -> None:
-    for name in ("events.jsonl", "progress.json"):
-        if not os.path.lexists(folder / name):
-            (folder / name).symlink_to(output / ".holdfast" / name)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Jobs on this machine: real supervisors, launchers and ranks; whatever is killed, the state is true in the end."""
 
+import hashlib
 import os
 import random
 import signal
@@ -37,7 +38,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A job that nobody disturbs: `alone`."""
     with jobs_in(tmp_path_factory.mktemp("reference")) as place:
-        place.jobs.submit(place.training("alone"))
+        place.jobs.submit(place.training("alone", "--step-ms", "0"))
         place.complete("alone")
         yield place
 
@@ -46,7 +47,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """Likewise on two nodes: `pair`."""
     with jobs_in(tmp_path_factory.mktemp("pair")) as place:
-        place.jobs.submit(place.training("pair", num_nodes=2))
+        place.jobs.submit(place.training("pair", "--step-ms", "0", num_nodes=2))
         place.complete("pair")
         yield place
 
@@ -78,7 +79,7 @@ def test_submitted_it_runs_to_its_end(reference: Place) -> None:
     assert states(reference, "alone") == ["running", "complete"]
     progress = reference.jobs.progress("alone")
     assert progress is not None
-    assert progress["step"] == LAST_STEP
+    assert progress.step == LAST_STEP
     sources = {line.source for line in reference.jobs.logs("alone")}
     assert "rank 0" in sources
     assert job.safe_step == LAST_STEP
@@ -106,7 +107,7 @@ def test_suspended_and_resumed_it_ends_as_if_nothing_had_been(place: Place, refe
 @long
 def test_scaled_up_and_down_no_sample_is_lost(place: Place) -> None:
     """1 → 2 → 1 nodes; each time it goes on from the step at which it stopped."""
-    place.jobs.submit(place.training("a", "--step-ms", "300"))
+    place.jobs.submit(place.training("a", "--resumed-step-ms", "300"))
     place.wait_for_mark("a", 2)
     assert place.jobs.scale("a", 2, timeout_s=60).spec.num_nodes == 2
     place.wait_for_mark("a", 7, rank=1)
@@ -134,8 +135,7 @@ def test_preempted_it_comes_back_by_itself(tmp_path: Path, reference: Place) -> 
         history = states(place, "weak")
         assert history[:3] == ["running", "suspending", "preempted"]
         assert "restarting" not in history
-        first = next(line.text for line in place.jobs.logs("strong") if line.source == "rank 0")
-        assert first == "was here"
+        assert "was here" in place.printed("strong")
         assert_same(place.output("weak"), reference.output("alone"))
 
 
@@ -176,7 +176,7 @@ def test_killed_at_any_time_again_and_again(place: Place, reference: Place) -> N
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", random.randrange(2**32)))
     print(f"HOLDFAST_TEST_SEED={seed}")
     chance = random.Random(seed)
-    place.jobs.submit(place.training("a", "--step-ms", "300", settings={"save_steps": 1}))
+    place.jobs.submit(place.training("a", "--resumed-step-ms", "600", settings={"save_steps": 1}))
     for _ in range(5):
         time.sleep(chance.uniform(0, 12))  # the moment is what is tried out
         kind = chance.choice(["supervisor", "launcher", "keeper", "rank", "all"])
@@ -260,16 +260,24 @@ def test_two_nodes_are_suspended_at_one_step(place: Place, two_nodes: Place) -> 
 
 
 def test_a_program_that_fails_has_failed(place: Place) -> None:
-    """Its own exit code is the job's, and nobody starts it again; a person may, when it is mended."""
-    spec = place.script("a", "import sys\nprint('no')\nsys.exit(3)")
-    place.jobs.submit(spec)
-    job = place.jobs.wait("a", [FAILED], timeout_s=90)
+    """Its own exit code is the job's, and nobody starts it again."""
+    place.jobs.submit(place.script("a", "import sys\nprint('no')\nsys.exit(3)"))
+    job = place.jobs.wait("a", [FAILED], timeout_s=120)
     assert (job.exit_code, job.attempt, job.wanted) == (3, 1, Wanted.RUN), place.story("a")
     assert job.message == "exit code 3; see its logs"
-    assert "no" in [line.text for line in place.jobs.logs("a") if line.source == "rank 0"]
+    assert "no" in place.printed("a")
+
+
+@long
+def test_what_failed_is_tried_again_when_a_person_says_so(place: Place) -> None:
+    """When the program is mended."""
+    spec = place.script("a", "raise SystemExit(3)")
+    place.jobs.submit(spec)
+    place.jobs.wait("a", [FAILED], timeout_s=120)
     Path(spec.program[0]).write_text("print('yes')")
     place.jobs.resume("a")
     assert place.complete("a").attempt == 2
+    assert place.printed("a")[-1] == "yes"
 
 
 @long
@@ -351,11 +359,7 @@ print(hashlib.sha256(os.environ["AWS_SECRET_ACCESS_KEY"].encode()).hexdigest(), 
 while not os.path.exists(sys.argv[0] + ".go"): time.sleep(0.05)
 """
     place.jobs.submit(place.script("a", wait, data_connection="minio", settings={"grace_s": 2.0, "verbosity": 2}))
-    printed = place.wait_for(
-        "a line", lambda: [line.text for line in place.jobs.logs("a") if line.source == "rank 0"], "a"
-    )
-    import hashlib
-
+    printed = place.wait_for("a line", lambda: place.printed("a"), "a")
     assert hashlib.sha256(secret.encode()).hexdigest() in printed
     for _ in range(2):
         for path in [place.root / "out", *place.root.glob("*.py"), *state_folder().rglob("*")]:

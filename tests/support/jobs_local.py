@@ -40,9 +40,18 @@ class Place:
         return self.root / "out" / name
 
     def training(self, name: str, *arguments: str, **fields: Any) -> JobSpec:
-        """A job that runs the hand-written loop; `settings` are options of the run."""
+        """A job that runs the hand-written loop, slowly until it is resumed; `settings` are options of the run."""
         settings = {"output_dir": str(self.output(name)), **fields.pop("settings", {})}
-        program = (str(LOOP), "--out", str(self.output(name)), "--step-ms", "100", *arguments)
+        program = (
+            str(LOOP),
+            "--out",
+            str(self.output(name)),
+            "--step-ms",
+            "600",
+            "--resumed-step-ms",
+            "20",
+            *arguments,
+        )
         return self._spec(name, program, settings, fields)
 
     def script(self, name: str, code: str, **fields: Any) -> JobSpec:
@@ -60,8 +69,7 @@ class Place:
         deadline = time.monotonic() + timeout_s
         while True:
             is_over = self.jobs.job(name).state.is_over
-            result = found()
-            if result:
+            if result := found():
                 return result
             assert not is_over, f"{name} ended before {what}\n{self.story(name)}"
             assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.story(name)}"
@@ -124,6 +132,10 @@ class Place:
         kill(pids)
         return pids
 
+    def printed(self, name: str, rank: int = 0) -> list[str]:
+        """The lines of a rank."""
+        return [line.text for line in self.jobs.logs(name) if line.source == f"rank {rank}"]
+
     def story(self, name: str) -> str:
         """All that is known of a job, for the message of a test that fails."""
         lines = [str(self.jobs.job(name))]
@@ -162,10 +174,11 @@ class Place:
 def jobs_in(root: Path, *, cpu_slots: int = 8) -> Iterator[Place]:
     """Jobs below `root`, on a machine of so many cores; nothing of them outlives the block."""
     before = dict(os.environ)
-    os.environ.clear()
     places = {"XDG_STATE_HOME": root / "state", "XDG_CONFIG_HOME": root / "config", "XDG_CACHE_HOME": root / "cache"}
     slots = {"HOLDFAST_CPU_SLOTS": str(cpu_slots), "HOLDFAST_GPU_SLOTS": "0"}
-    os.environ.update(environment(**{name: str(path) for name, path in places.items()}, **slots))
+    ours = environment(**{name: str(path) for name, path in places.items()}, **slots)
+    os.environ.clear()
+    os.environ.update(ours)
     try:
         place = Place(root)
         try:

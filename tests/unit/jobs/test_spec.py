@@ -30,8 +30,6 @@ specs = st.builds(
     env=st.dictionaries(variables, st.text(st.characters(exclude_characters="\0"), max_size=9), max_size=3),
     data_connection=st.none() | texts,
     priority=st.integers(-9, 9),
-    metrics_port=st.none() | st.integers(1024, 65535),
-    verify_access=st.booleans(),
     packages=st.lists(texts, max_size=3).map(tuple),
     settings=st.fixed_dictionaries(
         {}, optional={"save_steps": st.integers(1, 9), "grace_s": st.floats(1, 99), "from_scratch": st.booleans()}
@@ -106,7 +104,6 @@ def test_a_name_can_be_made_of_anything(text: str) -> None:
         ({"cpu_per_node": -1}, "cpu_per_node -1"),
         ({"gpu_per_node": -1}, "gpu_per_node -1"),
         ({"max_restarts": -1}, "max_restarts -1"),
-        ({"metrics_port": 80}, "metrics_port 80"),
         ({"working_dir": "here"}, "must be an absolute path"),
         ({"env": {"1A": "x"}}, "'1A'"),
         ({"env": {"A=B": "x"}}, "'A=B'"),
