@@ -203,8 +203,8 @@ _INTERRUPT = {
     "strategy",
     [pytest.param(name, marks=pytest.mark.long) for name in ("fsdp", "zero1", "zero2", "zero3")],
 )
-def test_a_checkpoint_in_pieces_is_exported(strategy: str, tmp_path: Path) -> None:
-    """What `holdfast checkpoints export` writes is what the strategy's own tool makes of it."""
+def test_a_checkpoint_in_pieces_is_exported(strategy: str, moto: MotoServer, tmp_path: Path) -> None:
+    """What `holdfast checkpoints export` writes is what the strategy's own tool makes of it, from a store too."""
     skip_without_deepspeed(strategy)
     output, model = tmp_path / "run", tmp_path / "model"
     _end(_start(output, strategy, "full", "--save-strategy", "steps", "--save-steps", "16"))
@@ -216,9 +216,14 @@ def test_a_checkpoint_in_pieces_is_exported(strategy: str, tmp_path: Path) -> No
     for source, target in ((checkpoint, model), (foreign, tmp_path / "again")):
         if strategy in {"zero1", "zero2"} and source is checkpoint:
             continue
-        command = [sys.executable, "-m", "holdfast.cli.main", "checkpoints", "export", str(source), str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        _export(source, target)
+    prefix = f"pieces-{uuid.uuid4().hex}"
+    store = moto.store(prefix)
+    for path in (path for path in foreign.rglob("*") if path.is_file()):
+        store.upload(f"foreign/{path.relative_to(foreign)}", path)
+    _export(moto.location(f"{prefix}/foreign"), moto.location(f"{prefix}/model"), **moto.variables)
+    exported = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert {item.key[6:]: bytes(store.read(item.key)) for item in store.list("model")} == exported
     ours = load_file(tmp_path / "again" / "model.safetensors")
     if strategy == "fsdp":
         theirs = torch.load(output / "end" / "whole.pt", weights_only=False)["weights"]
@@ -226,6 +231,12 @@ def test_a_checkpoint_in_pieces_is_exported(strategy: str, tmp_path: Path) -> No
         theirs = _by_deepspeed(foreign)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def _export(source: object, target: object, **env: str) -> None:
+    command = [sys.executable, "-m", "holdfast.cli.main", "checkpoints", "export", str(source), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(**env))
+    assert done.returncode == 0, done.stderr
 
 
 def _by_deepspeed(folder: Path) -> dict[str, torch.Tensor]:

@@ -36,6 +36,7 @@ from tests.unit.cli.test_checkpoints import call
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 Server = MotoServer | CephRgw
+_LONG = pytest.mark.long
 _PIECES = "pytorch_model_fsdp_0"
 
 
@@ -161,7 +162,7 @@ def test_what_is_being_uploaded_is_not_exported(bucket: str, tmp_path: Path) -> 
     assert contents(f"{bucket}/model") == {}
 
 
-@pytest.mark.parametrize("source", ["folder", "store"])
+@pytest.mark.parametrize("source", [pytest.param("folder", marks=_LONG), "store"])
 def test_final_of_a_run_gets_its_manifest(source: str, output: OutputFolder, bucket: str) -> None:
     """As at the end of a training: the commands know it, and it is written once."""
     checkpoint = str(output.root / "checkpoint-10") if source == "folder" else uploaded(output, f"{bucket}/run")
@@ -177,8 +178,8 @@ def test_final_of_a_run_gets_its_manifest(source: str, output: OutputFolder, buc
     assert contents(f"{bucket}/again").keys() == contents(f"{bucket}/run/final").keys() - {MANIFEST_NAME}
 
 
-@pytest.mark.parametrize("target", ["model", "run/final"])
-@pytest.mark.parametrize("where", ["folder", "store"])
+@pytest.mark.parametrize("target", ["model", pytest.param("run/final", marks=_LONG)])
+@pytest.mark.parametrize("where", [pytest.param("folder", marks=_LONG), "store"])
 def test_one_flipped_bit_means_no_model(where: str, target: str, output: OutputFolder, bucket: str) -> None:
     """Found while the bytes pass, or before; nothing is left, and a good checkpoint goes to the same place."""
     checkpoint = str(output.root / "checkpoint-10")
@@ -239,7 +240,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("target", ["model", "run/final"])
+@pytest.mark.parametrize("target", ["model", pytest.param("run/final", marks=_LONG)])
 def test_killed_in_the_middle(
     target: str, output: OutputFolder, slow: tuple[FaultProxy, dict[str, str]], bucket: str
 ) -> None:
@@ -262,7 +263,7 @@ def test_killed_in_the_middle(
     assert store.sweep() == 0
 
 
-@pytest.mark.parametrize("target", ["model", "run/final"])
+@pytest.mark.parametrize("target", ["model", pytest.param("run/final", marks=_LONG)])
 def test_repair_takes_away_what_a_killed_export_has_left(
     target: str, slow: tuple[FaultProxy, dict[str, str]], bucket: str, tmp_path: Path
 ) -> None:
@@ -371,7 +372,7 @@ print(grown_mb())
 _TENSOR_MB = 1024 * 1024 * 4 / 1e6
 
 
-@pytest.mark.parametrize("layout", ["pieces", pytest.param("whole", marks=pytest.mark.long)])
+@pytest.mark.parametrize("layout", ["pieces", pytest.param("whole", marks=_LONG)])
 @pytest.mark.parametrize("source", ["folder", "store"])
 def test_neither_disk_nor_memory(source: str, layout: str, reachable: Server, bucket: str, tmp_path: Path) -> None:
     """Of 320 MB: at most 5 % on any disk, and the largest tensor and 64 MB in memory."""
