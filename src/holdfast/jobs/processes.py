@@ -44,7 +44,7 @@ class ProcessId:
 
 def identify(pid: int) -> ProcessId | None:
     """What identifies the process; None when there is none."""
-    ticks = _start_ticks(pid)
+    ticks = _start_ticks(pid, also_ended=True)  # a child may have ended already, and still is who it is
     return None if ticks is None else ProcessId(pid=pid, start_ticks=ticks, boot=boot_id())
 
 
@@ -75,13 +75,13 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _start_ticks(pid: int) -> int | None:
+def _start_ticks(pid: int, *, also_ended: bool = False) -> int | None:
     try:
         # The name in brackets may hold anything; behind it, the third field is the state, the 22nd the start.
         parts = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return None
-    return None if parts[0] in {"Z", "X"} else int(parts[19])
+    return None if parts[0] in {"Z", "X"} and not also_ended else int(parts[19])
 
 
 __all__ = ["JOB_VARIABLE", "ProcessId", "boot_id", "identify", "kill", "processes_of"]
