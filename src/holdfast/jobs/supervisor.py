@@ -112,6 +112,8 @@ class Supervisor:
             number, now_s = self._history.change_number(), clock.monotonic_s()
             if number != seen or now_s >= look_at_s:
                 seen, look_at_s = number, now_s + _LOOK_EVERY_S
+                if now_s < pause_until_s:
+                    look_at_s = min(look_at_s, pause_until_s)
                 with self._history.transaction():
                     turn = self._turn(capacity, has_paused=now_s >= pause_until_s)
                 if turn is not None:
