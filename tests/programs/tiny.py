@@ -120,7 +120,7 @@ class CrashOnce(TrainerCallback):
 
 
 def count_forward(module: torch.nn.Module, *_: object) -> None:
-    module.seen.add_(1)
+    module.seen.add_(int(module.training))
 
 
 class TellState(TrainerCallback):
