@@ -198,7 +198,6 @@ def main() -> None:
     )
     parser.add_argument("--zero-variant", default="", choices=("", "sums", "offload"))
     parser.add_argument("--split-at-load", action="store_true", help="load the model as ZeRO-3 splits it")
-    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--tell-samples", action="store_true")
     parser.add_argument("--tell-state", type=int, default=None, metavar="STEP")
     options = parser.parse_args()
@@ -234,7 +233,6 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
         dataloader_num_workers=options.workers,
         report_to="none",
         weight_decay=options.weight_decay,
-        bf16=options.bf16,
         **arguments_for(
             options.strategy, "Qwen2DecoderLayer", has_groups=options.weight_decay > 0, variant=options.zero_variant
         ),

@@ -9,6 +9,7 @@ CODES = {
     "HoldfastError": 1,
     "UsageError": 2,
     "PartlyDoneError": 3,
+    "NotFoundError": 10,
     "ConflictError": 11,
     "StorageError": 13,
     "ObjectNotFoundError": 13,
@@ -18,6 +19,8 @@ CODES = {
     "CheckpointError": 14,
     "ManifestError": 14,
     "NothingValidError": 14,
+    "WaitTimeoutError": 15,
+    "UnsupportedError": 16,
     "SaveError": 1,
     "PeerError": 1,
 }

@@ -2,7 +2,9 @@
 
 from holdfast.errors import HoldfastError, TransientError
 
-_PATIENCE_S, _PATIENCE_WITH_REFUSALS_S = 600.0, 30.0
+LONGEST_PATIENCE_S = 600.0
+"""With a store from which nothing comes."""
+_PATIENCE_WITH_REFUSALS_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """Between one try and the next, which doubles up to the longest."""
 
@@ -14,7 +16,7 @@ def patience_s(error: HoldfastError) -> float:
         error: why the last try has failed; a store from which nothing comes may come back, one that refuses rarely
             changes its mind.
     """
-    return _PATIENCE_S if isinstance(error, TransientError) else _PATIENCE_WITH_REFUSALS_S
+    return LONGEST_PATIENCE_S if isinstance(error, TransientError) else _PATIENCE_WITH_REFUSALS_S
 
 
-__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "patience_s"]
+__all__ = ["FIRST_PAUSE_S", "LONGEST_PATIENCE_S", "LONGEST_PAUSE_S", "patience_s"]

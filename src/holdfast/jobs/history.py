@@ -47,6 +47,7 @@ CREATE TABLE event (
 CREATE INDEX event_by_job ON event (job, id);
 """
 _BUSY_S = 30.0
+_AGAIN_S = 0.01
 _OVER = (JobState.COMPLETE, JobState.FAILED)
 _log = logging.getLogger("holdfast")
 _COLUMNS = "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks"
@@ -83,7 +84,7 @@ class History:
                 f"{SCHEMA_VERSION}); it was left untouched",
                 hint="install the newer release, or set XDG_STATE_HOME to another folder",
             )
-        self._db.execute("PRAGMA journal_mode = WAL")
+        self._keep_a_log()
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         if version < SCHEMA_VERSION:
@@ -93,6 +94,20 @@ class History:
                     for statement in _SCHEMA.split(";\n"):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _keep_a_log(self) -> None:
+        """Let others read while one writes; of several processes that change a new file at once, all but one are told
+        that it is locked without having waited for it."""
+        deadline_s = clock.monotonic_s() + _BUSY_S
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or clock.monotonic_s() > deadline_s:
+                    raise
+                clock.sleep(_AGAIN_S)
+            else:
+                return
 
     def _make_private(self) -> None:
         try:

@@ -15,6 +15,7 @@ _MEANINGS = {
     ExitCode.CONFLICT: "its output folder or checkpoint does not fit it",
     ExitCode.STORAGE: "the place for checkpoints cannot be used",
     ExitCode.NOTHING_VALID: "only damaged checkpoints exist",
+    ExitCode.NOT_SUPPORTED: "this machine or installation cannot do what it asks for",
 }
 
 

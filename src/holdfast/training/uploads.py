@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 from holdfast.checkpoint.mover_process import MoverPlan, plan_text
 from holdfast.checkpoint.output_folder import OutputFolder
@@ -49,9 +50,21 @@ class Uploads:
             self._deaths_s.append(now_s)
             self._start_anew()
             return None
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            return json.loads((OutputFolder(Path(self.folder)).control / "upload.json").read_bytes()).get("error")
-        return None
+        return self.status().get("error")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the mover, when it said something last, had nothing left to do."""
+        return self.status().get("state") == "idle"
+
+    def status(self) -> dict[str, Any]:
+        """What the mover has said last: `time`, `state`, and more (`Mover`); empty when it has said nothing."""
+        try:
+            return cast(
+                "dict[str, Any]", json.loads((OutputFolder(Path(self.folder)).control / "upload.json").read_bytes())
+            )
+        except (OSError, ValueError):
+            return {}
 
     def _start_anew(self) -> None:
         assert self._process.stdin is not None

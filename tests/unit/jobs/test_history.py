@@ -207,7 +207,7 @@ def _open_at_once(path: str, gate: Any, name: str) -> None:
 
 def test_many_processes_make_the_file_at_once(path: Path) -> None:
     """The first command on a machine may be several."""
-    for trial in range(3):
+    for trial in range(6):
         target = path.with_name(f"{trial}.sqlite3")
         gate = SPAWN.Barrier(6)
         makers = [SPAWN.Process(target=_open_at_once, args=(str(target), gate, f"job-{n}")) for n in range(6)]

@@ -35,6 +35,8 @@ def test_a_process_is_known_again_and_ends() -> None:
     assert identity.is_alive
     identity.send(signal.SIGKILL)
     wait_until(lambda: not identity.is_alive)
+    assert identify(child.pid) == identity
+    assert child.wait() == -signal.SIGKILL
     assert identify(child.pid) is None
     child.wait()
     assert not identity.is_alive

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import logging
 import os
 import signal
 from dataclasses import replace
@@ -184,7 +183,6 @@ def test_a_port_that_is_taken_is_a_warning(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training goes on without being served."""
-    monkeypatch.setattr(logging.getLogger("holdfast"), "propagate", True)
     port = free_port()
     other = MetricsServer(lambda: None, host="127.0.0.1", port=port)
     announcer = place.announcer(metrics_port=port)

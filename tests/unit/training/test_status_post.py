@@ -114,7 +114,6 @@ def test_what_fails_is_tried_again_later_and_said_once(
 ) -> None:
     """Less and less often; neither the token nor the address is in what is said."""
     monkeypatch.setattr(status_post, "_INTERVAL_S", 0.01)
-    monkeypatch.setattr(logging.getLogger("holdfast"), "propagate", True)
     controller.answers += [503, 500, 403]
     with caplog.at_level(logging.WARNING, "holdfast"):
         post = StatusPost(Known().look, target)

@@ -13,6 +13,7 @@ from holdfast.checkpoint.commit import RankPart, WorkingCheckpoint
 from holdfast.checkpoint.final import FINAL, final_folder, note_end
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.checkpoint.patience import LONGEST_PATIENCE_S
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.errors import HoldfastError, PeerError, SaveError, StorageError
 from holdfast.foundation import clock
@@ -25,6 +26,8 @@ from holdfast.training.engine.streams import Leader, Streams, follow
 from holdfast.training.folders import Folders
 from holdfast.training.peers import Peers
 from holdfast.training.session import Session
+
+_LOOK_EVERY_S = 0.25
 
 
 class Finishing:
@@ -122,6 +125,7 @@ class Finishing:
 
         def send() -> Manifest:
             remote = RemoteFolder(open_store(location), attempt_id=self._attempt_id)
+            self._wait_for_checkpoint(remote)
             small = working.rank_root(0) / working.name
             upload = FinalUpload(remote, self._output, leader, large=streams.files, small=small, failed=failed)
             return upload.run(self._describe)
@@ -143,6 +147,22 @@ class Finishing:
         session.report(
             Uploaded(step=self._step, location=where, size_bytes=manifest.size_bytes, duration_s=duration_s)
         )
+
+    def _wait_for_checkpoint(self, remote: RemoteFolder) -> None:
+        """Leave the store to the newest checkpoint until it is there: what training has reached counts more."""
+        newest = max((manifest.step for _, manifest in self._output.manifests()), default=None)
+        uploads = self._session.uploads
+        if newest is None or uploads is None:
+            return
+        last, last_s = uploads.status(), clock.monotonic_s()
+        while uploads.failure() is None and clock.monotonic_s() - last_s < LONGEST_PATIENCE_S:
+            status = uploads.status()
+            if status != last:
+                last, last_s = status, clock.monotonic_s()
+            with contextlib.suppress(StorageError):  # the mover says so, if it lasts
+                if newest in remote.steps() and uploads.is_idle:
+                    return
+            clock.sleep(_LOOK_EVERY_S)
 
     def _source(self, step: int | None, location: Location) -> str | None:
         """The checkpoint that has the same weights: the folder's, or what is in the store."""
