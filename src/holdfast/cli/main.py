@@ -9,6 +9,7 @@ import typer.main
 from holdfast._version import __version__
 from holdfast.cli.failures import run_command
 from holdfast.cli.lazy import CommandGroup, LazyCommand, LazyGroup
+from holdfast.foundation.environment import forget_service_links
 
 _SUMMARY = "Keeps model training alive: agreed checkpoints on preemption, verified resume, no code changes."
 
@@ -126,6 +127,7 @@ def root() -> CommandGroup:
 
 def main() -> None:
     """Entry point of the console script."""
+    forget_service_links()
     sys.exit(run_command(root(), sys.argv[1:]))
 
 

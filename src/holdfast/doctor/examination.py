@@ -7,11 +7,11 @@ from holdfast.doctor.deadline import History, judge_grace, look_at_history
 from holdfast.doctor.finding import Finding, Status
 from holdfast.doctor.folder import Disk, judge_folder, look_at_folder
 from holdfast.doctor.gpu import judge_gpus, look_at_gpus
-from holdfast.doctor.limits import Work
 from holdfast.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files
 from holdfast.doctor.object_store import judge_store, look_at_store
 from holdfast.doctor.process_images import examine_criu
 from holdfast.doctor.software import TOO_SLOW, judge_python, judge_torch, look_at_torch
+from holdfast.foundation.bounded import Work
 from holdfast.storage.access import Tried
 from holdfast.training.output_place import OutputPlace
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.doctor.asking import ask
 from holdfast.doctor.finding import Finding, Status
-from holdfast.doctor.limits import ask
 from holdfast.doctor.software import NoTorch, Torch
 from holdfast.foundation.units import format_bytes
 

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
+from holdfast.doctor.asking import ask
 from holdfast.doctor.finding import Finding, Status
-from holdfast.doctor.limits import ask
 
 _LIMIT_S = 5.0
 _CAPABILITIES = {"CAP_CHECKPOINT_RESTORE": 40, "CAP_SYS_ADMIN": 21}

@@ -5,8 +5,8 @@ import platform
 import sys
 from dataclasses import dataclass
 
+from holdfast.doctor.asking import ask
 from holdfast.doctor.finding import Finding, Status
-from holdfast.doctor.limits import ask
 
 _LIMIT_S = 12.0
 _SLOW_S = 8.0

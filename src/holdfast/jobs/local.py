@@ -15,6 +15,7 @@ from holdfast.jobs import told
 from holdfast.jobs.connections import connected, keys_of
 from holdfast.jobs.history import History, this_user
 from holdfast.jobs.logs import LogLine, read_logs
+from holdfast.jobs.output_location import output_of
 from holdfast.jobs.places import job_folder, make_private, new_job_folder, supervisor_lock
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
 from holdfast.jobs.removing import remove_checkpoints, remove_job, remove_remains
@@ -22,7 +23,6 @@ from holdfast.jobs.reviving import revive, start_supervisor
 from holdfast.jobs.slots import Slots, count_slots
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
-from holdfast.storage.location import Scheme, parse_location
 from holdfast.training.progress import Progress
 
 _POLL_S = 0.1
@@ -127,7 +127,7 @@ class LocalJobs:
     def _make_known(self, spec: JobSpec, new: Path) -> None:
         """Write the job down and give its folder its name; whoever sees the job may start its supervisor at once."""
         with self._history.transaction():
-            self._refuse_taken_place(spec.name, _output_in_full(spec))
+            self._refuse_taken_place(spec.name, output_of(spec, None))
             self._history.add(spec, actor=self._actor)
             if is_locked(supervisor_lock(spec.name)):
                 raise ConflictError(
@@ -268,11 +268,8 @@ class LocalJobs:
 
     def output_of(self, job: JobRecord) -> str | None:
         """Where a job's checkpoints are, in full: as its owner said, or as its ranks told."""
-        if job.spec.settings.output_dir is not None:
-            return _output_in_full(job.spec)
-        progress = self.progress_of(job)
-        output = None if progress is None else progress.location or progress.output_dir or None
-        return None if output is None else in_full(output, job.spec.working_dir)
+        is_said = job.spec.settings.output_dir is not None
+        return output_of(job.spec, None if is_said else self.progress_of(job))
 
     def wait(
         self,
@@ -345,19 +342,6 @@ def _check_place(output: str, spec: JobSpec) -> None:
             open_tried(place.remote, verify_access=spec.settings.verify_access)
 
 
-def _output_in_full(spec: JobSpec) -> str | None:
-    output = spec.settings.output_dir
-    return None if output is None else in_full(output, spec.working_dir)
-
-
-def in_full(output: str, working_dir: str) -> str:
-    """An output location that means the same wherever it is read; two that are equal are one place."""
-    location = parse_location(output)
-    if location.scheme is not Scheme.FILE:
-        return str(location)
-    return os.path.realpath(os.path.join(working_dir, location.path))
-
-
 def _as_job_event(record: dict[str, Any]) -> JobEvent:
     known = {"time", "event", "actor", "cause", "trigger"}
     return JobEvent(
@@ -369,4 +353,4 @@ def _as_job_event(record: dict[str, Any]) -> JobEvent:
     )
 
 
-__all__ = ["LocalJobs", "in_full"]
+__all__ = ["LocalJobs"]

@@ -1,4 +1,4 @@
-"""Where a job's checkpoints are, and what is there, seen from any process and any folder."""
+"""What is at the place of a job's checkpoints, seen from any process and any folder."""
 
 import os
 
@@ -9,15 +9,6 @@ from holdfast.jobs.spec import JobSpec
 from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
 from holdfast.storage.opening import open_store
 from holdfast.storage.options import StorageOptions
-from holdfast.training.progress import Progress
-
-
-def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
-    """The location of a job's checkpoints, in full: as its owner said, or as its ranks told; None when nobody has."""
-    said = spec.settings.output_dir
-    if said is None:
-        return None if progress is None else progress.location or progress.output_dir or None
-    return said if "://" in said else os.path.join(spec.working_dir, said)
 
 
 def open_output(spec: JobSpec, output: str) -> Inventory:
@@ -49,4 +40,4 @@ def _options(spec: JobSpec, location: Location, environ: dict[str, str]) -> Stor
     return StorageOptions.from_environment({**environ, **keys, **spec.env})
 
 
-__all__ = ["open_output", "output_of"]
+__all__ = ["open_output"]

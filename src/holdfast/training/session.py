@@ -17,7 +17,7 @@ from holdfast.checkpoint.final import TrainingEnd
 from holdfast.errors import ExitCode, Interrupted
 from holdfast.foundation import clock, console, events
 from holdfast.foundation.bounded import do_within
-from holdfast.foundation.environment import Place
+from holdfast.foundation.environment import Place, forget_service_links
 from holdfast.foundation.events import Event, EventLog
 from holdfast.storage.location import Location
 from holdfast.training.figures import Figures
@@ -279,6 +279,7 @@ def start_session() -> Session:
         ValueError: RANK or WORLD_SIZE cannot be meant.
     """
     global _current  # noqa: PLW0603  signals and exit codes are the process's, and so is the session
+    forget_service_links()
     session = Session(RunSettings.from_environment(), Place.from_environment())
     session.termination.install()
     _current = session

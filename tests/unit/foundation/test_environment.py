@@ -1,8 +1,10 @@
 """Where a process stands among its peers."""
 
+import os
+
 import pytest
 
-from holdfast.foundation.environment import Place
+from holdfast.foundation.environment import Place, forget_service_links
 
 
 def test_a_lone_process_is_first_of_one() -> None:
@@ -28,3 +30,12 @@ def test_what_cannot_be_is_named(environ: dict[str, str], word: str) -> None:
     """A variable that is no number, or a rank outside the world, is in the message."""
     with pytest.raises(ValueError, match=word):
         Place.from_environment(environ)
+
+
+def test_a_kubernetes_service_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in every pod beside a Service whose name begins with holdfast is no setting; a setting stays."""
+    monkeypatch.setenv("HOLDFAST_METRICS_PORT", "tcp://10.0.0.7:80")
+    monkeypatch.setenv("HOLDFAST_GRACE", "60")
+    forget_service_links()
+    assert "HOLDFAST_METRICS_PORT" not in os.environ
+    assert os.environ["HOLDFAST_GRACE"] == "60"

@@ -13,7 +13,8 @@ import pytest
 from holdfast.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
 from holdfast.jobs import local
 from holdfast.jobs.history import History
-from holdfast.jobs.local import LocalJobs, in_full
+from holdfast.jobs.local import LocalJobs
+from holdfast.jobs.output_location import in_full
 from holdfast.jobs.places import history_file, job_folder
 from holdfast.jobs.records import JobRecord
 from holdfast.jobs.spec import JobSpec
