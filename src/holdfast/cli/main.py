@@ -9,7 +9,7 @@ import typer.main
 from holdfast._version import __version__
 from holdfast.cli.failures import run_command
 from holdfast.cli.lazy import CommandGroup, LazyCommand, LazyGroup
-from holdfast.foundation.environment import forget_service_links
+from holdfast.foundation.service_links import forget_service_links
 
 _SUMMARY = "Keeps model training alive: agreed checkpoints on preemption, verified resume, no code changes."
 

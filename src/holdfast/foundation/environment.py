@@ -1,11 +1,9 @@
-"""What the environment says about this process, torchrun's variables first; read in one place."""
+"""What the launcher's environment says about this process: torchrun's variables, read in one place."""
 
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-_SERVICE_LINKS = ("tcp://", "udp://", "sctp://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +65,9 @@ class Place:
         )
 
 
-def forget_service_links() -> None:
-    """Remove what Kubernetes says about its Services from the variables that are Holdfast's.
-
-    A Service called `holdfast-metrics` sets HOLDFAST_METRICS_PORT=tcp://10.0.0.7:80 in every pod beside it, and
-    nobody has meant a setting by that.
-    """
-    for name, value in list(os.environ.items()):
-        if name.startswith("HOLDFAST_") and value.startswith(_SERVICE_LINKS):
-            del os.environ[name]
-
-
 def host_name() -> str:
     """The name of this node, for people; never used to decide anything."""
     return socket.gethostname()
 
 
-__all__ = ["Place", "forget_service_links", "host_name"]
+__all__ = ["Place", "host_name"]

@@ -17,8 +17,9 @@ from holdfast.checkpoint.final import TrainingEnd
 from holdfast.errors import ExitCode, Interrupted
 from holdfast.foundation import clock, console, events
 from holdfast.foundation.bounded import do_within
-from holdfast.foundation.environment import Place, forget_service_links
+from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Event, EventLog
+from holdfast.foundation.service_links import forget_service_links
 from holdfast.storage.location import Location
 from holdfast.training.figures import Figures
 from holdfast.training.keeping import Keeping

@@ -35,12 +35,13 @@ def modules_after(*commands: list[str]) -> list[dict[str, object]]:
 
 
 def test_help_imports_no_command() -> None:
-    """What `holdfast --help` waits for is Python, Typer and three small modules."""
+    """What `holdfast --help` waits for is Python, Typer and a few small modules."""
     (seen,) = modules_after(["--help"])
     ours = {name for name in seen["modules"] if name.startswith("holdfast")}
     assert ours == {
         *("holdfast", "holdfast._version", "holdfast.errors"),
         *("holdfast.cli", "holdfast.cli.main", "holdfast.cli.lazy", "holdfast.cli.failures"),
+        *("holdfast.foundation", "holdfast.foundation.service_links"),
     }
     assert not {"torch", "numpy", "obstore", "rich", "asyncio", "tomllib"} & set(seen["modules"])
     for command in root().commands:

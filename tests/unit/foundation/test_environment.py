@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from holdfast.foundation.environment import Place, forget_service_links
+from holdfast.foundation.environment import Place
+from holdfast.foundation.service_links import forget_service_links
 
 
 def test_a_lone_process_is_first_of_one() -> None:
