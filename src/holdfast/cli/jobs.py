@@ -1,7 +1,7 @@
 """The commands for jobs: list, status, logs, events, suspend, resume, scale, delete."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,9 +29,9 @@ def list_(
     with LocalJobs() as jobs:
         found = [job for job in reversed(jobs.jobs()) if job.state.is_active or not active]
         told = [jobs.progress_of(job) for job in found]
-    documents = [job_document(job, progress) for job, progress in zip(found, told, strict=True)]
-    rows = [row(job, progress) for job, progress in zip(found, told, strict=True)]
-    print_answer(as_json, documents, table(HEAD, rows) if rows else ["no jobs"])
+    write = job_document if as_json else row
+    answers: list[Any] = [write(job, progress) for job, progress in zip(found, told, strict=True)]
+    print_answer(as_json, answers, [] if as_json else table(HEAD, answers) if answers else ["no jobs"])
 
 
 def status(name: Name, as_json: Json = False) -> None:

@@ -18,7 +18,7 @@ from holdfast.jobs.logs import LogLine, read_logs
 from holdfast.jobs.output_location import output_of
 from holdfast.jobs.places import job_folder, make_private, new_job_folder, supervisor_lock
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
-from holdfast.jobs.removing import remove_checkpoints, remove_job, remove_remains
+from holdfast.jobs.removing import remove_job, remove_remains
 from holdfast.jobs.reviving import revive, start_supervisor
 from holdfast.jobs.slots import Slots, count_slots
 from holdfast.jobs.spec import JobSpec
@@ -249,6 +249,8 @@ class LocalJobs:
             with contextlib.suppress(NotFoundError):  # which is what is waited for
                 self._until(name, lambda _: False, "deleted", timeout_s)
         if with_checkpoints and output is not None:
+            from holdfast.jobs.outputs import remove_checkpoints  # the stores' library, which no other command needs
+
             remove_checkpoints(output, job.spec)
 
     def _remove(self, name: str) -> bool:

@@ -1,5 +1,6 @@
 """What a job is to do, as its owner wrote it down; no secret and nothing of the machine's environment is in it."""
 
+import functools
 import json
 import os
 import re
@@ -84,10 +85,10 @@ class JobSpec:
 
     def to_json(self) -> str:
         """A document from which `from_json` makes an equal value."""
-        record: dict[str, Any] = {name: getattr(self, name) for name in _names(self) if name != "settings"}
+        record: dict[str, Any] = {name: getattr(self, name) for name in _names(type(self)) if name != "settings"}
         record["env"] = dict(self.env)
         record["settings"] = {
-            name: getattr(self.settings, name) for name in _names(self.settings) if name not in _LAUNCHERS_OWN
+            name: getattr(self.settings, name) for name in _names(RunSettings) if name not in _LAUNCHERS_OWN
         }
         return json.dumps(record)
 
@@ -95,8 +96,7 @@ class JobSpec:
     def from_json(cls, text: str) -> "JobSpec":
         """Read a document of this release or an older one; what a newer one added is ignored."""
         record: dict[str, Any] = json.loads(text)
-        known = _names(RunSettings)
-        settings = {name: value for name, value in record.pop("settings").items() if name in known}
+        settings = {name: value for name, value in record.pop("settings").items() if name in _names(RunSettings)}
         values = {name: value for name, value in record.items() if name in _names(cls)}
         for name in ("program", "packages", "package_indexes"):
             values[name] = tuple(values.get(name, ()))
@@ -118,8 +118,9 @@ def name_from(text: str, unique: str) -> str:
     return f"{plain or 'job'}-{unique}"
 
 
-def _names(spec: Any) -> list[str]:
-    return [item.name for item in fields(spec)]
+@functools.cache  # a list of jobs asks a thousand times
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind))
 
 
 __all__ = ["JobSpec", "check_name", "name_from"]

@@ -72,6 +72,14 @@ def test_no_command_imports_torch_before_it_trains(tmp_path: Path) -> None:
     assert set(codes.values()) == {0}, codes
 
 
+def test_lists_of_jobs_import_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What shows jobs needs their history, and nothing of checkpoints and where they are."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (seen,) = modules_after(["list"])
+    assert seen["code"] == 0
+    assert not {"torch", "numpy", "obstore", "rich", "holdfast.storage.opening"} & set(seen["modules"])
+
+
 def test_summaries_are_the_commands_own() -> None:
     """The line of `holdfast --help` is the first line of `holdfast COMMAND --help`."""
     group = root()

@@ -9,8 +9,9 @@ import pytest
 from holdfast.errors import ConflictError
 from holdfast.foundation.files import reading
 from holdfast.jobs.history import History
+from holdfast.jobs.outputs import remove_checkpoints
 from holdfast.jobs.places import job_folder
-from holdfast.jobs.removing import remove_checkpoints, remove_job, remove_remains
+from holdfast.jobs.removing import remove_job, remove_remains
 from holdfast.training.output_place import place_output
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
