@@ -112,7 +112,8 @@ def test_interrupted_is_uninterrupted(
 def _periodic(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
     job = _start(output, strategy, kind, *_SAVES)
     _end(job)
-    assert committed_steps(output) == [4, 8, 12, 16]
+    last = 32 if strategy == "single" else 16  # a rank alone takes as many samples in a step as each of two
+    assert committed_steps(output) == list(range(4, last + 1, 4))
     assert "synchronous" not in job.text
     for path in (output / "checkpoint-16").rglob("*"):
         if path.suffix in {".pt", ".pth", ".bin"} and path.name != "training_args.bin":
