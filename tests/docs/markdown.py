@@ -134,10 +134,15 @@ def blocks(path: Path) -> list[Block]:
 def pattern(lines: Sequence[str]) -> re.Pattern[str]:
     """What matches text that is these lines, each with its newline."""
     parts = [
-        r"(?:.*\n)*?" if line.strip() == "…" else "[^\n]*?".join(map(re.escape, line.rstrip().split("…"))) + r"\n"
+        r"(?:.*\n)*?" if line.strip() == "…" else "[^\n]*?".join(map(re.escape, squeezed(line).split("…"))) + r"\n"
         for line in lines
     ]
     return re.compile("".join(parts))
+
+
+def squeezed(line: str) -> str:
+    """Without spaces at the end, and two for each gap: how wide a column is depends on what is in it."""
+    return re.sub(r"(?<=\S) {2,}", "  ", line.rstrip())
 
 
 def links(path: Path) -> Iterator[str]:
@@ -147,4 +152,4 @@ def links(path: Path) -> Iterator[str]:
             yield target
 
 
-__all__ = ["INTERRUPT", "Block", "Step", "blocks", "links", "pattern"]
+__all__ = ["INTERRUPT", "Block", "Step", "blocks", "links", "pattern", "squeezed"]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from tests.docs.markdown import Step, pattern
+from tests.docs.markdown import Step, pattern, squeezed
 
 _LIMIT_S = 180.0 * float(os.environ.get("HOLDFAST_TEST_PATIENCE", "1"))
 _MARK = "\x1e"
@@ -65,7 +65,9 @@ class Terminal:
     def __enter__(self) -> "Terminal":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with self._process:
@@ -117,8 +119,8 @@ class Terminal:
 
 def _lines(raw: str) -> str:
     """The whole lines, as a person sees them: without colours, and of what was written over the last."""
-    whole = raw[: raw.rfind("\n") + 1]
-    return "".join(f"{line.rstrip().split(chr(13))[-1].rstrip()}\n" for line in _COLOURS.sub("", whole).split("\n")[:-1])
+    whole = _COLOURS.sub("", raw[: raw.rfind("\n") + 1])
+    return "".join(f"{squeezed(line.rstrip().split(chr(13))[-1])}\n" for line in whole.split("\n")[:-1])
 
 
 def _difference(step: Step, raw: str) -> str:
