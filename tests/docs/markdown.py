@@ -56,8 +56,8 @@ class Block:
         first, more = _PROMPTS.get(self.language, ("", ""))
         if not first or not self.lines or not self.lines[0].startswith(first):
             raise ValueError(
-                f"line {self.number}: a block `{self.language}` is neither a console nor a file (first line `# name`); "
-                "where it is not to be executed, say why above it: <!-- not executed: … -->"
+                f"line {self.number}: a block `{self.language}` is neither a console nor a file, whose first line is "
+                "`# name`; where it is not to be executed, say why above it: <!-- not executed: … -->"
             )
         typed: list[str] = []
         printed: list[str] = []

@@ -32,6 +32,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
         os.environ |= {
             "HOME": str(home),
             "XDG_CONFIG_HOME": str(home / ".config"),
+            "XDG_CACHE_HOME": str(home / ".cache"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         yield folder
