@@ -224,7 +224,7 @@ def test_what_list_and_status_say() -> None:
             "newer", JobState.SUSPENDED, actor="test", message="step 30 is safe", safe_step=30, exit_code=75
         )
     told("newer")
-    told("older", state=State.FINISHED, step=100, remaining_s=0.0)
+    told("older", state=State.FINISHED, step=100)
     lines = holdfast("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["JOB", "newer", "older"]
     assert lines[0].split()[:4] == ["JOB", "STATE", "AGE", "STEP"], "beside SAFE STEP it would be taken for its age"
