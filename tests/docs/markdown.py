@@ -146,9 +146,9 @@ def squeezed(line: str) -> str:
 
 
 def links(path: Path) -> Iterator[str]:
-    """Where its links lead, without those into the web and those within the file itself."""
+    """Where its links lead, without those into the web."""
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
-        if "://" not in target and not target.startswith("#"):
+        if "://" not in target:
             yield target
 
 
