@@ -9,7 +9,7 @@ from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
 from holdfast.jobs.state import JobState
 from holdfast.training.progress import Progress
 
-HEAD = ("JOB", "STATE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "AGE", "COMMAND")
+HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
 _COMMAND_WIDTH = 48
 
 
@@ -26,12 +26,12 @@ def row(job: JobRecord, progress: Progress | None) -> list[str]:
     return [
         job.name,
         str(job.state),
+        format_age(clock.wall_s() - clock.parse_utc(job.created)),
         step,
         "-" if percent is None else f"{percent:.0f} %",
         "-" if left_s is None else format_duration(left_s),
         "-" if loss is None else f"{loss:.4g}",
         "-" if safe is None else str(safe),
-        format_age(clock.wall_s() - clock.parse_utc(job.created)),
         command if len(command) <= _COMMAND_WIDTH else command[: _COMMAND_WIDTH - 1] + "…",
     ]
 
@@ -68,7 +68,7 @@ def progress_lines(progress: Progress) -> list[str]:
     """Where the training is, in a few lines."""
     of = f" of {progress.max_steps}" if progress.max_steps else ""
     percent = "" if progress.percent is None else f", {progress.percent:.1f} %"
-    left = "" if progress.remaining_s is None else f", {format_duration(progress.remaining_s)} left"
+    left = "" if not progress.remaining_s else f", {format_duration(progress.remaining_s)} left"
     lines = [f"step        {progress.step}{of}, epoch {progress.epoch:.2f}{percent}{left}"]
     if progress.loss is not None:
         lines.append(f"loss        {progress.loss:.5g}")

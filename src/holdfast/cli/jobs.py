@@ -92,8 +92,15 @@ def events(name: Name, as_json: Json = False) -> None:
 
 
 def _figures(detail: dict[str, object]) -> list[str]:
-    shown = ("step", "attempt", "exit_code", "safe_step", "path")
-    return [f"{key.replace('_', ' ')} {detail[key]}" for key in shown if detail.get(key) is not None]
+    shown = ("choice", "step", "attempt", "exit_code", "safe_step", "path")
+    found = {key: str(detail[key]) for key in shown if detail.get(key) is not None}
+    if "choice" in found:  # a word of its own: finish_step, commit_snapshot
+        return [found.pop("choice").replace("_", " "), *_named(found)]
+    return _named(found)
+
+
+def _named(figures: dict[str, str]) -> list[str]:
+    return [f"{key.replace('_', ' ')} {text}" for key, text in figures.items()]
 
 
 def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json = False) -> None:

@@ -224,14 +224,17 @@ def test_what_list_and_status_say() -> None:
             "newer", JobState.SUSPENDED, actor="test", message="step 30 is safe", safe_step=30, exit_code=75
         )
     told("newer")
+    told("older", state=State.FINISHED, step=100)
     lines = holdfast("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["JOB", "newer", "older"]
+    assert lines[0].split()[:4] == ["JOB", "STATE", "AGE", "STEP"], "beside SAFE STEP it would be taken for its age"
     assert "40/100" in lines[1]
     assert "40 %" in lines[1]
     page = holdfast("status", "new").stdout
     assert "newer: Suspended (step 30 is safe)" in page
     assert "2 nodes, 1 rank on each" in page
     assert "holdfast resume newer" in page
+    assert "left" not in holdfast("status", "older").stdout
     document = holdfast("status", "newer", "--json").document
     assert (document["state"], document["safe_step"], document["exit_code"]) == ("Suspended", 30, 75)
     assert document["progress"]["step"] == 40
@@ -266,6 +269,21 @@ def test_events_are_in_the_order_of_time() -> None:
     names = [item["event"] for item in holdfast("events", "done", "--json").document]
     assert names == ["submitted", "complete", "saved"]
     assert "step 7" in holdfast("events", "done").stdout.splitlines()[-1]
+
+
+def test_events_say_what_was_chosen_before_a_deadline() -> None:
+    """In words, before the figures."""
+    add("done", JobState.COMPLETE)
+    job_folder("done").mkdir(parents=True, exist_ok=True)
+    event = {
+        "time": "2999-01-01T00:00:00.000Z",
+        "event": "deadline_choice",
+        "actor": "rank 0",
+        "choice": "commit_snapshot",
+        "step": 7,
+    }
+    (job_folder("done") / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert "commit snapshot, step 7" in holdfast("events", "done").stdout.splitlines()[-1]
 
 
 def test_delete_forgets_the_job_and_keeps_its_checkpoints(project: Path) -> None:

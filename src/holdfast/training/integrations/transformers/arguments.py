@@ -45,6 +45,13 @@ def hook(module: ModuleType, session: Session) -> None:
         validate(self)
 
     arguments.__post_init__ = post_init
+    if session.place.world_size == 1:
+        module.logger.addFilter(_is_not_about_launching)
+
+
+def _is_not_about_launching(record: logging.LogRecord) -> bool:
+    """One rank on processors only is told to be launched in another way, because there is a process group: ours."""
+    return not record.getMessage().startswith("torch.distributed process group is initialized")
 
 
 def _is_for_cpus(args: Any) -> bool:

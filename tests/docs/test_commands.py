@@ -1,0 +1,151 @@
+"""Every command that a document shows exists, and so do its options; every link leads to a file that is there."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from holdfast.cli.lazy import CommandGroup, own_options
+from holdfast.cli.main import root
+from tests.docs.markdown import blocks, links
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+GUIDES = ROOT / "docs" / "guides"
+_SHELL = {"", "bash", "console", "sh", "shell"}
+_TYPED = re.compile(r"(?:\$ )?((?:[A-Z_]+=\S+ )*holdfast(?: .*)?)")
+_ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "2>", "2>&1"}
+
+
+def _commands(path: Path) -> Iterator[tuple[int, list[str], bool]]:
+    """The commands in a document's blocks, whole, and those in its sentences, of which a part may stand for all."""
+    text = path.read_text()
+    lines = text.splitlines()
+    inside: set[int] = set()
+    for block in blocks(path):
+        inside.update(range(block.number - 1, block.number + len(block.lines) + 1))
+        if block.language in _SHELL and path.parent != GUIDES:  # those are executed, the wrong ones too
+            for number, line in _joined(block.lines, block.number):
+                if found := _TYPED.fullmatch(line):
+                    yield number, _words(found[1]), True
+    for number, line in enumerate(lines, 1):
+        if number not in inside and (found := re.fullmatch(r"    (?:\$ )?(holdfast .*)", line)):
+            yield number, _words(found[1]), True
+    prose = "\n".join("" if number in inside else line for number, line in enumerate(lines, 1))
+    for found in re.finditer(r"(?<!`)`(holdfast\s[^`]+)`(?!`)", prose):
+        yield prose.count("\n", 0, found.start()) + 1, _words(" ".join(found[1].split())), False
+
+
+def _joined(lines: tuple[str, ...], first: int) -> Iterator[tuple[int, str]]:
+    """Lines of a shell, each with those that a backslash adds to it."""
+    whole, begin = "", first
+    for number, line in enumerate(lines, first):
+        begin = begin if whole else number
+        whole += line.removesuffix("\\")
+        if not line.endswith("\\"):
+            yield begin, whole
+            whole = ""
+
+
+def _words(line: str) -> list[str]:
+    """What the command is given: without variables before it and whatever the shell does behind it."""
+    words = shlex.split(line, comments=True)
+    words = words[words.index("holdfast") + 1 :]
+    return words[: next((at for at, word in enumerate(words) if word in _ENDS), len(words))]
+
+
+def _check(words: list[str], *, is_whole: bool) -> None:
+    """Take the command apart as it would be, without running it.
+
+    Raises:
+        AssertionError: there is no such command or option.
+        TyperException: the arguments cannot be meant.
+    """
+    group: CommandGroup = root()
+    path: list[str] = []
+    while words and not words[0].startswith("-") and (is_whole or not words[0].isupper()):  # COMMAND stands for any
+        assert words[0] in group.commands, f"there is no `holdfast {' '.join([*path, words[0]])}`"
+        command = group.load(words[0])
+        path, words = [*path, words[0]], words[1:]
+        if isinstance(command, TyperCommand):
+            if is_whole and "--help" not in words:
+                command.make_context(" ".join(path), list(words), resilient_parsing=False)
+            else:
+                _check_options(command, words)
+            return
+        assert isinstance(command, CommandGroup)
+        group = command
+    _check_options(group, words)
+
+
+def _check_options(command: TyperCommand | CommandGroup, words: list[str]) -> None:
+    known = {
+        name
+        for param in command.params
+        if isinstance(param, TyperOption)
+        for name in (*param.opts, *param.secondary_opts)
+    }
+    known |= {"--help", "--install-completion", "--show-completion"}
+    unknown = [name for name in own_options(command, words) if name not in known]
+    assert not unknown, f"`holdfast {command.name}` has no {', '.join(unknown)}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_documents_exist(document: Path) -> None:
+    """In blocks as they would be typed, in sentences as far as they are said."""
+    wrong: list[str] = []
+    for number, words, is_whole in _commands(document):
+        try:
+            _check(words, is_whole=is_whole)
+        except (AssertionError, typer.TyperException) as error:
+            text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+            wrong.append(f"{document.name}, line {number}: holdfast {' '.join(words)}: {text}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("holdfast rnu train.py", "there is no `holdfast rnu`"),
+        ("holdfast checkpoints lst out", "there is no `holdfast checkpoints lst`"),
+        ("holdfast run --save-stps 10 train.py", "No such option"),
+        ("holdfast run --save-steps ten train.py", "valid integer"),
+        ("holdfast scale tiny", "Missing option"),
+        ("AWS_REGION=x holdfast suspend --now tiny | cat", "No such option"),
+    ],
+)
+def test_what_is_wrong_is_found(line: str, said: str) -> None:
+    """Otherwise the test above could not fail."""
+    with pytest.raises((AssertionError, typer.TyperException)) as caught:
+        _check(_words(line), is_whole=True)
+    error = caught.value
+    assert said in (error.format_message() if isinstance(error, typer.TyperException) else str(error))
+
+
+def test_many_commands_are_looked_at() -> None:
+    """Were the documents written in another way, nothing would be found, and nothing wrong."""
+    found = [command for document in DOCUMENTS for command in _commands(document)]
+    assert sum(is_whole for _, _, is_whole in found) > 15
+    assert sum(not is_whole for _, _, is_whole in found) > 40
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    """To a file, and to a heading in it where one is named."""
+    broken: list[str] = []
+    for link in links(document):
+        name, _, heading = link.partition("#")
+        target = (document.parent / name).resolve() if name else document
+        if not target.exists() or (heading and heading not in _headings(target)):
+            broken.append(link)
+    assert not broken
+
+
+def _headings(path: Path) -> set[str]:
+    """As they are named in links."""
+    lines = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}

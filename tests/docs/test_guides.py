@@ -1,0 +1,100 @@
+"""The guides: everything in them is done, in the order in which it stands there, and prints what they show."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import blocks
+from tests.docs.terminal import Terminal
+from tests.support.jobs_local import jobs_in
+
+ROOT = Path(__file__).parents[2]
+GUIDES = ROOT / "docs" / "guides"
+QUICK = {"first-run"}
+"""Run by `make test`; the others take longer."""
+NOT_EXECUTED: dict[str, int] = {}
+"""How many blocks of a guide are marked as such; each has its reason there."""
+SERVER = "http://127.0.0.1:9000"
+"""Where the guides' object store is; that of the tests has another port."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A new user's home and an empty folder; whatever runs there ends with the test."""
+    home = tmp_path / "home"
+    folder = home / "work"
+    folder.mkdir(parents=True)
+    with jobs_in(tmp_path):
+        os.environ |= {
+            "HOME": str(home),
+            "XDG_CONFIG_HOME": str(home / ".config"),
+            "XDG_CACHE_HOME": str(home / ".cache"),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        yield folder
+
+
+def _guides() -> list[object]:
+    return [
+        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.long)
+        for path in sorted(GUIDES.glob("*.md"))
+    ]
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("guide", _guides())
+def test_everything_in_a_guide_is_so(guide: Path, place: Path, request: pytest.FixtureRequest) -> None:
+    """Files are written, commands typed; an exit code other than 0 is shown by the next command."""
+    server = request.getfixturevalue("moto").endpoint if SERVER in guide.read_text() else SERVER
+    num_steps = 0
+    with ExitStack() as stack:
+        terminals: dict[str, Terminal] = {}
+        code = 0
+        for block in blocks(guide):
+            if block.not_executed is not None:
+                continue
+            if block.file is not None:
+                path = Path(place, block.file).expanduser() if block.file[0] != "~" else Path(block.file).expanduser()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block.text.replace(SERVER, server))
+                continue
+            steps = list(block.steps())
+            if block.language not in terminals:
+                terminals[block.language] = stack.enter_context(Terminal(place, block.language))
+            for step in steps:
+                where = f"{guide.relative_to(ROOT)}, line {step.number}"
+                assert code == 0 or step.typed == "echo $?", f"before {where}: exit code {code}, which is not shown"
+                try:
+                    code = terminals[block.language].do(step.replaced(SERVER, server))
+                    if block.language == "pycon" and step.printed[-1:] not in {(), ("…",)}:
+                        code = 0  # the exception is shown
+                except AssertionError as error:
+                    raise AssertionError(f"{where}: {error}") from None
+                num_steps += 1
+        assert code == 0, f"{guide.name} ends with exit code {code}, which is not shown"
+    assert num_steps, f"{guide.name} has nothing to do"
+
+
+def test_no_block_is_passed_over() -> None:
+    """Every block is a file, a console, or marked with the reason why it is not executed."""
+    marked: dict[str, int] = {}
+    for path in GUIDES.glob("*.md"):
+        for block in blocks(path):
+            if block.not_executed is not None:
+                marked[path.stem] = marked.get(path.stem, 0) + 1
+            elif block.file is None:
+                assert list(block.steps())
+        assert "\n    " not in "".join(_outside_blocks(path)), f"{path.name}: an indented block would be passed over"
+    assert marked == NOT_EXECUTED
+
+
+def _outside_blocks(path: Path) -> Iterator[str]:
+    inside = {number for block in blocks(path) for number in range(block.number, block.number + len(block.lines))}
+    for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
+        if number not in inside:
+            yield line
