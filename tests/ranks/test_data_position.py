@@ -50,3 +50,24 @@ def test_the_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
         assert left <= read <= left + 2 * _BATCH  # Accelerate reads one batch ahead
     else:
         assert left <= read < left + in_epoch  # workers read ahead, and that is thrown away when training ends
+
+
+@pytest.mark.long
+def test_a_step_that_is_given_up_is_trained_on_later(tmp_path: Path) -> None:
+    """Its batches were read, and the loader stood behind them; it goes on where the step before had ended."""
+    shape = ("--data", "stateful", "--samples", "128", "--grad-accum", "16", "--epochs", "1", "--logging-steps", "1")
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = holdfast(reference, program=tiny(reference, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    job = holdfast(output, "--grace", "5", program=tiny(output, *shape, "--step-ms", "500"))
+    with no_orphans(job):
+        job.wait_for_mark("train 1", count=2)
+        job.signal()
+        assert job.wait() == 75, job.text
+    assert job.events("step_given_up")[0]["step"] == 2
+    assert job.events("saved")[-1]["step"] == 1
+    job = holdfast(output, program=tiny(output, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert_same_run(output, reference)

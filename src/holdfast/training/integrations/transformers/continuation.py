@@ -11,14 +11,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
-
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.data_position import DataPosition
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
 from holdfast.training.integrations.transformers.repartition import follow_accumulation
 from holdfast.training.integrations.transformers.sharing import check_sharing
-from holdfast.training.integrations.transformers.state import Pending, RankState, load_rng
+from holdfast.training.integrations.transformers.state import Pending, Place, RankState, load_rng
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.resume import ResumePoint
 from holdfast.training.rng import capture_rng, restore_rng
@@ -132,18 +130,14 @@ class Continuation:
             self._epoch_rng = self._rng_to_restore or capture_rng()
 
     @property
-    def epoch_rng(self) -> dict[str, Any]:
-        """For a checkpoint of now: random numbers of the running epoch's beginning, empty between two epochs."""
-        return self._epoch_rng if self._is_within_epoch else {}
-
-    @property
-    def generators(self) -> list[torch.Tensor]:
-        """For a checkpoint of now: see `RankState.generators`."""
-        return self.data.generators(within_epoch=self._is_within_epoch)
-
-    @property
-    def _is_within_epoch(self) -> bool:
-        return not float(self._trainer.state.epoch or 0.0).is_integer()
+    def place(self) -> Place:
+        """For a checkpoint of now."""
+        within_epoch = not float(self._trainer.state.epoch or 0.0).is_integer()
+        return Place(
+            epoch_rng=self._epoch_rng if within_epoch else {},
+            loader=self.data.state,
+            generators=self.data.generators(within_epoch=within_epoch),
+        )
 
     # ---- the Trainer's methods ------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ generator of its own begins each epoch where an uninterrupted run's would: nobod
 """
 
 import contextlib
+import copy
 import importlib
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -50,7 +51,7 @@ class DataPosition:
                     "the data loader's state holds objects that are not stored; a resume reads what was seen"
                 )
             return None
-        return state
+        return copy.deepcopy(state)  # a loader may go on with what it gave
 
     def generators(self, *, within_epoch: bool) -> list[torch.Tensor]:
         """For a checkpoint of now, see `RankState.generators`.

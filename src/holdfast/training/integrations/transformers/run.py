@@ -83,6 +83,7 @@ class TrainerRun:
         self._told_step: int | None = None
         self._moment: Moment | None = None
         self._evaluating: Moment | None = None
+        self._gone_back_to: Moment | None = None
         self._settling = False
         self._loop_started_s = 0.0
         self._announced = False
@@ -342,7 +343,7 @@ class TrainerRun:
             if not self._settling:
                 self._take_snapshot_if_due()
             if self._trainer.args.gradient_accumulation_steps > 1:
-                self._moment = Moment(self._trainer, Pending(), with_buffers=True)
+                self._moment = Moment(self._trainer, Pending(), self._continuation.place, with_buffers=True)
             self._tell_progress()
             self._agreement.boundary_ends()
             self._session.figures.boundary_ends()
@@ -397,7 +398,7 @@ class TrainerRun:
             is_due = not kwargs.get("skip_scheduler", False)
             is_save_due = is_due and bool(self._trainer.control.should_save)
             pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
-            self._evaluating = Moment(self._trainer, pending, with_buffers=False)
+            self._evaluating = Moment(self._trainer, pending, self._continuation.place, with_buffers=False)
             try:
                 with self._session.figures.during(State.EVALUATING):
                     return original(*args, **kwargs)
@@ -446,12 +447,13 @@ class TrainerRun:
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._continuation.is_complete
         # At the last step itself nothing needs to be remembered, and a run with more steps can go on from it.
         complete = bool(ends) and not self._step >= state.max_steps > 0
+        place = self._continuation.place if self._gone_back_to is None else self._gone_back_to.place
         return RankState(
             loss=LossSoFar.of(self._trainer),
             pending=dataclasses.replace(self._pending, complete=complete),
-            epoch_rng=self._continuation.epoch_rng,
-            loader=self._continuation.data.state,
-            generators=self._continuation.generators,
+            epoch_rng=place.epoch_rng,
+            loader=place.loader,
+            generators=place.generators,
             counted=Counted.of(self._trainer),
             elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
@@ -461,6 +463,7 @@ class TrainerRun:
         self._announce_stop()
         if 0 < moment.step != self._session.saved_step:
             moment.go_back(self._trainer)
+            self._gone_back_to = moment
             self._pending = moment.pending
             if not self._its_saves.want(moment.step):
                 self._save(Trigger.JIT, self._trainer.model_wrapped, None)

@@ -164,6 +164,21 @@ class RankState:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The place in the data at a step boundary; while a step goes on, the loader is ahead of it.
+
+    Args:
+        epoch_rng: see `RankState`.
+        loader: likewise.
+        generators: likewise.
+    """
+
+    epoch_rng: dict[str, Any]
+    loader: Any
+    generators: list[torch.Tensor]
+
+
 class Moment:
     """A step boundary that the Trainer can go back to within the next step.
 
@@ -173,12 +188,14 @@ class Moment:
     Args:
         trainer: at a step boundary.
         pending: what is due at it.
+        place: in the data.
         with_buffers: whether forward passes will follow before anybody goes back.
     """
 
-    def __init__(self, trainer: Any, pending: Pending, *, with_buffers: bool) -> None:
+    def __init__(self, trainer: Any, pending: Pending, place: Place, *, with_buffers: bool) -> None:
         self.step = int(trainer.state.global_step)
         self.pending = pending
+        self.place = place
         self._rng = capture_rng()
         self._loss = trainer._tr_loss.clone()
         self._flos = trainer.current_flos
@@ -241,6 +258,7 @@ __all__ = [
     "LossSoFar",
     "Moment",
     "Pending",
+    "Place",
     "RankState",
     "is_plain",
     "load_plain",
