@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 _BATCH, _ACCUMULATION, _STEPS = 2, 2, 24
 _PER_STEP = _BATCH * _ACCUMULATION
+_STEPS_PER_PASS = 64 // _PER_STEP
 KINDS = {
     "stream": ("--data", "stream"),
     "stateful": ("--data", "stateful"),
@@ -21,9 +22,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.long if kind != "stateful" else []) for kind in KINDS]
+    ("kind", "stop"),
+    [
+        ("stateful", 6),
+        *(pytest.param(kind, 6, marks=pytest.mark.long) for kind in ("stream", "stateful with workers")),
+        *(pytest.param(kind, 18, marks=pytest.mark.long) for kind in KINDS),
+    ],
 )
-def test_the_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
+def test_the_run_goes_on_where_it_was(kind: str, stop: int, tmp_path: Path) -> None:
     """Everything is the uninterrupted run's; of a loader with a state nothing is read again."""
     shape = (*KINDS[kind], "--max-steps", str(_STEPS), "--samples", "64")
     reference, output = tmp_path / "reference", tmp_path / "run"
@@ -32,10 +38,11 @@ def test_the_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
         assert job.wait() == 0, job.text
     job = holdfast(output, program=tiny(output, *shape, "--step-ms", "50"))
     with no_orphans(job):
-        job.wait_for_step(6)
+        job.wait_for_step(stop)
         os.kill(job.rank_pids()[0], signal.SIGTERM)
         assert job.wait() == 75, job.text
     step = job.events("saved")[-1]["step"]
+    assert (step > _STEPS_PER_PASS) == (stop > _STEPS_PER_PASS)
     before = (output / "reads").stat().st_size
     job = holdfast(output, program=tiny(output, *shape))
     with no_orphans(job):
@@ -43,7 +50,7 @@ def test_the_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
     assert_same_run(output, reference)
     read = (output / "reads").stat().st_size - before
     left = (_STEPS - step) * _PER_STEP
-    in_epoch = step * _PER_STEP % 64
+    in_epoch = step % _STEPS_PER_PASS * _PER_STEP
     if kind == "stream":
         assert read >= left + in_epoch
     elif kind == "stateful":

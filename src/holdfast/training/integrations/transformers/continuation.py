@@ -2,12 +2,13 @@
 
 The Trainer loads model, optimizer, scheduler, its own state and random numbers. Brought back here: the random
 numbers from which the running epoch's order was drawn, the loss since the last log line, what stateful callbacks
-(the patience of an early stopping) and TRL's trainers counted, the place in the data when ranks or batches changed,
-and whether the run had already decided to end.
+(the patience of an early stopping) and TRL's trainers counted, the place in the data when ranks or batches changed or
+the data has no length, and whether the run had already decided to end.
 """
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -85,7 +86,7 @@ class Continuation:
         """Lead the Trainer's beginning."""
         takeover.replace("_load_rng_state", self._wrap_load_rng)
         takeover.replace("_run_epoch", self._wrap_run_epoch)
-        if self._moved:
+        if self._moved or (self._point is not None and self.geometry.num_samples is None):
             takeover.replace("_init_training_state", self._wrap_position)
 
     @property
@@ -162,7 +163,15 @@ class Continuation:
         def position(*args: Any, **kwargs: Any) -> tuple[int, int]:
             original(*args, **kwargs)
             assert self._point is not None
-            return self.geometry.position(self._point.manifest.samples_seen)
+            manifest = self._point.manifest
+            if self.geometry.num_samples is None:
+                saved = json.loads((self._point.path / "trainer_state.json").read_text())
+                passes, micro_batches = self.geometry.position_in_stream(
+                    saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
+                )
+            else:
+                passes, micro_batches = self.geometry.position(manifest.samples_seen)
+            return passes, 0 if self._trainer.args.ignore_data_skip else micro_batches
 
         return position
 

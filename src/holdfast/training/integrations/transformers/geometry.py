@@ -5,6 +5,7 @@ move it and change the learning rate's course. Here the global batch of the chec
 gradient accumulation, where the data order stays the same; everything else is refused with the reason.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +81,27 @@ class Geometry:
         return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
 
     def position(self, samples_seen: int) -> tuple[int, int]:
-        """Where `samples_seen` lies: whole epochs, and micro-batches per rank to skip in the running one."""
-        if self.num_samples is None:
-            return 0, samples_seen // self.global_batch * self.accumulation
+        """Where `samples_seen` lies: whole epochs, and micro-batches per rank to skip in the running one.
+
+        Only for a data set that can tell its length.
+        """
+        assert self.num_samples is not None
         epochs, rest = divmod(samples_seen, self._samples_per_epoch(self.num_samples))
         return epochs, rest // self.global_batch * self.accumulation
+
+    def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
+        """The same for a data set that cannot tell its length, and may have ended and begun again several times.
+
+        The Trainer then counts each step as one of `max_steps` in the running pass, however long that is.
+
+        Args:
+            epoch: of a checkpoint: passes that have ended, and that fraction of the running one.
+            max_steps: of the run when it was made.
+            global_batch: likewise.
+        """
+        passes = max(0, math.ceil(epoch) - 1)
+        steps = round((epoch - passes) * max_steps)
+        return passes, steps * global_batch // self.global_batch * self.accumulation
 
 
 def adapt(
