@@ -70,7 +70,8 @@ class SlowTrainer(Trainer):
     @functools.cached_property
     def sample_of(self) -> dict[tuple[int, ...], int]:
         """The index of each sample, by its tokens."""
-        return {tuple(row): index for index, row in enumerate(self.train_dataset.tokens.tolist())}
+        blocks = getattr(self.train_dataset, "blocks", self.train_dataset)
+        return {tuple(row): index for index, row in enumerate(blocks.tokens.tolist())}
 
     def mark(self, what: str) -> None:
         """One line for every micro-batch, before it is computed: tests wait for it."""

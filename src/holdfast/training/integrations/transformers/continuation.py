@@ -45,6 +45,7 @@ class Continuation:
         self._rng_to_restore: dict[str, Any] | None = None
         self._begins_in_epoch = False
         self._moved = False
+        self._is_same = False
         self.geometry = Geometry.of(trainer, session.place.world_size)
         """The batch arithmetic in force."""
         self.is_complete = False
@@ -53,10 +54,9 @@ class Continuation:
         """Seconds of training in the attempts before."""
         if point is not None:
             self._adapt_to(point)
-        is_same = point is not None and point.manifest.world_size == session.place.world_size and not self._moved
         self.data = DataPosition(
             session,
-            self._state.loader if self._state is not None and is_same else None,
+            self._state.loader if self._state is not None and self._is_same else None,
             self._state.generators if self._state is not None else [],
         )
         """The place in the data."""
@@ -69,7 +69,9 @@ class Continuation:
         if kept is not None:
             follow_accumulation(self._trainer)
             session.report(kept)
-        self._moved = self.geometry.global_batch != manifest.global_batch
+        before = self.geometry.before(manifest)
+        self._moved = not self.geometry.keeps_steps_of(before)
+        self._is_same = self.geometry == before
         self._state = RankState.read(
             point.path,
             rank=session.place.rank,
@@ -93,7 +95,7 @@ class Continuation:
     def _counted(self) -> Counted:
         assert self._state is not None  # `restore` has looked
         counted = self._state.counted
-        return dataclasses.replace(counted, cycle={}) if self._moved else counted
+        return counted if self._is_same else dataclasses.replace(counted, cycle={})
 
     # ---- when the loop begins -------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ gradient accumulation, where the data order stays the same; everything else is r
 """
 
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.checkpoint.manifest import Manifest
@@ -44,6 +45,19 @@ class Geometry:
             num_samples=_num_samples(trainer),
             drop_last=bool(trainer.args.dataloader_drop_last),
         )
+
+    def before(self, manifest: Manifest) -> "Geometry":
+        """That of a checkpoint, over the data of now."""
+        return replace(
+            self,
+            world_size=manifest.world_size,
+            accumulation=manifest.gradient_accumulation,
+            global_batch=manifest.global_batch,
+        )
+
+    def keeps_steps_of(self, other: "Geometry") -> bool:
+        """Whether a step, and an epoch, are as long."""
+        return (self.global_batch, self.steps_per_epoch) == (other.global_batch, other.steps_per_epoch)
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -121,7 +135,7 @@ def adapt(
     Raises:
         ConflictError: it cannot be done exactly, and changing it was not allowed.
     """
-    if manifest.world_size == now.world_size and manifest.global_batch == now.global_batch:
+    if now.before(manifest) == now:
         return now, None
     reason = _obstacle(trainer, manifest, now)
     if reason is not None:
@@ -133,6 +147,8 @@ def adapt(
             "training was not started",
             hint=_OPTION,
         )
+    if manifest.world_size == now.world_size:
+        return now, None
     per_micro_step = now.global_batch // now.accumulation
     accumulation = manifest.global_batch // per_micro_step
     trainer.args.gradient_accumulation_steps = accumulation
@@ -148,32 +164,42 @@ def adapt(
 
 def _obstacle(trainer: Any, manifest: Manifest, now: Geometry) -> str | None:
     per_micro_step = now.global_batch // now.accumulation
-    if manifest.world_size == now.world_size:
+    if manifest.world_size == now.world_size and manifest.global_batch != now.global_batch:
         return "the script's batch size or gradient accumulation was changed"
     if manifest.global_batch % per_micro_step:
         return f"no gradient accumulation makes {manifest.global_batch} of {per_micro_step} samples per micro-step"
-    if getattr(trainer.args, "train_sampling_strategy", "random") in {"group_by_length", "batch_rebalance"}:
-        return f"train_sampling_strategy={trainer.args.train_sampling_strategy!r} orders data by batch geometry"
+    if manifest.world_size != now.world_size:
+        reason = _obstacle_of_order(trainer, (manifest.world_size, now.world_size))
+        if reason is not None:
+            return reason
     reason = _obstacle_of_generation(trainer, manifest, manifest.global_batch // per_micro_step)
     if reason is not None:
         return reason
-    before = Geometry(
-        world_size=manifest.world_size,
-        accumulation=manifest.gradient_accumulation,
-        global_batch=manifest.global_batch,
-        num_samples=now.num_samples,
-        drop_last=now.drop_last,
-    )
-    after = Geometry(
-        world_size=now.world_size,
-        accumulation=manifest.global_batch // per_micro_step,
-        global_batch=manifest.global_batch,
-        num_samples=now.num_samples,
-        drop_last=now.drop_last,
-    )
+    before = now.before(manifest)
+    after = replace(now, accumulation=manifest.global_batch // per_micro_step, global_batch=manifest.global_batch)
     if before.steps_per_epoch != after.steps_per_epoch:
         return f"an epoch would have {after.steps_per_epoch} steps in place of {before.steps_per_epoch}"
     return None
+
+
+def _obstacle_of_order(trainer: Any, world_sizes: tuple[int, int]) -> str | None:
+    """Where the ranks decide in which order samples come."""
+    strategy = getattr(trainer.args, "train_sampling_strategy", "random")
+    if strategy in {"group_by_length", "batch_rebalance"}:
+        return f"train_sampling_strategy={strategy!r} orders data by batch geometry"
+    if any(_is_dealt_by_shards(trainer, num_ranks) for num_ranks in world_sizes):
+        return "with dispatch_batches=False each rank reads shards of its own of the data set"
+    return None
+
+
+def _is_dealt_by_shards(trainer: Any, num_ranks: int) -> bool:
+    """Whether Accelerate gives each rank shards of a stream, and not every n-th batch of it."""
+    datasets = sys.modules.get("datasets")  # a data set of another library is never dealt so
+    if datasets is None or not isinstance(trainer.train_dataset, datasets.IterableDataset):
+        return False
+    config = trainer.accelerator.dataloader_config
+    dispatches = config.dispatch_batches is not False  # unless it is told otherwise, the first rank reads for all
+    return 1 < num_ranks <= trainer.train_dataset.n_shards and not dispatches and not config.split_batches
 
 
 def _num_samples(trainer: Any) -> int | None:
