@@ -34,7 +34,7 @@ from holdfast.training.integrations.transformers.hub import HubPush
 from holdfast.training.integrations.transformers.looking import first_looker
 from holdfast.training.integrations.transformers.reference import Reference
 from holdfast.training.integrations.transformers.repartition import Repartition, trainer_module
-from holdfast.training.integrations.transformers.sharing import splits_weights
+from holdfast.training.integrations.transformers.sharing import check_supported, splits_weights
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
@@ -583,6 +583,7 @@ def _check_supported(session: Session, trainer: Any, root: Path) -> None:
             f"the Trainer sees {trainer.args.world_size} rank(s), the environment {session.place.world_size}",
             hint="start the ranks with `holdfast run` or torchrun",
         )
+    check_supported(trainer)
     if root.absolute() in session.output_folders:
         raise UsageError(
             f"a second training into {root} would resume from the checkpoints of the first",
