@@ -376,11 +376,7 @@ class TrainerRun:
         self._session.figures.step_ends()
         self._session.watch_uploads()
         self._its_saves.watch()
-        self._pending = Pending(
-            epoch_end=float(trainer.state.epoch).is_integer(),
-            grad_norm=None if grad_norm is None else float(grad_norm),
-            learning_rate=None if learning_rate is None else float(learning_rate),
-        )
+        self._pending = Pending.after_step(trainer, grad_norm, learning_rate)
         if agreement.decision.save:
             control.should_save = True
             self._trigger = Trigger.ON_DEMAND

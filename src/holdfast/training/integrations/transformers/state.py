@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from holdfast.training.integrations.transformers.base_model import frozen_buffers
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.rng import capture_rng, restore_rng
 
@@ -35,7 +36,8 @@ class Pending:
         save: the save that follows this evaluation, because its result belongs into the checkpoint.
         epoch_end: everything that follows the last step of an epoch.
         complete: training ended before its last step; no further one is due.
-        grad_norm: of the step, for a log line at the epoch's end.
+        grad_norm: of the step, for a log line at the epoch's end; on its device until it is written, because reading
+            it waits for the step.
         learning_rate: of the step, likewise.
     """
 
@@ -43,8 +45,24 @@ class Pending:
     save: bool = False
     epoch_end: bool = False
     complete: bool = False
-    grad_norm: float | None = None
+    grad_norm: float | torch.Tensor | None = None
     learning_rate: float | None = None
+
+    @classmethod
+    def after_step(cls, trainer: Any, grad_norm: Any, learning_rate: Any) -> "Pending":
+        """What is due when a step has ended and nothing was left for later; all ranks call it."""
+        if hasattr(grad_norm, "full_tensor"):
+            grad_norm = grad_norm.full_tensor()  # of FSDP2's parts now, when no rank waits in vain for another one
+        return cls(
+            epoch_end=float(trainer.state.epoch).is_integer(),
+            grad_norm=grad_norm,
+            learning_rate=None if learning_rate is None else float(learning_rate),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Plain values; waits for the device to finish the step."""
+        values = {name: getattr(self, name) for name in Pending.__slots__}
+        return {**values, "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +126,7 @@ class RankState:
         """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
         record = {
             "loss": {name: getattr(self.loss, name) for name in LossSoFar.__slots__},
-            "pending": {name: getattr(self.pending, name) for name in Pending.__slots__},
+            "pending": self.pending.record(),
             "epoch_rng": self.epoch_rng,
             "elapsed_s": self.elapsed_s,
             "loader": self.loader,
@@ -183,7 +201,7 @@ class Moment:
     """A step boundary that the Trainer can go back to within the next step.
 
     Parameters and optimizer state change in `optimizer.step` only and are not copied. Buffers that a forward
-    pass may change are, and so is everything that counts.
+    pass may change are (a quantized model below adapters is not copied), and so is everything that counts.
 
     Args:
         trainer: at a step boundary.
@@ -218,8 +236,9 @@ class Moment:
 
 def _saved_buffers(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for prefix, module in trainer.model.named_modules():
+        left_out = module._non_persistent_buffers_set | frozen_buffers(module)
         for name, tensor in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
+            if name not in left_out:
                 yield f"{prefix}.{name}", tensor
 
 
