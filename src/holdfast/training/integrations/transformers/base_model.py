@@ -43,8 +43,9 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
 
     The digest covers name, type, shape and content of every weight that is not trained, read once; of a quantized one
     its scales too. Left out are adapters that are not trained, such as the reference of DPO, because the checkpoint
-    holds them; embeddings, which PEFT saves beside the adapters when their number has changed; and what stands in for
-    a module that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest
+    holds them; embeddings of input and output, which the checkpoint holds where their number has changed: PEFT finds
+    that out in each save, by asking where the model came from, which a start cannot rely on; and what stands in for a
+    module that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest
     covers what this rank has of them.
 
     Args:
