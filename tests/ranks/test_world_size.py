@@ -10,6 +10,7 @@ from tests.support.jobs import holdfast, no_orphans, read_events, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
+_TWO = ("--nproc-per-node", "2")
 _OPTIONS = ("--samples", "72", "--epochs", "2", "--logging-steps", "1", "--dropout", "0", "--tell-samples")
 """Masks of dropout would differ with the number of ranks."""
 
@@ -64,13 +65,14 @@ def assert_same_steps(output: Path, reference: Path) -> None:
 @pytest.mark.long
 def test_a_step_of_other_micro_batches_sees_its_samples(tmp_path: Path) -> None:
     """Also with a loader that keeps a state of its own, which counts batches and does not fit any more."""
-    options = (*_OPTIONS, "--data", "stateful")
+    options = (*_OPTIONS, "--samples", "160", "--epochs", "1", "--data", "stateful")
+    before, after = (("--batch-size", str(batch), "--grad-accum", str(8 // batch)) for batch in (4, 2))
     reference, output = tmp_path / "reference", tmp_path / "run"
-    job = holdfast(reference, program=tiny(reference, *options, "--batch-size", "4", "--grad-accum", "2"))
+    job = holdfast(reference, *_TWO, program=tiny(reference, *options, *before))
     with no_orphans(job):
         assert job.wait() == 0, job.text
-    interrupted(output, 1, *options, "--batch-size", "4", "--grad-accum", "2")
-    job = holdfast(output, program=tiny(output, *options, "--batch-size", "2", "--grad-accum", "4"))
+    interrupted(output, 2, *options, *before)
+    job = holdfast(output, *_TWO, program=tiny(output, *options, *after))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_same_steps(output, reference)
