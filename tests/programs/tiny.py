@@ -125,7 +125,7 @@ def count_forward(module: torch.nn.Module, *_: object) -> None:
 
 
 class TellState(TrainerCallback):
-    """Writes all that ZeRO has split, when training begins and after a step."""
+    """Writes all that the ranks have split, when training begins and after a step."""
 
     def __init__(self, step: int, trainer: Trainer) -> None:
         self.step, self.trainer = step, trainer
