@@ -3,7 +3,7 @@
 import functools
 import inspect
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from holdfast.errors import HoldfastError
 from holdfast.training.integrations.transformers.run import TrainerRun
@@ -70,7 +70,8 @@ def hook_trainer(module: ModuleType, session: Session) -> None:
 
 def _missing(module: ModuleType, trainer_class: Any) -> list[str]:
     """What is replaced or read in a training, and is not there."""
-    methods = [inspect.unwrap(one) for one in vars(trainer_class).values() if inspect.isfunction(one)]
+    contents = cast("dict[str, Any]", trainer_class.__dict__)
+    methods = [inspect.unwrap(one) for one in contents.values() if inspect.isfunction(one)]
     named = {name for method in methods for name in method.__code__.co_names}
     return [
         *(f"Trainer.{name}" for name in _METHODS if not hasattr(trainer_class, name)),

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from accelerate.parallelism_config import ParallelismConfig
 
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 from holdfast.errors import ConflictError, UsageError
@@ -35,11 +36,7 @@ def trainer(
         is_fsdp_enabled=strategy == "fsdp",
         args=SimpleNamespace(world_size=ranks),
         accelerator=SimpleNamespace(
-            parallelism_config=SimpleNamespace(
-                non_data_parallel_size=parallel * context, tp_size=parallel, cp_size=context
-            )
-            if parallel
-            else None,
+            parallelism_config=ParallelismConfig(tp_size=parallel, cp_size=context) if parallel else None,
             state=SimpleNamespace(fsdp_plugin=plugin, deepspeed_plugin=zero if strategy == "deepspeed" else None),
         ),
     )
