@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--raise-at-start", action="store_true")
     parser.add_argument("--jit", action="store_true", help="the Trainer's own JIT checkpoints")
     parser.add_argument("--strategy", default="", choices=("", *SHARDED))
-    parser.add_argument("--data", default="map", choices=("map", "stream", "stateful"))
+    parser.add_argument("--data", default="map", choices=("map", "stream", "stateful", "stateful-stream"))
     parser.add_argument("--end", default="final", help="the folder for what there is at the end")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--settings", type=json.loads, default={}, help="more TrainingArguments, as JSON")
@@ -277,12 +277,12 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
     data: torch.utils.data.Dataset = Blocks(options.samples, 3)
     if options.data != "map":
         data = Counted(data, Path(out, "reads"))
-    if options.data == "stream":
+    if options.data.endswith("stream"):
         data = Stream(data)
     trainer = (KeepingTrainer if options.keep_more else SlowTrainer)(
         model, args, train_dataset=data, eval_dataset=Blocks(16, 4)
     )
-    trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data == "stateful"
+    trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data.startswith("stateful")
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000
     trainer.slow_from, trainer.marks = options.slow_from, options.marks
     if options.crash_step:

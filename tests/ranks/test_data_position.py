@@ -1,6 +1,7 @@
 """Where the Trainer goes on in data that has no index, and in a loader that keeps its own state."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -57,6 +58,24 @@ def test_the_run_goes_on_where_it_was(kind: str, stop: int, tmp_path: Path) -> N
         assert left <= read <= left + 2 * _BATCH  # Accelerate reads one batch ahead
     else:
         assert left <= read < left + in_epoch  # workers read ahead, and that is thrown away when training ends
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("data", ["stream", "stateful-stream"])
+def test_a_pass_that_has_ended_is_not_begun_again(data: str, tmp_path: Path) -> None:
+    """The checkpoint is that of its last step, before anybody knew that it was the last."""
+    shape = ("--data", data, "--max-steps", str(_STEPS), "--samples", "64")
+    saves = ("--save-strategy", "steps", "--save-steps", str(_STEPS_PER_PASS))
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = holdfast(reference, *saves, program=tiny(reference, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    name = f"checkpoint-{_STEPS_PER_PASS}"
+    shutil.copytree(reference / name, output / name)
+    job = holdfast(output, *saves, program=tiny(output, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert_same_run(output, reference)
 
 
 @pytest.mark.long

@@ -93,10 +93,12 @@ class DataPosition:
     def _without_first(self, loader: Any, count: int, original: Callable[[Any, int], Any]) -> Any:
         is_stateful = _is_stateful(loader)
         if is_stateful and self._saved is not None:
+            if self._saved.get("_iterator_finished"):
+                return _Led(loader, lambda: iter(()))  # with such a state it would begin its next pass at once
             loader.load_state_dict(self._saved)
             return loader
         if is_stateful or isinstance(getattr(loader, "dataset", None), IterableDataset):
-            return _Reading(loader, count, self._tell)
+            return _Led(loader, lambda: read_past(iter(loader), count, self._tell))
         return original(loader, count)
 
     def _tell(self, sentence: str) -> None:
@@ -104,13 +106,12 @@ class DataPosition:
             self._session.log.info(sentence)
 
 
-class _Reading:
-    """A loader whose first batches are read and thrown away; everything else is the loader's."""
+class _Led:
+    """A loader that gives other batches than its own; everything else is the loader's."""
 
-    def __init__(self, loader: Any, count: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, loader: Any, batches: Callable[[], Iterator[Any]]) -> None:
         self._loader = loader
-        self._count = count
-        self._tell = tell
+        self._batches = batches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -119,7 +120,7 @@ class _Reading:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        return read_past(iter(self._loader), self._count, self._tell)
+        return self._batches()
 
 
 def _is_stateful(loader: Any) -> bool:
