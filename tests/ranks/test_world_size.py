@@ -52,6 +52,27 @@ def test_global_batch_is_kept_by_accumulation(before: int, after: int, tmp_path:
     assert_same_steps(output, reference)
 
 
+@pytest.mark.long
+def test_what_was_adapted_stays_so_on_the_same_ranks(tmp_path: Path) -> None:
+    """A second start on the other number of ranks, of the script that asks for what it always asked for."""
+    options = (*_OPTIONS, "--grad-accum", "2")
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = holdfast(reference, *_TWO, program=tiny(reference, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    step = interrupted(output, 2, *options)
+    job = holdfast(output, program=tiny(output, *options, "--step-ms", "30"))
+    with no_orphans(job):
+        job.wait_for_step(step + 2)
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    job = holdfast(output, program=tiny(output, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert len(read_events(output, "batch_kept")) == 1
+    assert_same_steps(output, reference)
+
+
 def assert_same_steps(output: Path, reference: Path) -> None:
     """Each step has seen its samples; learning rates are equal, losses but for rounding."""
     assert samples(output) == samples(reference)

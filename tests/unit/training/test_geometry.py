@@ -89,6 +89,20 @@ def test_what_cannot_be_kept_is_refused_with_the_option() -> None:
         assert adapt(now, manifest(old, strategy), geometry, allow_change=True) == (geometry, None)
 
 
+def test_what_was_adapted_stays_so_on_the_same_ranks() -> None:
+    """The unchanged script asks for what it asked for before; one that asks for something else is refused."""
+    script = trainer(2, 3, 2)
+    kept, _ = adapt(
+        trainer(2, 3, 1), manifest(Geometry.of(script, 2)), Geometry.of(trainer(2, 3, 1), 1), allow_change=False
+    )
+    now = trainer(2, 3, 1)
+    assert adapt(now, manifest(kept), Geometry.of(now, 1), asked_before=3, allow_change=False) == (kept, None)
+    assert now.args.gradient_accumulation_steps == kept.accumulation == 6
+    for changed in (trainer(2, 4, 1), trainer(3, 3, 1)):
+        with pytest.raises(ConflictError, match="was changed"):
+            adapt(changed, manifest(kept), Geometry.of(changed, 1), asked_before=3, allow_change=False)
+
+
 def test_a_step_may_be_divided_in_another_way() -> None:
     """As many samples in other micro-batches: nothing is refused, but what counts batches no longer fits."""
     old = Geometry.of(trainer(4, 2, 2), 2)

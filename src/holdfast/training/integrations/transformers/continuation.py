@@ -48,6 +48,8 @@ class Continuation:
         self._is_same = False
         self.geometry = Geometry.of(trainer, session.place.world_size)
         """The batch arithmetic in force."""
+        self.asked_accumulation = self.geometry.accumulation
+        """Micro-batches per step that the script asks for."""
         self.is_complete = False
         """Whether the run had decided to take no further step."""
         self.elapsed_s = 0.0
@@ -64,20 +66,26 @@ class Continuation:
     def _adapt_to(self, point: ResumePoint) -> None:
         session, manifest = self._session, point.manifest
         check_sharing(self._trainer, manifest)
-        allow_change = session.settings.allow_batch_change
-        self.geometry, kept = adapt(self._trainer, manifest, self.geometry, allow_change=allow_change)
-        if kept is not None:
-            follow_accumulation(self._trainer)
-            session.report(kept)
-        before = self.geometry.before(manifest)
-        self._moved = not self.geometry.keeps_steps_of(before)
-        self._is_same = self.geometry == before
         self._state = RankState.read(
             point.path,
             rank=session.place.rank,
             ranks_before=manifest.world_size,
             world_size=session.place.world_size,
         )
+        self.geometry, kept = adapt(
+            self._trainer,
+            manifest,
+            self.geometry,
+            asked_before=0 if self._state is None else self._state.asked_accumulation,
+            allow_change=session.settings.allow_batch_change,
+        )
+        if self.geometry.accumulation != self.asked_accumulation:
+            follow_accumulation(self._trainer)
+        if kept is not None:
+            session.report(kept)
+        before = self.geometry.before(manifest)
+        self._moved = not self.geometry.keeps_steps_of(before)
+        self._is_same = self.geometry == before
 
     @property
     def is_regular(self) -> bool:

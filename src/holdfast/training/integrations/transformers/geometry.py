@@ -64,17 +64,18 @@ class Geometry:
         """Optimizer steps in an epoch; None when the data set cannot tell its length."""
         if self.num_samples is None:
             return None
-        whole, rest = divmod(self.num_samples, self._per_micro_step)
+        whole, rest = divmod(self.num_samples, self.per_micro_step)
         micro_steps = whole if self.drop_last or not rest else whole + 1
         return max(1, -(-micro_steps // self.accumulation))
 
     @property
-    def _per_micro_step(self) -> int:
+    def per_micro_step(self) -> int:
+        """Samples of a micro-batch over all ranks."""
         return max(1, self.global_batch // self.accumulation)
 
     def _samples_per_epoch(self, num_samples: int) -> int:
         """What an epoch shows of `num_samples`: an incomplete last batch that is dropped is never seen."""
-        dropped = num_samples % self._per_micro_step if self.drop_last else 0
+        dropped = num_samples % self.per_micro_step if self.drop_last else 0
         return max(1, num_samples - dropped)
 
     def samples_seen(self, *, step: int, epoch: float, regular: bool) -> int:
@@ -119,7 +120,7 @@ class Geometry:
 
 
 def adapt(
-    trainer: Any, manifest: Manifest, now: Geometry, *, allow_change: bool
+    trainer: Any, manifest: Manifest, now: Geometry, *, asked_before: int = 0, allow_change: bool
 ) -> tuple[Geometry, BatchKept | None]:
     """Make a step see as many samples as the checkpoint's steps did.
 
@@ -127,6 +128,7 @@ def adapt(
         trainer: its `args.gradient_accumulation_steps` is set.
         manifest: the checkpoint to go on from.
         now: the geometry that the script asks for.
+        asked_before: the accumulation that it asked for then; 0 when that is not known.
         allow_change: go on with another global batch instead of refusing.
 
     Returns:
@@ -135,8 +137,14 @@ def adapt(
     Raises:
         ConflictError: it cannot be done exactly, and changing it was not allowed.
     """
-    if now.before(manifest) == now:
+    before = now.before(manifest)
+    if before == now:
         return now, None
+    is_script_the_same = (now.accumulation, now.per_micro_step) == (asked_before, before.per_micro_step)
+    if is_script_the_same and before.world_size == now.world_size:
+        # Still the number of ranks to which the accumulation was adapted, and still the same script.
+        trainer.args.gradient_accumulation_steps = before.accumulation
+        return Geometry.of(trainer, now.world_size), None
     reason = _obstacle(trainer, manifest, now)
     if reason is not None:
         if allow_change:

@@ -451,6 +451,7 @@ class TrainerRun:
             loader=place.loader,
             generators=place.generators,
             counted=Counted.of(self._trainer),
+            asked_accumulation=self._continuation.asked_accumulation,
             elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
 

@@ -112,6 +112,8 @@ class RankState:
         generators: states of the generators of loader and samplers: when the running epoch began, or now at an
             epoch's boundary.
         counted: see `Counted`.
+        asked_accumulation: micro-batches per step that the script asks for, which may not be those in force; 0 when
+            that was not saved.
     """
 
     loss: LossSoFar
@@ -121,6 +123,7 @@ class RankState:
     loader: Any = None
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     counted: Counted = field(default_factory=Counted)
+    asked_accumulation: int = 0
 
     def write(self, folder: Path, rank: int) -> None:
         """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
@@ -136,6 +139,7 @@ class RankState:
                 "cycle": self.counted.cycle if is_plain(self.counted.cycle) else {},
                 "is_training": self.counted.is_training,
             },
+            "asked_accumulation": self.asked_accumulation,
         }
         torch.save(record, folder / _NAME.format(rank=rank))
 
@@ -179,6 +183,7 @@ class RankState:
             loader=record.get("loader"),
             generators=record.get("generators", []),
             counted=Counted(**record.get("counted", {})),
+            asked_accumulation=record.get("asked_accumulation", 0),
         )
 
 
