@@ -94,7 +94,9 @@ class DataPosition:
         is_stateful = _is_stateful(loader)
         if is_stateful and self._saved is not None:
             if self._saved.get("_iterator_finished"):
-                return _Led(loader, lambda: iter(()))  # with such a state it would begin its next pass at once
+                # With such a state it would begin the next pass at once; that is begun anew when its turn comes.
+                loader.load_state_dict({})
+                return _Led(loader, lambda: iter(()))
             loader.load_state_dict(self._saved)
             return loader
         if is_stateful or isinstance(getattr(loader, "dataset", None), IterableDataset):
