@@ -79,7 +79,21 @@ def _plain(value: Any) -> Any:
 
 
 def whole_state(trainer: Any) -> dict[str, Any]:
-    """Everything that ZeRO has split, whole, as DeepSpeed itself puts it together; all ranks call it.
+    """Everything that the ranks have split, whole; all of them call it."""
+    return _whole_of_zero(trainer) if trainer.is_deepspeed_enabled else _whole_of_fsdp(trainer)
+
+
+def _whole_of_fsdp(trainer: Any) -> dict[str, Any]:
+    """Weights and optimizer by names, as torch puts them together."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights, optimizer = get_state_dict(trainer.model, trainer.optimizer.optimizer, options=options)
+    return {"weights": weights, "optimizer": optimizer}
+
+
+def _whole_of_zero(trainer: Any) -> dict[str, Any]:
+    """As DeepSpeed itself puts it together.
 
     Weights in full precision with their moments by name, weights that are not trained and buffers, and of the
     optimizer's groups settings and steps.
@@ -116,9 +130,6 @@ def save_final(trainer: Any, strategy: str, folder: Path) -> None:
             folder / f"partition-{trainer.args.process_index}.pt",
         )
         return
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights, moments = get_state_dict(trainer.model, trainer.optimizer.optimizer, options=whole)
+    whole = _whole_of_fsdp(trainer)
     if trainer.is_world_process_zero():
-        torch.save({"weights": weights, "optimizer": moments}, folder / "whole.pt")
+        torch.save(whole, folder / "whole.pt")

@@ -70,7 +70,8 @@ class SlowTrainer(Trainer):
     @functools.cached_property
     def sample_of(self) -> dict[tuple[int, ...], int]:
         """The index of each sample, by its tokens."""
-        return {tuple(row): index for index, row in enumerate(self.train_dataset.tokens.tolist())}
+        blocks = getattr(self.train_dataset, "blocks", self.train_dataset)
+        return {tuple(row): index for index, row in enumerate(blocks.tokens.tolist())}
 
     def mark(self, what: str) -> None:
         """One line for every micro-batch, before it is computed: tests wait for it."""
@@ -124,7 +125,7 @@ def count_forward(module: torch.nn.Module, *_: object) -> None:
 
 
 class TellState(TrainerCallback):
-    """Writes all that ZeRO has split, when training begins and after a step."""
+    """Writes all that the ranks have split, when training begins and after a step."""
 
     def __init__(self, step: int, trainer: Trainer) -> None:
         self.step, self.trainer = step, trainer
@@ -182,7 +183,7 @@ def main() -> None:
     parser.add_argument("--raise-at-start", action="store_true")
     parser.add_argument("--jit", action="store_true", help="the Trainer's own JIT checkpoints")
     parser.add_argument("--strategy", default="", choices=("", *SHARDED))
-    parser.add_argument("--data", default="map", choices=("map", "stream", "stateful"))
+    parser.add_argument("--data", default="map", choices=("map", "stream", "stateful", "stateful-stream"))
     parser.add_argument("--end", default="final", help="the folder for what there is at the end")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--settings", type=json.loads, default={}, help="more TrainingArguments, as JSON")
@@ -276,12 +277,12 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
     data: torch.utils.data.Dataset = Blocks(options.samples, 3)
     if options.data != "map":
         data = Counted(data, Path(out, "reads"))
-    if options.data == "stream":
+    if options.data.endswith("stream"):
         data = Stream(data)
     trainer = (KeepingTrainer if options.keep_more else SlowTrainer)(
         model, args, train_dataset=data, eval_dataset=Blocks(16, 4)
     )
-    trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data == "stateful"
+    trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data.startswith("stateful")
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000
     trainer.slow_from, trainer.marks = options.slow_from, options.marks
     if options.crash_step:

@@ -1,6 +1,7 @@
 """Where the Trainer goes on in data that has no index, and in a loader that keeps its own state."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 _BATCH, _ACCUMULATION, _STEPS = 2, 2, 24
 _PER_STEP = _BATCH * _ACCUMULATION
+_STEPS_PER_PASS = 64 // _PER_STEP
 KINDS = {
     "stream": ("--data", "stream"),
     "stateful": ("--data", "stateful"),
@@ -21,9 +23,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.long if kind != "stateful" else []) for kind in KINDS]
+    ("kind", "stop"),
+    [
+        ("stateful", 6),
+        *(pytest.param(kind, 6, marks=pytest.mark.long) for kind in ("stream", "stateful with workers")),
+        *(pytest.param(kind, 18, marks=pytest.mark.long) for kind in KINDS),
+    ],
 )
-def test_the_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
+def test_the_run_goes_on_where_it_was(kind: str, stop: int, tmp_path: Path) -> None:
     """Everything is the uninterrupted run's; of a loader with a state nothing is read again."""
     shape = (*KINDS[kind], "--max-steps", str(_STEPS), "--samples", "64")
     reference, output = tmp_path / "reference", tmp_path / "run"
@@ -32,10 +39,11 @@ def test_the_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
         assert job.wait() == 0, job.text
     job = holdfast(output, program=tiny(output, *shape, "--step-ms", "50"))
     with no_orphans(job):
-        job.wait_for_step(6)
+        job.wait_for_step(stop)
         os.kill(job.rank_pids()[0], signal.SIGTERM)
         assert job.wait() == 75, job.text
     step = job.events("saved")[-1]["step"]
+    assert (step > _STEPS_PER_PASS) == (stop > _STEPS_PER_PASS)
     before = (output / "reads").stat().st_size
     job = holdfast(output, program=tiny(output, *shape))
     with no_orphans(job):
@@ -43,10 +51,49 @@ def test_the_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
     assert_same_run(output, reference)
     read = (output / "reads").stat().st_size - before
     left = (_STEPS - step) * _PER_STEP
-    in_epoch = step * _PER_STEP % 64
+    in_epoch = step % _STEPS_PER_PASS * _PER_STEP
     if kind == "stream":
         assert read >= left + in_epoch
     elif kind == "stateful":
         assert left <= read <= left + 2 * _BATCH  # Accelerate reads one batch ahead
     else:
         assert left <= read < left + in_epoch  # workers read ahead, and that is thrown away when training ends
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("data", ["stream", "stateful-stream"])
+def test_a_pass_that_has_ended_is_not_begun_again(data: str, tmp_path: Path) -> None:
+    """The checkpoint is that of its last step, before anybody knew that it was the last."""
+    shape = ("--data", data, "--max-steps", str(_STEPS), "--samples", "64")
+    saves = ("--save-strategy", "steps", "--save-steps", str(_STEPS_PER_PASS))
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = holdfast(reference, *saves, program=tiny(reference, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    name = f"checkpoint-{_STEPS_PER_PASS}"
+    shutil.copytree(reference / name, output / name)
+    job = holdfast(output, *saves, program=tiny(output, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert_same_run(output, reference)
+
+
+@pytest.mark.long
+def test_a_step_that_is_given_up_is_trained_on_later(tmp_path: Path) -> None:
+    """Its batches were read, and the loader stood behind them; it goes on where the step before had ended."""
+    shape = ("--data", "stateful", "--samples", "128", "--grad-accum", "16", "--epochs", "1", "--logging-steps", "1")
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = holdfast(reference, program=tiny(reference, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    job = holdfast(output, "--grace", "5", program=tiny(output, *shape, "--step-ms", "500"))
+    with no_orphans(job):
+        job.wait_for_mark("train 1", count=2)
+        job.signal()
+        assert job.wait() == 75, job.text
+    assert job.events("step_given_up")[0]["step"] == 2
+    assert job.events("saved")[-1]["step"] == 1
+    job = holdfast(output, program=tiny(output, *shape))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert_same_run(output, reference)

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.equality import logged
+from tests.support.equality import logged, samples
 from tests.support.jobs import holdfast, no_orphans, read_events, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
-_OPTIONS = ("--samples", "72", "--epochs", "2", "--logging-steps", "1")
+_TWO = ("--nproc-per-node", "2")
+_OPTIONS = ("--samples", "72", "--epochs", "2", "--logging-steps", "1", "--dropout", "0", "--tell-samples")
+"""Masks of dropout would differ with the number of ranks."""
 
 
 def interrupted(output: Path, ranks: int, *options: str) -> int:
@@ -47,12 +49,54 @@ def test_global_batch_is_kept_by_accumulation(before: int, after: int, tmp_path:
     kept = read_events(output, "batch_kept")[0]
     assert kept["accumulation"] == int(accumulation[after])
     assert read_events(output, "resumed")[0]["step"] == step
+    assert_same_steps(output, reference)
+
+
+@pytest.mark.long
+def test_what_was_adapted_stays_so_on_the_same_ranks(tmp_path: Path) -> None:
+    """A second start on the other number of ranks, of the script that asks for what it always asked for."""
+    options = (*_OPTIONS, "--grad-accum", "2")
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = holdfast(reference, *_TWO, program=tiny(reference, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    step = interrupted(output, 2, *options)
+    job = holdfast(output, program=tiny(output, *options, "--step-ms", "30"))
+    with no_orphans(job):
+        job.wait_for_step(step + 2)
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    job = holdfast(output, program=tiny(output, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert len(read_events(output, "batch_kept")) == 1
+    assert_same_steps(output, reference)
+
+
+def assert_same_steps(output: Path, reference: Path) -> None:
+    """Each step has seen its samples; learning rates are equal, losses but for rounding."""
+    assert samples(output) == samples(reference)
     ours, theirs = logged(output), logged(reference)
     assert [entry.get("step") for entry in ours] == [entry.get("step") for entry in theirs]
     assert [entry.get("learning_rate") for entry in ours] == [entry.get("learning_rate") for entry in theirs]
     for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
-        # Dropout masks differ with the number of ranks; other samples would move the loss far more.
-        assert mine["loss"] == pytest.approx(other["loss"], abs=0.05), (mine, other)
+        assert mine["loss"] == pytest.approx(other["loss"], rel=1e-4), (mine, other)
+
+
+@pytest.mark.long
+def test_a_step_of_other_micro_batches_sees_its_samples(tmp_path: Path) -> None:
+    """Also with a loader that keeps a state of its own, which counts batches and does not fit any more."""
+    options = (*_OPTIONS, "--samples", "160", "--epochs", "1", "--data", "stateful")
+    before, after = (("--batch-size", str(batch), "--grad-accum", str(8 // batch)) for batch in (4, 2))
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = holdfast(reference, *_TWO, program=tiny(reference, *options, *before))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    interrupted(output, 2, *options, *before)
+    job = holdfast(output, *_TWO, program=tiny(output, *options, *after))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert_same_steps(output, reference)
 
 
 def test_a_batch_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:

@@ -5,13 +5,11 @@ weights than the first one, so that what is not loaded differs.
 """
 
 import functools
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import torch
 
 from holdfast.checkpoint.verify import verify
 from tests.ranks.test_strategies import path_with_deepspeed, skip_without_deepspeed
-from tests.support.equality import logged
+from tests.support.equality import logged, samples
 from tests.support.jobs import Job, environment, holdfast, no_orphans, tiny, wait_until_gone
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400), pytest.mark.long]
@@ -137,16 +135,6 @@ def assert_same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         assert torch.equal(ours["others"][name], tensor), f"{name} differs"
     assert ours["groups"] == theirs["groups"]
     assert set(ours["steps"]) == set(theirs["steps"]) == {STEP}
-
-
-def samples(output: Path) -> dict[int, list[int]]:
-    """By step, the samples that all ranks together have seen."""
-    seen: dict[int, list[int]] = defaultdict(list)
-    for path in output.glob("samples-*"):
-        for line in path.read_text().splitlines():
-            step, indices = json.loads(line)
-            seen[step] += indices
-    return {step: sorted(indices) for step, indices in seen.items()}
 
 
 def assert_goes_on_alike(output: Path, reference: Path, *, tolerance: float) -> None:

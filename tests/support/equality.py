@@ -1,6 +1,7 @@
 """Whether two finished runs are the same run, bit for bit."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ def logged(output: Path, end: str = "final") -> list[dict[str, Any]]:
     """Everything the run logged, without what a clock says."""
     entries = json.loads((output / end / "log.json").read_text())
     return [{name: value for name, value in entry.items() if name not in _TIMES} for entry in entries]
+
+
+def samples(output: Path) -> dict[int, list[int]]:
+    """By step, the samples that all ranks together have seen, where they tell (`--tell-samples`)."""
+    seen: dict[int, list[int]] = defaultdict(list)
+    for path in output.glob("samples-*"):
+        for line in path.read_text().splitlines():
+            step, indices = json.loads(line)
+            seen[step] += indices
+    return {step: sorted(indices) for step, indices in seen.items()}
 
 
 def same(one: object, other: object) -> bool:

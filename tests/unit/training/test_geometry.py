@@ -89,6 +89,62 @@ def test_what_cannot_be_kept_is_refused_with_the_option() -> None:
         assert adapt(now, manifest(old, strategy), geometry, allow_change=True) == (geometry, None)
 
 
+def test_what_was_adapted_stays_so_on_the_same_ranks() -> None:
+    """The unchanged script asks for what it asked for before; one that asks for something else is refused."""
+    script = trainer(2, 3, 2)
+    kept, _ = adapt(
+        trainer(2, 3, 1), manifest(Geometry.of(script, 2)), Geometry.of(trainer(2, 3, 1), 1), allow_change=False
+    )
+    now = trainer(2, 3, 1)
+    assert adapt(now, manifest(kept), Geometry.of(now, 1), asked_before=3, allow_change=False) == (kept, None)
+    assert now.args.gradient_accumulation_steps == kept.accumulation == 6
+    for changed in (trainer(2, 4, 1), trainer(3, 3, 1)):
+        with pytest.raises(ConflictError, match="was changed"):
+            adapt(changed, manifest(kept), Geometry.of(changed, 1), asked_before=3, allow_change=False)
+
+
+def test_a_step_may_be_divided_in_another_way() -> None:
+    """As many samples in other micro-batches: nothing is refused, but what counts batches no longer fits."""
+    old = Geometry.of(trainer(4, 2, 2), 2)
+    now = trainer(2, 4, 2)
+    geometry, kept = adapt(now, manifest(old), Geometry.of(now, 2), allow_change=False)
+    assert (geometry.accumulation, geometry.global_batch, kept) == (4, 16, None)
+    assert geometry.before(manifest(old)) != geometry
+    assert geometry.keeps_steps_of(geometry.before(manifest(old)))
+
+
+def test_a_step_is_not_divided_so_that_an_epoch_has_others() -> None:
+    """15 samples are a step and a half of 8, or, without incomplete micro-batches, one."""
+    old = Geometry.of(trainer(2, 4, 1, samples=15, drop_last=True), 1)
+    now = trainer(8, 1, 1, samples=15, drop_last=True)
+    with pytest.raises(ConflictError, match="an epoch would have 1 steps in place of 2"):
+        adapt(now, manifest(old), Geometry.of(now, 1), allow_change=False)
+    geometry, _ = adapt(now, manifest(old), Geometry.of(now, 1), allow_change=True)
+    assert not geometry.keeps_steps_of(geometry.before(manifest(old)))
+
+
+@pytest.mark.parametrize(("before", "after", "refused"), [(2, 1, True), (1, 4, True), (5, 1, False), (2, 2, False)])
+@pytest.mark.parametrize("dispatches", [False, None])
+def test_a_stream_whose_shards_are_dealt_to_ranks_is_bound_to_their_number(
+    before: int, after: int, refused: bool, dispatches: bool | None
+) -> None:
+    """Accelerate does that where there are enough, and where the first rank does not read for all."""
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.IterableDataset.from_generator(lambda part: iter([]), gen_kwargs={"part": [0, 1, 2, 3]})
+    old = Geometry.of(trainer(2, 20 // before, before), before)
+    now = trainer(2, 20 // after, after)
+    now.train_dataset = stream
+    now.accelerator = SimpleNamespace(
+        dataloader_config=SimpleNamespace(dispatch_batches=dispatches, split_batches=False)
+    )
+    if refused and dispatches is False:
+        with pytest.raises(ConflictError, match="each rank reads shards of its own"):
+            adapt(now, manifest(old), Geometry.of(now, after), allow_change=False)
+    else:
+        geometry, _ = adapt(now, manifest(old), Geometry.of(now, after), allow_change=False)
+        assert geometry.global_batch == 40
+
+
 def test_position_and_samples_seen_are_inverse_at_steps() -> None:
     """After any number of steps, the samples seen lead back to epoch and micro-batch."""
     geometry = Geometry.of(trainer(2, 3, 2, samples=100), 2)

@@ -120,6 +120,12 @@ def finish_settings(args: Any, session: Session) -> None:
             "the script sets save_only_model=True: such a checkpoint has no optimizer state and cannot be resumed",
             hint="remove it from the script's TrainingArguments; the final model is not affected",
         )
+    if getattr(args, "auto_find_batch_size", False):
+        raise UsageError(
+            "the script sets auto_find_batch_size=True: a batch that is halved when memory runs out changes the "
+            "samples of each step, and a resume would go on at another place in the data",
+            hint="remove it from the script's TrainingArguments, and set a per_device_train_batch_size that fits",
+        )
     if getattr(args, "enable_jit_checkpoint", False):
         _log.warning("the script's enable_jit_checkpoint=True is ignored: Holdfast answers the signal instead")
         args.enable_jit_checkpoint = False

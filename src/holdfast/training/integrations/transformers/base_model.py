@@ -21,7 +21,8 @@ _WRAPPED = ".base_layer."
 _REPLACED = ".original_module."
 _HOLDERS = ("modules_to_save", "prompt_encoder", "trainable_tokens_delta")
 """Where PEFT keeps tensors by the name of their adapter, beside those with the prefix of its kind."""
-_QUANTIZED_BUFFERS = {"qweight", "qzeros", "scales", "g_idx"}
+_CODES = "qweight"
+_QUANTIZED_BUFFERS = {_CODES, "qzeros", "scales", "g_idx"}
 """Where GPTQ and AWQ keep weights. Other buffers, such as running statistics, may change in training."""
 
 
@@ -30,13 +31,21 @@ def has_adapters(model: Any) -> bool:
     return bool(getattr(model, "peft_config", None)) and hasattr(model, "get_base_model")
 
 
+def frozen_buffers(module: torch.nn.Module) -> set[str]:
+    """The buffers of one module, without its submodules, that are quantized weights: no forward pass changes them."""
+    names = {name for name, _ in module.named_buffers(recurse=False)}
+    is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    return names & _QUANTIZED_BUFFERS if _CODES in names and not is_trained else set()
+
+
 def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     """Name, revision and digest of the model below the adapters.
 
     The digest covers name, type, shape and content of every weight that is not trained, read once; of a quantized one
     its scales too. Left out are adapters that are not trained, such as the reference of DPO, because the checkpoint
-    holds them; embeddings, which PEFT saves beside the adapters when their number has changed; and what stands in for
-    a module that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest
+    holds them; embeddings of input and output, which the checkpoint holds where their number has changed: PEFT finds
+    that out in each save, by asking where the model came from, which a start cannot rely on; and what stands in for a
+    module that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest
     covers what this rank has of them.
 
     Args:
@@ -208,4 +217,4 @@ def _hash(tensor: torch.Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(content.numpy().data)
 
 
-__all__ = ["base_as_saved", "base_of", "check_base", "has_adapters"]
+__all__ = ["base_as_saved", "base_of", "check_base", "frozen_buffers", "has_adapters"]

@@ -2,23 +2,22 @@
 
 The Trainer loads model, optimizer, scheduler, its own state and random numbers. Brought back here: the random
 numbers from which the running epoch's order was drawn, the loss since the last log line, what stateful callbacks
-(the patience of an early stopping) and TRL's trainers counted, the place in the data when ranks or batches changed,
-and whether the run had already decided to end.
+(the patience of an early stopping) and TRL's trainers counted, the place in the data when ranks or batches changed or
+the data has no length, and whether the run had already decided to end.
 """
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any, cast
-
-import torch
 
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.data_position import DataPosition
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
 from holdfast.training.integrations.transformers.repartition import follow_accumulation
 from holdfast.training.integrations.transformers.sharing import check_sharing
-from holdfast.training.integrations.transformers.state import Pending, RankState, load_rng
+from holdfast.training.integrations.transformers.state import Pending, Place, RankState, load_rng
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.resume import ResumePoint
 from holdfast.training.rng import capture_rng, restore_rng
@@ -46,18 +45,20 @@ class Continuation:
         self._rng_to_restore: dict[str, Any] | None = None
         self._begins_in_epoch = False
         self._moved = False
+        self._is_same = False
         self.geometry = Geometry.of(trainer, session.place.world_size)
         """The batch arithmetic in force."""
+        self.asked_accumulation = self.geometry.accumulation
+        """Micro-batches per step that the script asks for."""
         self.is_complete = False
         """Whether the run had decided to take no further step."""
         self.elapsed_s = 0.0
         """Seconds of training in the attempts before."""
         if point is not None:
             self._adapt_to(point)
-        is_same = point is not None and point.manifest.world_size == session.place.world_size and not self._moved
         self.data = DataPosition(
             session,
-            self._state.loader if self._state is not None and is_same else None,
+            self._state.loader if self._state is not None and self._is_same else None,
             self._state.generators if self._state is not None else [],
         )
         """The place in the data."""
@@ -65,18 +66,26 @@ class Continuation:
     def _adapt_to(self, point: ResumePoint) -> None:
         session, manifest = self._session, point.manifest
         check_sharing(self._trainer, manifest)
-        allow_change = session.settings.allow_batch_change
-        self.geometry, kept = adapt(self._trainer, manifest, self.geometry, allow_change=allow_change)
-        if kept is not None:
-            follow_accumulation(self._trainer)
-            session.report(kept)
-        self._moved = self.geometry.global_batch != manifest.global_batch
         self._state = RankState.read(
             point.path,
             rank=session.place.rank,
             ranks_before=manifest.world_size,
             world_size=session.place.world_size,
         )
+        self.geometry, kept = adapt(
+            self._trainer,
+            manifest,
+            self.geometry,
+            asked_before=0 if self._state is None else self._state.asked_accumulation,
+            allow_change=session.settings.allow_batch_change,
+        )
+        if self.geometry.accumulation != self.asked_accumulation:
+            follow_accumulation(self._trainer)
+        if kept is not None:
+            session.report(kept)
+        before = self.geometry.before(manifest)
+        self._moved = not self.geometry.keeps_steps_of(before)
+        self._is_same = self.geometry == before
 
     @property
     def is_regular(self) -> bool:
@@ -87,14 +96,14 @@ class Continuation:
         """Lead the Trainer's beginning."""
         takeover.replace("_load_rng_state", self._wrap_load_rng)
         takeover.replace("_run_epoch", self._wrap_run_epoch)
-        if self._moved:
+        if self._moved or (self._point is not None and self.geometry.num_samples is None):
             takeover.replace("_init_training_state", self._wrap_position)
 
     @property
     def _counted(self) -> Counted:
         assert self._state is not None  # `restore` has looked
         counted = self._state.counted
-        return dataclasses.replace(counted, cycle={}) if self._moved else counted
+        return counted if self._is_same else dataclasses.replace(counted, cycle={})
 
     # ---- when the loop begins -------------------------------------------------------------------------------
 
@@ -132,18 +141,14 @@ class Continuation:
             self._epoch_rng = self._rng_to_restore or capture_rng()
 
     @property
-    def epoch_rng(self) -> dict[str, Any]:
-        """For a checkpoint of now: random numbers of the running epoch's beginning, empty between two epochs."""
-        return self._epoch_rng if self._is_within_epoch else {}
-
-    @property
-    def generators(self) -> list[torch.Tensor]:
-        """For a checkpoint of now: see `RankState.generators`."""
-        return self.data.generators(within_epoch=self._is_within_epoch)
-
-    @property
-    def _is_within_epoch(self) -> bool:
-        return not float(self._trainer.state.epoch or 0.0).is_integer()
+    def place(self) -> Place:
+        """For a checkpoint of now."""
+        within_epoch = not float(self._trainer.state.epoch or 0.0).is_integer()
+        return Place(
+            epoch_rng=self._epoch_rng if within_epoch else {},
+            loader=self.data.state,
+            generators=self.data.generators(within_epoch=within_epoch),
+        )
 
     # ---- the Trainer's methods ------------------------------------------------------------------------------
 
@@ -168,7 +173,15 @@ class Continuation:
         def position(*args: Any, **kwargs: Any) -> tuple[int, int]:
             original(*args, **kwargs)
             assert self._point is not None
-            return self.geometry.position(self._point.manifest.samples_seen)
+            manifest = self._point.manifest
+            if self.geometry.num_samples is None:
+                saved = json.loads((self._point.path / "trainer_state.json").read_text())
+                passes, micro_batches = self.geometry.position_in_stream(
+                    saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
+                )
+            else:
+                passes, micro_batches = self.geometry.position(manifest.samples_seen)
+            return passes, 0 if self._trainer.args.ignore_data_skip else micro_batches
 
         return position
 

@@ -7,6 +7,7 @@ generator of its own begins each epoch where an uninterrupted run's would: nobod
 """
 
 import contextlib
+import copy
 import importlib
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -50,7 +51,7 @@ class DataPosition:
                     "the data loader's state holds objects that are not stored; a resume reads what was seen"
                 )
             return None
-        return state
+        return copy.deepcopy(state)  # a loader may go on with what it gave
 
     def generators(self, *, within_epoch: bool) -> list[torch.Tensor]:
         """For a checkpoint of now, see `RankState.generators`.
@@ -92,10 +93,14 @@ class DataPosition:
     def _without_first(self, loader: Any, count: int, original: Callable[[Any, int], Any]) -> Any:
         is_stateful = _is_stateful(loader)
         if is_stateful and self._saved is not None:
+            if self._saved.get("_iterator_finished"):
+                # With such a state it would begin the next pass at once; that is begun anew when its turn comes.
+                loader.load_state_dict({})
+                return _Led(loader, lambda: iter(()))
             loader.load_state_dict(self._saved)
             return loader
         if is_stateful or isinstance(getattr(loader, "dataset", None), IterableDataset):
-            return _Reading(loader, count, self._tell)
+            return _Led(loader, lambda: read_past(iter(loader), count, self._tell))
         return original(loader, count)
 
     def _tell(self, sentence: str) -> None:
@@ -103,13 +108,12 @@ class DataPosition:
             self._session.log.info(sentence)
 
 
-class _Reading:
-    """A loader whose first batches are read and thrown away; everything else is the loader's."""
+class _Led:
+    """A loader that gives other batches than its own; everything else is the loader's."""
 
-    def __init__(self, loader: Any, count: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, loader: Any, batches: Callable[[], Iterator[Any]]) -> None:
         self._loader = loader
-        self._count = count
-        self._tell = tell
+        self._batches = batches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -118,7 +122,7 @@ class _Reading:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        return read_past(iter(self._loader), self._count, self._tell)
+        return self._batches()
 
 
 def _is_stateful(loader: Any) -> bool:

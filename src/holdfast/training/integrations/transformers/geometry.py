@@ -5,7 +5,9 @@ move it and change the learning rate's course. Here the global batch of the chec
 gradient accumulation, where the data order stays the same; everything else is refused with the reason.
 """
 
-from dataclasses import dataclass
+import math
+import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.checkpoint.manifest import Manifest
@@ -44,22 +46,36 @@ class Geometry:
             drop_last=bool(trainer.args.dataloader_drop_last),
         )
 
+    def before(self, manifest: Manifest) -> "Geometry":
+        """That of a checkpoint, over the data of now."""
+        return replace(
+            self,
+            world_size=manifest.world_size,
+            accumulation=manifest.gradient_accumulation,
+            global_batch=manifest.global_batch,
+        )
+
+    def keeps_steps_of(self, other: "Geometry") -> bool:
+        """Whether a step, and an epoch, are as long."""
+        return (self.global_batch, self.steps_per_epoch) == (other.global_batch, other.steps_per_epoch)
+
     @property
     def steps_per_epoch(self) -> int | None:
         """Optimizer steps in an epoch; None when the data set cannot tell its length."""
         if self.num_samples is None:
             return None
-        whole, rest = divmod(self.num_samples, self._per_micro_step)
+        whole, rest = divmod(self.num_samples, self.per_micro_step)
         micro_steps = whole if self.drop_last or not rest else whole + 1
         return max(1, -(-micro_steps // self.accumulation))
 
     @property
-    def _per_micro_step(self) -> int:
+    def per_micro_step(self) -> int:
+        """Samples of a micro-batch over all ranks."""
         return max(1, self.global_batch // self.accumulation)
 
     def _samples_per_epoch(self, num_samples: int) -> int:
         """What an epoch shows of `num_samples`: an incomplete last batch that is dropped is never seen."""
-        dropped = num_samples % self._per_micro_step if self.drop_last else 0
+        dropped = num_samples % self.per_micro_step if self.drop_last else 0
         return max(1, num_samples - dropped)
 
     def samples_seen(self, *, step: int, epoch: float, regular: bool) -> int:
@@ -80,15 +96,31 @@ class Geometry:
         return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
 
     def position(self, samples_seen: int) -> tuple[int, int]:
-        """Where `samples_seen` lies: whole epochs, and micro-batches per rank to skip in the running one."""
-        if self.num_samples is None:
-            return 0, samples_seen // self.global_batch * self.accumulation
+        """Where `samples_seen` lies: whole epochs, and micro-batches per rank to skip in the running one.
+
+        Only for a data set that can tell its length.
+        """
+        assert self.num_samples is not None
         epochs, rest = divmod(samples_seen, self._samples_per_epoch(self.num_samples))
         return epochs, rest // self.global_batch * self.accumulation
 
+    def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
+        """The same for a data set that cannot tell its length, and may have ended and begun again several times.
+
+        The Trainer then counts each step as one of `max_steps` in the running pass, however long that is.
+
+        Args:
+            epoch: of a checkpoint: passes that have ended, and that fraction of the running one.
+            max_steps: of the run when it was made.
+            global_batch: likewise.
+        """
+        passes = max(0, math.ceil(epoch) - 1)
+        steps = round((epoch - passes) * max_steps)
+        return passes, steps * global_batch // self.global_batch * self.accumulation
+
 
 def adapt(
-    trainer: Any, manifest: Manifest, now: Geometry, *, allow_change: bool
+    trainer: Any, manifest: Manifest, now: Geometry, *, asked_before: int = 0, allow_change: bool
 ) -> tuple[Geometry, BatchKept | None]:
     """Make a step see as many samples as the checkpoint's steps did.
 
@@ -96,6 +128,7 @@ def adapt(
         trainer: its `args.gradient_accumulation_steps` is set.
         manifest: the checkpoint to go on from.
         now: the geometry that the script asks for.
+        asked_before: the accumulation that it asked for then; 0 when that is not known.
         allow_change: go on with another global batch instead of refusing.
 
     Returns:
@@ -104,8 +137,14 @@ def adapt(
     Raises:
         ConflictError: it cannot be done exactly, and changing it was not allowed.
     """
-    if manifest.world_size == now.world_size and manifest.global_batch == now.global_batch:
+    before = now.before(manifest)
+    if before == now:
         return now, None
+    is_script_the_same = (now.accumulation, now.per_micro_step) == (asked_before, before.per_micro_step)
+    if is_script_the_same and before.world_size == now.world_size:
+        # Still the number of ranks to which the accumulation was adapted, and still the same script.
+        trainer.args.gradient_accumulation_steps = before.accumulation
+        return Geometry.of(trainer, now.world_size), None
     reason = _obstacle(trainer, manifest, now)
     if reason is not None:
         if allow_change:
@@ -116,6 +155,8 @@ def adapt(
             "training was not started",
             hint=_OPTION,
         )
+    if manifest.world_size == now.world_size:
+        return now, None
     per_micro_step = now.global_batch // now.accumulation
     accumulation = manifest.global_batch // per_micro_step
     trainer.args.gradient_accumulation_steps = accumulation
@@ -131,32 +172,42 @@ def adapt(
 
 def _obstacle(trainer: Any, manifest: Manifest, now: Geometry) -> str | None:
     per_micro_step = now.global_batch // now.accumulation
-    if manifest.world_size == now.world_size:
+    if manifest.world_size == now.world_size and manifest.global_batch != now.global_batch:
         return "the script's batch size or gradient accumulation was changed"
     if manifest.global_batch % per_micro_step:
         return f"no gradient accumulation makes {manifest.global_batch} of {per_micro_step} samples per micro-step"
-    if getattr(trainer.args, "train_sampling_strategy", "random") in {"group_by_length", "batch_rebalance"}:
-        return f"train_sampling_strategy={trainer.args.train_sampling_strategy!r} orders data by batch geometry"
+    if manifest.world_size != now.world_size:
+        reason = _obstacle_of_order(trainer, (manifest.world_size, now.world_size))
+        if reason is not None:
+            return reason
     reason = _obstacle_of_generation(trainer, manifest, manifest.global_batch // per_micro_step)
     if reason is not None:
         return reason
-    before = Geometry(
-        world_size=manifest.world_size,
-        accumulation=manifest.gradient_accumulation,
-        global_batch=manifest.global_batch,
-        num_samples=now.num_samples,
-        drop_last=now.drop_last,
-    )
-    after = Geometry(
-        world_size=now.world_size,
-        accumulation=manifest.global_batch // per_micro_step,
-        global_batch=manifest.global_batch,
-        num_samples=now.num_samples,
-        drop_last=now.drop_last,
-    )
+    before = now.before(manifest)
+    after = replace(now, accumulation=manifest.global_batch // per_micro_step, global_batch=manifest.global_batch)
     if before.steps_per_epoch != after.steps_per_epoch:
         return f"an epoch would have {after.steps_per_epoch} steps in place of {before.steps_per_epoch}"
     return None
+
+
+def _obstacle_of_order(trainer: Any, world_sizes: tuple[int, int]) -> str | None:
+    """Where the ranks decide in which order samples come."""
+    strategy = getattr(trainer.args, "train_sampling_strategy", "random")
+    if strategy in {"group_by_length", "batch_rebalance"}:
+        return f"train_sampling_strategy={strategy!r} orders data by batch geometry"
+    if any(_is_dealt_by_shards(trainer, num_ranks) for num_ranks in world_sizes):
+        return "with dispatch_batches=False each rank reads shards of its own of the data set"
+    return None
+
+
+def _is_dealt_by_shards(trainer: Any, num_ranks: int) -> bool:
+    """Whether Accelerate gives each rank shards of a stream, and not every n-th batch of it."""
+    datasets = sys.modules.get("datasets")  # a data set of another library is never dealt so
+    if datasets is None or not isinstance(trainer.train_dataset, datasets.IterableDataset):
+        return False
+    config = trainer.accelerator.dataloader_config
+    dispatches = config.dispatch_batches is not False  # unless it is told otherwise, the first rank reads for all
+    return 1 < num_ranks <= trainer.train_dataset.n_shards and not dispatches and not config.split_batches
 
 
 def _num_samples(trainer: Any) -> int | None:

@@ -1,14 +1,15 @@
 """Makes every `Trainer.train()` of the process a `TrainerRun`, from the moment transformers is imported."""
 
 import functools
+import inspect
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from holdfast.errors import HoldfastError
 from holdfast.training.integrations.transformers.run import TrainerRun
 from holdfast.training.session import Session
 
-_REPLACED = (
+_METHODS = (
     "_maybe_log_save_evaluate",
     "_save_checkpoint",
     "_evaluate",
@@ -16,7 +17,23 @@ _REPLACED = (
     "_finalize_training",
     "_load_rng_state",
     "_init_training_state",
+    "_load_best_model",
+    "_push_from_checkpoint",
+    "_get_output_dir",
+    "_save",
+    "get_total_train_batch_size",
 )
+_FUNCTIONS = ("skip_first_batches", "deepspeed_load_checkpoint")
+"""Of the module, where its loop looks them up."""
+_COUNTED = (
+    "_tr_loss",
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "_initial_global_step",
+    "current_flos",
+    "current_gradient_accumulation_steps",
+)
+"""What an object has when its loop has begun."""
 
 
 def hook_trainer(module: ModuleType, session: Session) -> None:
@@ -26,10 +43,10 @@ def hook_trainer(module: ModuleType, session: Session) -> None:
         HoldfastError: this release of transformers has another training loop.
     """
     trainer_class: Any = module.Trainer
-    missing = [name for name in _REPLACED if not hasattr(trainer_class, name)]
+    missing = _missing(module, trainer_class)
     if missing:
         raise HoldfastError(
-            f"this release of transformers has no Trainer.{missing[0]}; training was not started",
+            f"this release of transformers has no {missing[0]}; training was not started",
             hint='install a supported one: pip install "holdfast[transformers]"',
         )
     train, save_model = trainer_class.train, trainer_class.save_model
@@ -49,6 +66,18 @@ def hook_trainer(module: ModuleType, session: Session) -> None:
 
     trainer_class.train = train_under_holdfast
     trainer_class.save_model = save_model_unless_interrupted
+
+
+def _missing(module: ModuleType, trainer_class: Any) -> list[str]:
+    """What is replaced or read in a training, and is not there."""
+    contents = cast("dict[str, Any]", trainer_class.__dict__)
+    methods = [inspect.unwrap(one) for one in contents.values() if inspect.isfunction(one)]
+    named = {name for method in methods for name in method.__code__.co_names}
+    return [
+        *(f"Trainer.{name}" for name in _METHODS if not hasattr(trainer_class, name)),
+        *(f"Trainer.{name}" for name in _COUNTED if name not in named),
+        *(f"transformers.trainer.{name}" for name in _FUNCTIONS if not hasattr(module, name)),
+    ]
 
 
 def _stay_interrupted(session: Session) -> None:

@@ -34,7 +34,7 @@ from holdfast.training.integrations.transformers.hub import HubPush
 from holdfast.training.integrations.transformers.looking import first_looker
 from holdfast.training.integrations.transformers.reference import Reference
 from holdfast.training.integrations.transformers.repartition import Repartition, trainer_module
-from holdfast.training.integrations.transformers.sharing import splits_weights
+from holdfast.training.integrations.transformers.sharing import check_supported, splits_weights
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.peers import Peers
@@ -83,6 +83,7 @@ class TrainerRun:
         self._told_step: int | None = None
         self._moment: Moment | None = None
         self._evaluating: Moment | None = None
+        self._gone_back_to: Moment | None = None
         self._settling = False
         self._loop_started_s = 0.0
         self._announced = False
@@ -342,7 +343,7 @@ class TrainerRun:
             if not self._settling:
                 self._take_snapshot_if_due()
             if self._trainer.args.gradient_accumulation_steps > 1:
-                self._moment = Moment(self._trainer, Pending(), with_buffers=True)
+                self._moment = Moment(self._trainer, Pending(), self._continuation.place, with_buffers=True)
             self._tell_progress()
             self._agreement.boundary_ends()
             self._session.figures.boundary_ends()
@@ -375,11 +376,7 @@ class TrainerRun:
         self._session.figures.step_ends()
         self._session.watch_uploads()
         self._its_saves.watch()
-        self._pending = Pending(
-            epoch_end=float(trainer.state.epoch).is_integer(),
-            grad_norm=None if grad_norm is None else float(grad_norm),
-            learning_rate=None if learning_rate is None else float(learning_rate),
-        )
+        self._pending = Pending.after_step(trainer, grad_norm, learning_rate)
         if agreement.decision.save:
             control.should_save = True
             self._trigger = Trigger.ON_DEMAND
@@ -397,7 +394,7 @@ class TrainerRun:
             is_due = not kwargs.get("skip_scheduler", False)
             is_save_due = is_due and bool(self._trainer.control.should_save)
             pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
-            self._evaluating = Moment(self._trainer, pending, with_buffers=False)
+            self._evaluating = Moment(self._trainer, pending, self._continuation.place, with_buffers=False)
             try:
                 with self._session.figures.during(State.EVALUATING):
                     return original(*args, **kwargs)
@@ -446,13 +443,15 @@ class TrainerRun:
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._continuation.is_complete
         # At the last step itself nothing needs to be remembered, and a run with more steps can go on from it.
         complete = bool(ends) and not self._step >= state.max_steps > 0
+        place = self._continuation.place if self._gone_back_to is None else self._gone_back_to.place
         return RankState(
             loss=LossSoFar.of(self._trainer),
             pending=dataclasses.replace(self._pending, complete=complete),
-            epoch_rng=self._continuation.epoch_rng,
-            loader=self._continuation.data.state,
-            generators=self._continuation.generators,
+            epoch_rng=place.epoch_rng,
+            loader=place.loader,
+            generators=place.generators,
             counted=Counted.of(self._trainer),
+            asked_accumulation=self._continuation.asked_accumulation,
             elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
 
@@ -461,6 +460,7 @@ class TrainerRun:
         self._announce_stop()
         if 0 < moment.step != self._session.saved_step:
             moment.go_back(self._trainer)
+            self._gone_back_to = moment
             self._pending = moment.pending
             if not self._its_saves.want(moment.step):
                 self._save(Trigger.JIT, self._trainer.model_wrapped, None)
@@ -580,6 +580,7 @@ def _check_supported(session: Session, trainer: Any, root: Path) -> None:
             f"the Trainer sees {trainer.args.world_size} rank(s), the environment {session.place.world_size}",
             hint="start the ranks with `holdfast run` or torchrun",
         )
+    check_supported(trainer)
     if root.absolute() in session.output_folders:
         raise UsageError(
             f"a second training into {root} would resume from the checkpoints of the first",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConflictError
+from holdfast.errors import ConflictError, UsageError
 from holdfast.training.integrations.accelerate import writes_shards
 from holdfast.training.integrations.transformers.repartition import check_repartition
 from holdfast.training.strategy import check_strategy
@@ -26,6 +26,35 @@ def splits_weights(trainer: Any) -> bool:
     return strategy_of(trainer) == "fsdp" or (plugin is not None and int(plugin.zero_stage) == 3)
 
 
+def check_supported(trainer: Any) -> None:
+    """Refuse ways of sharing the model of which Holdfast does not know that a checkpoint of them can be resumed.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and plugin.fsdp_version == 1:
+        raise UsageError(
+            "the script uses FSDP1, whose flat parameters PyTorch replaces by FSDP2; training was not started",
+            hint='set "version": 2 in fsdp_config (fsdp_version: 2 in a configuration of Accelerate)',
+        )
+    if plugin is not None and "LOCAL" in str(plugin.state_dict_type):
+        raise UsageError(
+            "the script uses LOCAL_STATE_DICT, whose files are the memory of one rank each; training was not started",
+            hint="set state_dict_type to SHARDED_STATE_DICT, which writes as little, or to FULL_STATE_DICT",
+        )
+    parallel = getattr(trainer.accelerator, "parallelism_config", None)
+    if parallel is None or trainer.is_deepspeed_enabled:
+        return
+    for name, num_ranks in (("tensor", parallel.tp_size), ("context", parallel.cp_size)):
+        if num_ranks > 1:
+            raise UsageError(
+                f"the script uses {name} parallelism on {num_ranks} ranks: a checkpoint takes each rank for one with "
+                "data of its own, and would miss parts of the model; training was not started",
+                hint="use FSDP2 or DeepSpeed's ZeRO-3 for a model that does not fit on one device",
+            )
+
+
 def check_sharing(trainer: Any, manifest: Manifest) -> None:
     """Refuse a checkpoint that the Trainer, as it is set up now, cannot read.
 
@@ -46,4 +75,4 @@ def check_sharing(trainer: Any, manifest: Manifest) -> None:
         )
 
 
-__all__ = ["check_sharing", "splits_weights", "strategy_of"]
+__all__ = ["check_sharing", "check_supported", "splits_weights", "strategy_of"]

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from holdfast.training.integrations.transformers.base_model import frozen_buffers
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.rng import capture_rng, restore_rng
 
@@ -35,7 +36,8 @@ class Pending:
         save: the save that follows this evaluation, because its result belongs into the checkpoint.
         epoch_end: everything that follows the last step of an epoch.
         complete: training ended before its last step; no further one is due.
-        grad_norm: of the step, for a log line at the epoch's end.
+        grad_norm: of the step, for a log line at the epoch's end; on its device until it is written, because reading
+            it waits for the step.
         learning_rate: of the step, likewise.
     """
 
@@ -43,8 +45,24 @@ class Pending:
     save: bool = False
     epoch_end: bool = False
     complete: bool = False
-    grad_norm: float | None = None
+    grad_norm: float | torch.Tensor | None = None
     learning_rate: float | None = None
+
+    @classmethod
+    def after_step(cls, trainer: Any, grad_norm: Any, learning_rate: Any) -> "Pending":
+        """What is due when a step has ended and nothing was left for later; all ranks call it."""
+        if hasattr(grad_norm, "full_tensor"):
+            grad_norm = grad_norm.full_tensor()  # of FSDP2's parts now, when no rank waits in vain for another one
+        return cls(
+            epoch_end=float(trainer.state.epoch).is_integer(),
+            grad_norm=grad_norm,
+            learning_rate=None if learning_rate is None else float(learning_rate),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Plain values; waits for the device to finish the step."""
+        values = {name: getattr(self, name) for name in Pending.__slots__}
+        return {**values, "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +112,8 @@ class RankState:
         generators: states of the generators of loader and samplers: when the running epoch began, or now at an
             epoch's boundary.
         counted: see `Counted`.
+        asked_accumulation: micro-batches per step that the script asks for, which may not be those in force; 0 when
+            that was not saved.
     """
 
     loss: LossSoFar
@@ -103,12 +123,13 @@ class RankState:
     loader: Any = None
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     counted: Counted = field(default_factory=Counted)
+    asked_accumulation: int = 0
 
     def write(self, folder: Path, rank: int) -> None:
         """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
         record = {
             "loss": {name: getattr(self.loss, name) for name in LossSoFar.__slots__},
-            "pending": {name: getattr(self.pending, name) for name in Pending.__slots__},
+            "pending": self.pending.record(),
             "epoch_rng": self.epoch_rng,
             "elapsed_s": self.elapsed_s,
             "loader": self.loader,
@@ -118,6 +139,7 @@ class RankState:
                 "cycle": self.counted.cycle if is_plain(self.counted.cycle) else {},
                 "is_training": self.counted.is_training,
             },
+            "asked_accumulation": self.asked_accumulation,
         }
         torch.save(record, folder / _NAME.format(rank=rank))
 
@@ -161,24 +183,42 @@ class RankState:
             loader=record.get("loader"),
             generators=record.get("generators", []),
             counted=Counted(**record.get("counted", {})),
+            asked_accumulation=record.get("asked_accumulation", 0),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The place in the data at a step boundary; while a step goes on, the loader is ahead of it.
+
+    Args:
+        epoch_rng: see `RankState`.
+        loader: likewise.
+        generators: likewise.
+    """
+
+    epoch_rng: dict[str, Any]
+    loader: Any
+    generators: list[torch.Tensor]
 
 
 class Moment:
     """A step boundary that the Trainer can go back to within the next step.
 
     Parameters and optimizer state change in `optimizer.step` only and are not copied. Buffers that a forward
-    pass may change are, and so is everything that counts.
+    pass may change are (a quantized model below adapters is not copied), and so is everything that counts.
 
     Args:
         trainer: at a step boundary.
         pending: what is due at it.
+        place: in the data.
         with_buffers: whether forward passes will follow before anybody goes back.
     """
 
-    def __init__(self, trainer: Any, pending: Pending, *, with_buffers: bool) -> None:
+    def __init__(self, trainer: Any, pending: Pending, place: Place, *, with_buffers: bool) -> None:
         self.step = int(trainer.state.global_step)
         self.pending = pending
+        self.place = place
         self._rng = capture_rng()
         self._loss = trainer._tr_loss.clone()
         self._flos = trainer.current_flos
@@ -201,8 +241,9 @@ class Moment:
 
 def _saved_buffers(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for prefix, module in trainer.model.named_modules():
+        left_out = module._non_persistent_buffers_set | frozen_buffers(module)
         for name, tensor in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
+            if name not in left_out:
                 yield f"{prefix}.{name}", tensor
 
 
@@ -241,6 +282,7 @@ __all__ = [
     "LossSoFar",
     "Moment",
     "Pending",
+    "Place",
     "RankState",
     "is_plain",
     "load_plain",

@@ -57,9 +57,23 @@ def test_the_walk_is_accelerates() -> None:
             assert len(list(shard)) == len(walk(num_samples, batch, ranks, drop_last=drop_last))
 
 
-def test_a_data_set_without_a_length_counts_micro_batches() -> None:
-    """No epoch is known: samples are steps times the batch, and the position is micro-batches from the start."""
+@pytest.mark.parametrize("steps_per_pass", [3, 7, 24, 40])
+@pytest.mark.parametrize("max_steps", [24, 49])
+def test_a_stream_goes_on_in_the_pass_in_which_it_was(steps_per_pass: int, max_steps: int) -> None:
+    """Whatever its length, which nobody knows; `epoch` is what the Trainer counts."""
+    geometry = Geometry(world_size=2, accumulation=3, global_batch=12, num_samples=None, drop_last=False)
+    halved = Geometry(world_size=2, accumulation=2, global_batch=6, num_samples=None, drop_last=False)
+    for step in range(1, max_steps + 1):
+        passes, before = divmod(step - 1, steps_per_pass)
+        epoch = passes + (before + 1) * 3 / (max_steps * 3)
+        place = geometry.position_in_stream(epoch, max_steps=max_steps, global_batch=12)
+        assert place == (passes, (before + 1) * 3)
+        place = halved.position_in_stream(epoch, max_steps=max_steps, global_batch=12)
+        assert place == (passes, (before + 1) * 2 * 2)
+
+
+def test_a_data_set_without_a_length_counts_samples() -> None:
+    """No epoch is known: samples are steps times the batch."""
     geometry = Geometry(world_size=2, accumulation=3, global_batch=12, num_samples=None, drop_last=False)
     assert geometry.steps_per_epoch is None
     assert geometry.samples_seen(step=5, epoch=0.0, regular=False) == 60
-    assert geometry.position(60) == (0, 15)

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from accelerate.parallelism_config import ParallelismConfig
 
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
-from holdfast.errors import ConflictError
-from holdfast.training.integrations.transformers.sharing import check_sharing, strategy_of
+from holdfast.errors import ConflictError, UsageError
+from holdfast.training.integrations.transformers.sharing import check_sharing, check_supported, strategy_of
 from holdfast.training.strategy import check_split, is_split_alike
 
 
@@ -18,10 +19,16 @@ def trainer(
     state: str = "SHARDED_STATE_DICT",
     stage: int = 2,
     parallel: int = 0,
+    version: int = 2,
+    context: int = 1,
     **settings: Any,
 ) -> Any:
     """Settings are those of DeepSpeed, with `__` for a dot."""
-    plugin = SimpleNamespace(state_dict_type=f"StateDictType.{state}") if strategy == "fsdp" else None
+    plugin = (
+        SimpleNamespace(state_dict_type=f"StateDictType.{state}", fsdp_version=version)
+        if strategy == "fsdp"
+        else None
+    )
     by_name = {name.replace("__", "."): value for name, value in settings.items()}
     zero = SimpleNamespace(zero_stage=stage, hf_ds_config=SimpleNamespace(get_value=by_name.get))
     return SimpleNamespace(
@@ -29,7 +36,7 @@ def trainer(
         is_fsdp_enabled=strategy == "fsdp",
         args=SimpleNamespace(world_size=ranks),
         accelerator=SimpleNamespace(
-            parallelism_config=SimpleNamespace(non_data_parallel_size=parallel) if parallel else None,
+            parallelism_config=ParallelismConfig(tp_size=parallel, cp_size=context) if parallel else None,
             state=SimpleNamespace(fsdp_plugin=plugin, deepspeed_plugin=zero if strategy == "deepspeed" else None),
         ),
     )
@@ -108,6 +115,28 @@ def test_one_process_and_several_are_the_same() -> None:
 def test_fsdp_takes_another_number_of_ranks() -> None:
     """DCP reads what each of them needs."""
     check_sharing(trainer("fsdp", ranks=3), manifest("fsdp"))
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (trainer("fsdp", version=1), "FSDP1"),
+        (trainer("fsdp", state="LOCAL_STATE_DICT"), "LOCAL_STATE_DICT"),
+        (trainer("ddp", parallel=2), "tensor parallelism on 2 ranks"),
+        (trainer("fsdp", parallel=1, context=4), "context parallelism on 4 ranks"),
+    ],
+)
+def test_what_no_checkpoint_holds_is_refused_at_the_start(now: Any, words: str) -> None:
+    """Whether there is a checkpoint or not."""
+    with pytest.raises(UsageError, match=rf"{words}.*; training was not started"):
+        check_supported(now)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
+def test_the_others_begin(strategy: str) -> None:
+    """Also where a script says in how many ways ranks share, and it is one; DeepSpeed saves its own ways."""
+    check_supported(trainer(strategy))
+    check_supported(trainer(strategy, parallel=2 if strategy == "deepspeed" else 1))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""What a script's TrainingArguments may not ask for."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.training.integrations.transformers.arguments import finish_settings
+from holdfast.training.settings import RunSettings
+
+
+def arguments(folder: Path, **changes: Any) -> Any:
+    values = {
+        "output_dir": str(folder),
+        "save_only_model": False,
+        "auto_find_batch_size": False,
+        "enable_jit_checkpoint": False,
+    }
+    return SimpleNamespace(**values | changes)
+
+
+def session() -> Any:
+    """With no option given."""
+    return SimpleNamespace(settings=RunSettings(), locations={})
+
+
+@pytest.mark.parametrize("setting", ["save_only_model", "auto_find_batch_size"])
+def test_what_cannot_be_resumed_is_refused(setting: str, tmp_path: Path) -> None:
+    """With the setting and what to do."""
+    finish_settings(arguments(tmp_path), session())
+    with pytest.raises(UsageError, match=f"the script sets {setting}=True") as refused:
+        finish_settings(arguments(tmp_path, **{setting: True}), session())
+    assert "TrainingArguments" in str(refused.value)
