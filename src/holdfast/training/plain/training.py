@@ -33,6 +33,7 @@ from holdfast.training.plain.position import Feed
 from holdfast.training.plain.reading import Numbers
 from holdfast.training.record import exit_code_after, in_a_sentence
 from holdfast.training.resume import lease
+from holdfast.training.rng import devices_left_out
 from holdfast.training.session import Session
 from holdfast.training.start import Start, agree_on_start, announce, begin_figures
 from holdfast.training.strategy import check_split, check_strategy
@@ -163,6 +164,13 @@ class Training:
         self._cadence = Cadence(session.settings.snapshot_steps)
         announce(session, self._peers, start.attempt, global_batch=samples)
         self._optimizers = {id(optimizer) for optimizer in framework.optimizers()}
+        left_out = devices_left_out(framework.parameters())
+        if left_out:
+            session.log.warning(
+                "random numbers of %s will be others after a resume: only those of the current device are saved; "
+                "call torch.cuda.set_device(…) before the model is made",
+                ", ".join(left_out),
+            )
         self._hook = before_changes(self._before_optimizer)
         self._snapshots.begin_loop()
         session.step = framework.step

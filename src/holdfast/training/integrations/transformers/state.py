@@ -94,6 +94,8 @@ class RankState:
         generators: states of the generators of loader and samplers: when the running epoch began, or now at an
             epoch's boundary.
         counted: see `Counted`.
+        rng: random number states of now. The Trainer's own file has those of all devices that the rank saw, and does
+            not say which is the rank's.
     """
 
     loss: LossSoFar
@@ -103,6 +105,7 @@ class RankState:
     loader: Any = None
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     counted: Counted = field(default_factory=Counted)
+    rng: dict[str, Any] = field(default_factory=capture_rng)
 
     def write(self, folder: Path, rank: int) -> None:
         """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
@@ -118,6 +121,7 @@ class RankState:
                 "cycle": self.counted.cycle if is_plain(self.counted.cycle) else {},
                 "is_training": self.counted.is_training,
             },
+            "rng": self.rng,
         }
         torch.save(record, folder / _NAME.format(rank=rank))
 
@@ -148,6 +152,7 @@ class RankState:
             elapsed_s=state.elapsed_s,
             generators=state.generators,
             counted=Counted(figures=state.counted.figures, is_training=state.counted.is_training),
+            rng=state.rng,
         )
 
     @classmethod
@@ -161,6 +166,7 @@ class RankState:
             loader=record.get("loader"),
             generators=record.get("generators", []),
             counted=Counted(**record.get("counted", {})),
+            rng=record.get("rng", {}),
         )
 
 
@@ -206,15 +212,6 @@ def _saved_buffers(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}.{name}", tensor
 
 
-def load_rng(folder: Path, *, rank: int, ranks_before: int) -> dict[str, Any] | None:
-    """Random number states from the Trainer's own files, whatever the number of ranks that wrote them."""
-    names = [f"rng_state_{rank % ranks_before}.pth"] if ranks_before > 1 else ["rng_state.pth"]
-    for name in names:
-        if (folder / name).is_file():
-            return load_plain(folder / name)
-    return None
-
-
 def is_plain(value: Any) -> bool:
     """Whether `load_plain` can read it back."""
     if isinstance(value, dict):
@@ -244,5 +241,4 @@ __all__ = [
     "RankState",
     "is_plain",
     "load_plain",
-    "load_rng",
 ]
