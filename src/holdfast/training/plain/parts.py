@@ -10,6 +10,7 @@ from holdfast.errors import UsageError
 from holdfast.foundation.environment import Place
 from holdfast.training.plain.loading import load_plain
 from holdfast.training.plain.sharded import sharded_parts
+from holdfast.training.plain.unsavable import check_savable
 
 _SHARDS = "sharded"
 
@@ -63,9 +64,13 @@ class NamedParts:
     Args:
         parts: by name.
         place: this rank.
+
+    Raises:
+        UsageError: one of them cannot be saved here.
     """
 
     def __init__(self, parts: Mapping[str, Any], place: Place) -> None:
+        check_savable(parts)
         self._parts = {name: _unwrapped(part) for name, part in parts.items()}
         self._place = place
         self._sharded = sharded_parts(self._parts)
