@@ -111,3 +111,15 @@ def test_a_killed_rank_goes_on_from_memory(tmp_path: Path) -> None:
         assert job.wait() == 0, job.text
     assert resumed["step"] >= 6
     assert read_events(output, "finished")[0]["step"] == 18
+
+
+@pytest.mark.long
+def test_options_say_when_to_save_and_what_stays(tmp_path: Path) -> None:
+    """The last step of each epoch, and the newest checkpoint alone."""
+    output = tmp_path / "run"
+    program = [str(LOOP), "--out", str(output), "--step-ms", "0", "--save-steps", "4"]
+    job = holdfast(output, "--save-strategy", "epoch", "--save-total-limit", "1", program=program)
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert [event["step"] for event in read_events(output, "saved")] == [6, 12, 18]
+    assert committed_steps(output) == [18]

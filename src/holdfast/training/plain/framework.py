@@ -24,9 +24,11 @@ class PlainFramework:
         parts: the state.
         data: what is trained on.
         place: this rank.
+        newest: how many checkpoints stay; None keeps all.
     """
 
-    def __init__(self, parts: Parts, data: Feed, place: Place) -> None:
+    def __init__(self, parts: Parts, data: Feed, place: Place, *, newest: int | None = None) -> None:
+        self._newest = newest
         self._parts = parts
         self._data = data
         self._place = place
@@ -78,8 +80,8 @@ class PlainFramework:
         }
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """What the options say, and nothing besides."""
-        return None, set()
+        """The option `--save-total-limit`, and nothing besides."""
+        return self._newest, set()
 
     def write_again(self) -> Write:
         """Everything, as it is now."""
