@@ -123,3 +123,16 @@ def test_options_say_when_to_save_and_what_stays(tmp_path: Path) -> None:
         assert job.wait() == 0, job.text
     assert [event["step"] for event in read_events(output, "saved")] == [6, 12, 18]
     assert committed_steps(output) == [18]
+
+
+@pytest.mark.long
+def test_accelerate_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """Ended after one epoch on two ranks, it goes on for two more on one."""
+    output = tmp_path / "run"
+    for ranks, epochs in (("2", "1"), ("1", "3")):
+        program = [str(LOOP), "--accelerate", "--out", str(output), "--step-ms", "0", "--epochs", epochs]
+        job = holdfast(output, "--nproc-per-node", ranks, program=program)
+        with no_orphans(job):
+            assert job.wait() == 0, job.text
+    assert read_events(output, "resumed")[-1]["step"] == 6
+    assert committed_steps(output) == [6, 18]

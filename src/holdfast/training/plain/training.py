@@ -186,14 +186,16 @@ class Training:
         check_strategy(manifest, self._framework.strategy)
         check_split(manifest, self._framework.zero_stage, session.place.world_size)
         with self._reading:
-            position, rng = self._framework.load(start.point.path, ranks_before=manifest.world_size)
-        position = moved(
-            position,
-            manifest,
-            self._feed,
-            session.place.world_size,
-            allow_change=session.settings.allow_batch_change,
-        )
+            position, rng = self._framework.place_in(start.point.path, ranks_before=manifest.world_size)
+            # Before anything is loaded: it may be refused.
+            position = moved(
+                position,
+                manifest,
+                self._feed,
+                session.place.world_size,
+                allow_change=session.settings.allow_batch_change,
+            )
+            self._framework.load(start.point.path)
         self._framework.step = manifest.step
         self._framework.batches_per_step = manifest.gradient_accumulation
         self._feed.resume(position, rng)
