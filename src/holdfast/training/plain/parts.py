@@ -136,7 +136,8 @@ class NamedParts:
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole_parts().items():
-            part.load_state_dict(load_plain(folder / f"{name}.pt"))
+            # Modules copy into their own tensors; optimizers and others may keep those that they are given.
+            part.load_state_dict(load_plain(folder / f"{name}.pt", is_copied=isinstance(part, torch.nn.Module)))
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
