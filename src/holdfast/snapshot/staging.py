@@ -173,7 +173,7 @@ class Stager:
         """Of the 64-bit words of `Work.summed`; there when `Work.on_end` is called. Equal content has equal sums, on
         whatever rank."""
         self._plans: dict[str, _Plan] = {}
-        self._seen: dict[str, list[StorageWeakRef]] = {}
+        self._seen: dict[str, dict[int, StorageWeakRef]] = {}
         """By file, where tensors that no optimizer owns were in the last save that had to be planned."""
         self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
@@ -226,10 +226,11 @@ class Stager:
         """Weights that are not trained were there in the last save, too; what was made for that one is not."""
         if sum(piece.num_bytes for piece in plan.anybodys) < _PASSING_BYTES:
             return True
-        before = {storage.cdata for storage in self._seen.get(path, [])}
+        storages = [_storage_of(piece.owner) for piece in plan.anybodys]
         # As long as there is such a reference, no other storage can have the same number.
-        now = self._seen[path] = [StorageWeakRef(_storage_of(piece.owner)) for piece in plan.anybodys]
-        return {storage.cdata for storage in now} <= before
+        now = {int(storage._cdata): StorageWeakRef(storage) for storage in storages}
+        before, self._seen[path] = self._seen.get(path, {}), now
+        return now.keys() <= before.keys()
 
     def _plan(self, work: Work, placed: Placed, guard: Guard | None) -> None:
         pieces = placed.image.pieces

@@ -26,18 +26,21 @@ def state_dict_weights(path: ReadablePath) -> list[StoredWeight]:
         CheckpointError: it is damaged, or holds something besides tensors.
         OSError: it cannot be read.
     """
-    content = read_torch_file(path)
-    if isinstance(content, Mapping) and isinstance(content.get(_STATE), Mapping):
-        content = cast("Mapping[str, Any]", content)[_STATE]
-    if not isinstance(content, Mapping) or not content:
+    content = _mapping(read_torch_file(path))
+    content = _mapping(content.get(_STATE)) or content
+    if not content:
         raise CheckpointError(f"{path.name} holds no weights of a model")
     weights: list[StoredWeight] = []
-    for name, tensor in cast("Mapping[str, Any]", content).items():
+    for name, tensor in content.items():
         if not isinstance(tensor, StoredTensor):
             raise CheckpointError(f"{name} in {path.name} is no tensor; load it with torch")
         runs = runs_of(tensor, [0] * len(tensor.sizes), tensor.sizes)
         weights.append(StoredWeight.of(name, tensor.dtype, tensor.sizes, runs))
     return weights
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 __all__ = ["NAMES", "state_dict_file", "state_dict_weights"]

@@ -94,9 +94,8 @@ class AcceleratedParts:
         """Names of weights are those of the models, whether there are replicas of them or not."""
         models: list[Any] = self._accelerator._models
         before = list(models)
-        models[:] = [
-            one.module if isinstance(one, torch.nn.parallel.DistributedDataParallel) else one for one in before
-        ]
+        replicated = torch.nn.parallel.DistributedDataParallel
+        models[:] = [getattr(one, "module", one) if isinstance(one, replicated) else one for one in before]
         try:
             yield
         finally:
