@@ -1,4 +1,4 @@
-"""At the end of a training the model goes from the ranks straight into the object store (docs/adr/0013)."""
+"""At the end of a training the model goes from the ranks straight into the object store (docs/adr/0015)."""
 
 import os
 import re
@@ -94,9 +94,10 @@ def memory_mb(pid: int, field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / 1e6
 
 
-@pytest.mark.parametrize("hidden", [512, pytest.param(2048, marks=pytest.mark.long)])
-def test_neither_disk_nor_memory(hidden: int, place: Place, proxy: FaultProxy, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_neither_disk_nor_memory(place: Place, proxy: FaultProxy, tmp_path: Path) -> None:
     """At most 5 % of the model on the disk, and on the first rank the largest tensor and 64 MB in memory."""
+    hidden = 2048  # with a smaller model the bound would be more than all of it
     job = place.start("--hidden", str(hidden))
     with no_orphans(job):
         job.wait_for_event("finished")
@@ -116,8 +117,7 @@ def test_neither_disk_nor_memory(hidden: int, place: Place, proxy: FaultProxy, t
     print(f"{size_bytes} bytes; disk {watch.grown_bytes}, memory {peak_mb - before_mb:.1f} MB")
     assert watch.grown_bytes <= 0.05 * size_bytes
     assert peak_mb - before_mb <= largest_mb + 64
-    if hidden == 2048:
-        assert size_bytes / 1e6 > 1.5 * (largest_mb + 64), "the bound says something"
+    assert size_bytes / 1e6 > 1.5 * (largest_mb + 64), "the bound says something"
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("told to stop", marks=pytest.mark.long)])

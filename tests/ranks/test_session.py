@@ -111,3 +111,28 @@ def test_a_killed_rank_goes_on_from_memory(tmp_path: Path) -> None:
         assert job.wait() == 0, job.text
     assert resumed["step"] >= 6
     assert read_events(output, "finished")[0]["step"] == 18
+
+
+@pytest.mark.long
+def test_options_say_when_to_save_and_what_stays(tmp_path: Path) -> None:
+    """The last step of each epoch, and the newest checkpoint alone."""
+    output = tmp_path / "run"
+    program = [str(LOOP), "--out", str(output), "--step-ms", "0", "--save-steps", "4"]
+    job = holdfast(output, "--save-strategy", "epoch", "--save-total-limit", "1", program=program)
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert [event["step"] for event in read_events(output, "saved")] == [6, 12, 18]
+    assert committed_steps(output) == [18]
+
+
+@pytest.mark.long
+def test_accelerate_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """Ended after one epoch on two ranks, it goes on for two more on one."""
+    output = tmp_path / "run"
+    for ranks, epochs in (("2", "1"), ("1", "3")):
+        program = [str(LOOP), "--accelerate", "--out", str(output), "--step-ms", "0", "--epochs", epochs]
+        job = holdfast(output, "--nproc-per-node", ranks, program=program)
+        with no_orphans(job):
+            assert job.wait() == 0, job.text
+    assert read_events(output, "resumed")[-1]["step"] == 6
+    assert committed_steps(output) == [6, 18]

@@ -39,8 +39,12 @@ _TRAINING_ONLY = re.compile(
     r"|pytorch_model_fsdp.*\.bin|scheduler.*\.bin|sampler.*\.bin|dl_state_dict.*\.bin|random_states_\d+\.pkl"
     r"|custom_checkpoint_\d+\.pkl|rank_\d+\.pt|sharded/.*"
 )
-WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
-"""Names of files that hold a model as a whole."""
+_WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
+
+
+def is_whole(name: str) -> bool:
+    """Whether a file of this name holds a model, or a part of it, as `from_pretrained` reads it."""
+    return _WEIGHTS.fullmatch(name) is not None and _TRAINING_ONLY.fullmatch(name) is None
 
 
 def copy(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> bool:
@@ -140,9 +144,10 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     """
     manifest = _complete(item)
     entries = tuple(entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path))
-    if not any(WEIGHTS.fullmatch(entry.path) for entry in entries):
+    if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
-            f"{item.where} holds no weights in one piece (strategy {manifest.strategy}); nothing was exported",
+            f"{item.where} holds no model in a form that is known here (strategy {manifest.strategy}); nothing was "
+            "exported",
             hint="resume from it and save the model from there",
         )
     counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
@@ -219,4 +224,4 @@ def _staging(source: Path | None) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["WEIGHTS", "Progress", "as_final", "copy", "export", "is_there"]
+__all__ = ["Progress", "as_final", "copy", "export", "is_there", "is_whole"]

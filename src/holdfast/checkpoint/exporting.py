@@ -1,4 +1,5 @@
-"""The model alone, out of checkpoints that hold it in pieces: torch.distributed.checkpoint and DeepSpeed's ZeRO.
+"""The model alone, out of checkpoints that `from_pretrained` does not read as they are: those of
+torch.distributed.checkpoint and DeepSpeed's ZeRO, in pieces, and files of `torch.save`, of sessions and Lightning.
 
 Written by Holdfast or not, in a folder or in an object store. Nothing is loaded: bytes go from file to file, one
 stretch after the other. Of a checkpoint in a store ranges are read, into a store parts are sent, and nothing of
@@ -24,6 +25,7 @@ from holdfast.checkpoint.transfer import Window, check, windows_of
 from holdfast.checkpoint.verify import read_manifest
 from holdfast.checkpoint.weights.dcp_weights import METADATA, dcp_weights
 from holdfast.checkpoint.weights.gathering import gather
+from holdfast.checkpoint.weights.state_dict_weights import state_dict_file, state_dict_weights
 from holdfast.checkpoint.weights.weight import StoredWeight
 from holdfast.checkpoint.weights.zero_weights import zero_folder, zero_weights
 from holdfast.errors import CheckpointError, StorageError
@@ -45,10 +47,15 @@ _ROOM = 64 << 20
 
 
 def is_in_pieces(folder: ReadablePath) -> bool:
-    """Whether a folder holds a model in pieces, and not as a whole besides."""
-    if not folder.is_dir() or any(copying.WEIGHTS.fullmatch(path.name) for path in folder.iterdir()):
+    """Whether a folder holds a model in pieces, or in a file of torch's, and in no form for `from_pretrained`."""
+    if not folder.is_dir() or any(copying.is_whole(path.name) for path in folder.iterdir()):
         return False
-    return _dcp_folder(folder) is not None or zero_folder(folder) is not None
+    return _place_of(folder) is not None
+
+
+def _place_of(folder: _Path) -> _Path | None:
+    """The folder of the pieces, or the file."""
+    return _dcp_folder(folder) or zero_folder(folder) or state_dict_file(folder)
 
 
 def _dcp_folder(folder: _Path) -> _Path | None:
@@ -163,16 +170,18 @@ def _stored_manifest(folder: StorePath) -> Manifest | None:
 
 
 def _pieces_of(folder: _Path) -> _Path:
-    pieces = _dcp_folder(folder) or zero_folder(folder)
+    pieces = _place_of(folder)
     if pieces is None:
         raise CheckpointError(f"{folder} holds no model in pieces")
     return pieces
 
 
 def _weights(folder: ReadablePath, pieces: ReadablePath) -> list[StoredWeight]:
-    find = dcp_weights if (pieces / METADATA).is_file() else zero_weights
     try:
-        weights = find(pieces)
+        if pieces.is_file():
+            weights = state_dict_weights(pieces)
+        else:
+            weights = dcp_weights(pieces) if (pieces / METADATA).is_file() else zero_weights(pieces)
     except (CheckpointError, StorageError, OSError):
         raise
     except Exception as error:  # whatever hostile content makes of it
@@ -246,9 +255,9 @@ def _check_manifest(folder: Path, pieces: Path, manifest: Manifest) -> None:
     """Refuse adapters, and compare every file that is going to be read with the manifest."""
     _check_whole(folder, manifest)
     digests = {entry.path: entry.digest for entry in manifest.files}
-    for path, _ in files.regular_files(pieces):
-        name = (pieces / path).relative_to(folder).as_posix()
-        if name != MANIFEST_NAME and digests.get(name) != digest_file(pieces / path).digest:
+    for path in [pieces] if pieces.is_file() else [pieces / path for path, _ in files.regular_files(pieces)]:
+        name = path.relative_to(folder).as_posix()
+        if name != MANIFEST_NAME and digests.get(name) != digest_file(path).digest:
             raise _altered(folder, name)
 
 

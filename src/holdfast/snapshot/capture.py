@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -150,6 +150,12 @@ class Capture:
             return future
 
         return write_data
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Remember no longer how these files look, nor hold the tensors in them."""
+        for path in paths:
+            self._torch_images.pop(path.rsplit("/", 1)[-1], None)
+            self._dcp_images.pop(path, None)
 
     def collect(self, captured: Captured) -> list[Image]:
         """Everything that the routine has handed over or written.

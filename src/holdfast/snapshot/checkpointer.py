@@ -275,6 +275,8 @@ class Checkpointer:
                 if not snapshotter.keeper.is_alive:
                     return False
                 clock.sleep(0.001)
+            for path in snapshotter.passing:
+                self._images.pop(path.removesuffix(".pt"), None)
         except Exception as error:  # noqa: BLE001  what cannot be captured, torch.save may know how to write
             self._tell_once(f"saves are synchronous: {error}")
             _log.debug("the snapshot of step %s failed", step, exc_info=True)

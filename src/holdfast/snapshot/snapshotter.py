@@ -45,6 +45,9 @@ class Snapshotter:
         """The ranks that copy this one's snapshots with it, or that it helps; settled and closed by who made it."""
         self._on_unequal = on_unequal
         self.arena = Arena(keeper, slots=slots)
+        self.passing: frozenset[str] = frozenset()
+        """Files of the last snapshot with tensors that may have been made for it alone; whoever remembers how files
+        look must not keep those of these."""
         self._on_torn = on_torn
         self._stager = Stager(keeper.set_mark)
         self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)
@@ -119,7 +122,7 @@ class Snapshotter:
         try:
             arranged = self._arrange(number, placed)
             work = Work(**arranged._asdict(), on_begin=begin, on_end=end)
-            self._stager.stage(work, self._guard)
+            self.passing = self._stager.stage(work, self._guard)
         except BaseException:
             self.keeper.release([place.block for place in placed])
             raise

@@ -13,9 +13,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from holdfast.foundation import clock
 from holdfast.snapshot.block import Block
@@ -32,6 +33,8 @@ _OPERATION_S = 1.0
 _LOOK_EVERY_S = 0.002
 SMALL_PIECE_BYTES = 64 << 10
 """Smaller tensors are copied many at a time, because keeping books about each takes longer than its copy."""
+_PASSING_BYTES = 1 << 20
+"""From this size on it matters whether tensors that were made for a save alone are held after it."""
 _SUMS = ""
 """No file has this path."""
 
@@ -75,6 +78,10 @@ class _Plan:
     def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:
         self.pieces = pieces
         self.epoch = None if guard is None else guard.epoch
+        self.anybodys: list[Piece] = []
+        """Those that no optimizer owns."""
+        self.is_lasting = True
+        """Whether it holds nothing that may have been made for one save alone."""
         self.at_once: list[tuple[int, int, int]] = []
         self.copies: list[_Copy] = []
         self.guarded: dict[int, list[torch.Tensor]] = {}
@@ -88,6 +95,8 @@ class _Plan:
 
     def _add(self, piece: Piece, guard: Guard | None, small: dict[int, list[tuple[int, int, int]]]) -> None:
         owner = guard.owner_of(piece) if guard is not None else None
+        if owner is None:
+            self.anybodys.append(piece)
         if piece.device != "cpu":  # copied by the device's own engine
             if owner is not None:
                 self.guarded.setdefault(owner.number, []).extend(owner.tensors)
@@ -164,17 +173,22 @@ class Stager:
         """Of the 64-bit words of `Work.summed`; there when `Work.on_end` is called. Equal content has equal sums, on
         whatever rank."""
         self._plans: dict[str, _Plan] = {}
+        self._seen: dict[str, dict[int, StorageWeakRef]] = {}
+        """By file, where tensors that no optimizer owns were in the last save that had to be planned."""
         self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
         self._thread = threading.Thread(target=self._run, name="holdfast-stager", daemon=True)
         self._thread.start()
 
-    def stage(self, work: Work, guard: Guard | None) -> None:
+    def stage(self, work: Work, guard: Guard | None) -> frozenset[str]:
         """Copy at once what may change at any time, and begin to copy the rest; only when idle.
 
         Args:
             work: what to copy.
             guard: knows what only optimizers change; without one everything is copied before this returns.
+
+        Returns:
+            Files with tensors that may have been made for this snapshot alone; held until it has been copied.
         """
         everything = [*work.placed, *work.windows]
         if guard is not None:
@@ -189,11 +203,13 @@ class Stager:
         work.tail = len(work.copies)
         work.is_done = bytearray(work.tail)
         self._devices.begin(everything, guard, work.summed)
+        passing = frozenset(path for path, plan in self._plans.items() if not plan.is_lasting)
         with self._changed:
             self._work = work
             self._changed.notify_all()
         if guard is None:
             self.wait()
+        return passing
 
     def _is_planned(self, path: str, pieces: Sequence[Piece]) -> bool:
         plan = self._plans.get(path)
@@ -203,7 +219,18 @@ class Stager:
         plan = self._plans.get(path)
         if plan is None or plan.pieces is not pieces or plan.epoch != (None if guard is None else guard.epoch):
             plan = self._plans[path] = _Plan(pieces, guard)
+            plan.is_lasting = self._is_lasting(path, plan)
         return plan
+
+    def _is_lasting(self, path: str, plan: _Plan) -> bool:
+        """Weights that are not trained were there in the last save, too; what was made for that one is not."""
+        if sum(piece.num_bytes for piece in plan.anybodys) < _PASSING_BYTES:
+            return True
+        storages = [_storage_of(piece.owner) for piece in plan.anybodys]
+        # As long as there is such a reference, no other storage can have the same number.
+        now = {int(storage._cdata): StorageWeakRef(storage) for storage in storages}
+        before, self._seen[path] = self._seen.get(path, {}), now
+        return now.keys() <= before.keys()
 
     def _plan(self, work: Work, placed: Placed, guard: Guard | None) -> None:
         pieces = placed.image.pieces
@@ -350,6 +377,7 @@ class Stager:
 
     def _end(self, work: Work) -> None:
         with self._changed:
+            self._plans = {path: plan for path, plan in self._plans.items() if plan.is_lasting}
             work.is_ended = True
             self._work = None
             self._changed.notify_all()
@@ -401,6 +429,10 @@ class Stager:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
+
+
+def _storage_of(owner: Any) -> Any:
+    return owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner
 
 
 def _sum_of(address: int, num_bytes: int) -> int:

@@ -1,6 +1,7 @@
 """The states of the random number generators that a training draws from."""
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -8,28 +9,34 @@ import torch
 
 
 def capture_rng() -> dict[str, Any]:
-    """The states of all random number generators, in the layout of the Trainer's `rng_state.pth`."""
+    """The states of this rank's random number generators: Python's, numpy's, the CPU's, the current CUDA device's.
+
+    Those of other devices belong to other ranks, and on another machine there are more or fewer of them.
+    """
     states: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.random.get_rng_state(),
     }
     if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.random.get_rng_state_all()
+        states["cuda"] = torch.cuda.get_rng_state()
     return states
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Put all random number generators where `capture_rng` found them."""
+    """Put them where `capture_rng` found them, whatever the number of the device then and now."""
     random.setstate(_as_tuples(states["python"]))
     np.random.set_state(states["numpy"])
     torch.random.set_rng_state(states["cpu"])
     cuda = states.get("cuda")
-    if cuda is not None and torch.cuda.is_available():
-        if isinstance(cuda, torch.Tensor):
-            torch.cuda.random.set_rng_state(cuda)
-        else:
-            torch.cuda.random.set_rng_state_all(cuda)
+    if isinstance(cuda, torch.Tensor) and torch.cuda.is_available():
+        torch.cuda.set_rng_state(cuda)
+
+
+def devices_left_out(tensors: Iterable[torch.Tensor]) -> list[str]:
+    """The CUDA devices of a model whose random numbers `capture_rng` does not see, by name."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    return sorted(str(device) for device in devices if device.index != torch.cuda.current_device())
 
 
 def generators_of(part: Any) -> list[torch.Generator]:
@@ -65,4 +72,4 @@ def _as_tuples(state: Any) -> Any:
     return tuple(_as_tuples(item) for item in state) if isinstance(state, list | tuple) else state  # pyright: ignore
 
 
-__all__ = ["capture_rng", "generators_of", "restore_rng"]
+__all__ = ["capture_rng", "devices_left_out", "generators_of", "restore_rng"]

@@ -206,7 +206,7 @@ def test_shards_are_not_exported(tmp_path: Path) -> None:
     output = prepared(tmp_path / "out")
     commit(output, 10, {0: {"pytorch_model_fsdp_0/__0_0.distcp": b"shard", "config.json": b"{}"}})
     inventory, _ = open_inventory(str(output.root))
-    with pytest.raises(CheckpointError, match="in one piece"):
+    with pytest.raises(CheckpointError, match="no model in a form that is known"):
         copying.export(inventory, inventory.item(), Location(scheme=Scheme.FILE, path=str(tmp_path / "model")))
     assert not (tmp_path / "model").exists()
 

@@ -9,12 +9,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from holdfast.checkpoint.catalog import newest_valid
 from holdfast.checkpoint.output_folder import OutputFolder
@@ -137,6 +139,23 @@ def test_save_and_load(checkpointer: Checkpointer, training: Training, tmp_path:
     assert checkpointer.load(other.state) == 3
     assert other.notes["step"] == expected["notes"]["step"]
     assert same(other.values(), expected)
+
+
+def test_nothing_of_a_save_stays(checkpointer: Checkpointer, training: Training, tmp_path: Path) -> None:
+    """A tensor that was made for a save is freed after it, and the next one goes well without it."""
+    training.step()
+    made = torch.arange(1 << 20)
+    storage = StorageWeakRef(made.untyped_storage())
+    checkpointer.save({**training.state, "made": {"here": made}}, 1).wait(TIMEOUT_S)
+    assert torch.equal(torch.load(tmp_path / "out" / "checkpoint-1" / "made.pt")["here"], made)
+    del made
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not storage.expired():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    training.step()
+    checkpointer.save(training.state, 2).wait(TIMEOUT_S)
+    assert is_loaded(tmp_path / "out", training.values())
 
 
 def test_nothing_to_load(checkpointer: Checkpointer, training: Training) -> None:

@@ -1,11 +1,13 @@
 """Copies beside the training: who waits, who does not, and what is noticed when somebody changes what is copied."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from holdfast.snapshot import staging
 from holdfast.snapshot.block import Block
@@ -17,6 +19,13 @@ from tests.support.snapshots import piece_of, render
 
 LARGE = 1 << 20  # bytes; copied beside the training
 TIMEOUT_S = 60
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
 
 
 class Gate:
@@ -125,6 +134,29 @@ def test_copies_go_on_beside_the_training(gate: Gate, trainer: Trainer) -> None:
     assert trainer.content(block, expected)
     assert trainer.ended == [True]
     assert trainer.stager._work is None
+
+
+def test_what_was_made_for_a_snapshot_is_let_go(trainer: Trainer) -> None:
+    """Its file is named, and nothing holds it when it has been copied; what outlives a snapshot is remembered."""
+    images = {"made.pt": TorchImages("made.pt")}
+
+    def stage(made: torch.Tensor) -> frozenset[str]:
+        image = images["made.pt"].compose({"first": trainer.parameters[0].detach(), "made": made})
+        placed = [Placed(image=image, block=Block.allocate(1, image.size_bytes), offset=0)]
+        work = Work(placed=placed, on_begin=trainer.begun.set, on_end=trainer.ended.append)
+        passing = trainer.stager.stage(work, trainer.guard)
+        trainer.stager.wait()
+        return passing
+
+    stays, goes = torch.ones(LARGE // 4), torch.ones(LARGE // 4)
+    storage = StorageWeakRef(goes.untyped_storage())
+    assert stage(stays) == {"made.pt"}  # nobody knows yet
+    assert stage(stays) == stage(stays) == frozenset()
+    assert stage(goes) == {"made.pt"}
+    assert trainer.ended == [True] * 4
+    images.clear()
+    del goes
+    wait_for(storage.expired)
 
 
 def test_a_step_waits_for_what_it_changes(gate: Gate, trainer: Trainer) -> None:
@@ -265,7 +297,7 @@ def test_what_a_device_copies_is_not_marked(trainer: Trainer) -> None:
 
     trainer.stager._devices = Engine()  # type: ignore[assignment]
     host = trainer.images.compose(trainer.state())
-    there = Piece(0, 4096, 0, 0, None, "cuda")
+    there = Piece(0, 4096, 0, 0, torch.ones(1).untyped_storage(), "cuda")
     moved = tuple(piece._replace(offset=piece.offset + 4096) for piece in host.pieces)
     image = Image(path="mixed", size_bytes=host.size_bytes + 4096, literals=(), pieces=(there, *moved))
     block = Block.allocate(1, image.size_bytes)

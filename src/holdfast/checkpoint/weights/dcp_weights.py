@@ -1,13 +1,10 @@
 """Weights in a folder of torch.distributed.checkpoint, whoever wrote it."""
 
-import itertools
-import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holdfast.checkpoint.manifest import path_fault
 from holdfast.checkpoint.weights.inert_pickle import Inert, read_inert
-from holdfast.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file, strides_of
+from holdfast.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file, runs_of
 from holdfast.checkpoint.weights.weight import Run, StoredWeight
 from holdfast.errors import CheckpointError
 from holdfast.storage.browsing import ReadablePath, StorePath
@@ -16,7 +13,6 @@ from holdfast.storage.read_ahead import map_reads
 METADATA = ".metadata"
 _MODEL = ("model", "state_dict", "module")
 _NOT_MODEL = {"optim", "optimizer", "optimizers", "scheduler", "lr_scheduler", "rng", "rng_state", "trainer_state"}
-_MOST_RUNS = 1 << 20
 _KNOWN: dict[tuple[str, str], Any] = {
     ("torch", "Size"): tuple,
     **{("torch", dtype): dtype for dtype in ITEM_BYTES},
@@ -65,7 +61,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
             tensor = tensors[key, offsets]
             if (tensor.dtype, tensor.sizes) != (dtype, counts):
                 raise CheckpointError(f"a part of {name} is not what {METADATA} says")
-            runs += _runs(tensor, offsets, sizes)
+            runs += runs_of(tensor, offsets, sizes)
         weights.append(StoredWeight.of(name, dtype, sizes, runs))
     return weights
 
@@ -114,28 +110,6 @@ def _tensor(folder: ReadablePath, place: tuple[str, int, int] | None, key: str) 
     if not isinstance(tensor, StoredTensor):
         raise CheckpointError(f"{key} is no tensor in {name}")
     return tensor
-
-
-def _runs(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Run]:
-    """The stretches of a whole weight, of these sizes, that a part of it at these offsets fills."""
-    item = ITEM_BYTES[tensor.dtype]
-    strides = strides_of(sizes)
-    # From the last dimension on, as long as the part has all of it and its elements lie side by side.
-    inner, count = len(sizes), 1
-    while inner and (tensor.sizes[inner - 1] == 1 or tensor.strides[inner - 1] == count):
-        inner -= 1
-        count *= tensor.sizes[inner]
-        if tensor.sizes[inner] != sizes[inner]:
-            break
-    if math.prod(tensor.sizes[:inner]) > _MOST_RUNS:
-        raise CheckpointError("a part of a weight is stored in another order of dimensions; load it with torch")
-    for outer in itertools.product(*(range(size) for size in tensor.sizes[:inner])):
-        source = sum(index * stride for index, stride in zip(outer, tensor.strides, strict=False))
-        target = sum(
-            (offset + index) * stride
-            for offset, index, stride in zip(offsets, (*outer, *[0] * (len(sizes) - inner)), strides, strict=True)
-        )
-        yield Run(target * item, count * item, tensor.path, tensor.offset + source * item)
 
 
 __all__ = ["METADATA", "dcp_weights"]

@@ -1,9 +1,10 @@
 """What a file of `torch.save` holds: plain values, and for each tensor the place of its bytes."""
 
 import io
+import itertools
 import math
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
@@ -15,6 +16,7 @@ from holdfast.storage.browsing import ReadablePath
 
 _LOCAL_HEADER_BYTES = 30
 _MAX_PICKLE_BYTES = 1 << 30
+_MOST_RUNS = 1 << 20
 ITEM_BYTES = {dtype: SIZES[kind] for dtype, kind in KINDS.items()}
 """Torch's names of types → the size of an element."""
 _STORAGES = {
@@ -209,4 +211,26 @@ def strides_of(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-__all__ = ["ITEM_BYTES", "StoredTensor", "read_torch_file", "strides_of"]
+def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Run]:
+    """The stretches of a whole weight, of these sizes, that a part of it at these offsets fills."""
+    item = ITEM_BYTES[tensor.dtype]
+    strides = strides_of(sizes)
+    # From the last dimension on, as long as the part has all of it and its elements lie side by side.
+    inner, count = len(sizes), 1
+    while inner and (tensor.sizes[inner - 1] == 1 or tensor.strides[inner - 1] == count):
+        inner -= 1
+        count *= tensor.sizes[inner]
+        if tensor.sizes[inner] != sizes[inner]:
+            break
+    if math.prod(tensor.sizes[:inner]) > _MOST_RUNS:
+        raise CheckpointError("a part of a weight is stored in another order of dimensions; load it with torch")
+    for outer in itertools.product(*(range(size) for size in tensor.sizes[:inner])):
+        source = sum(index * stride for index, stride in zip(outer, tensor.strides, strict=False))
+        target = sum(
+            (offset + index) * stride
+            for offset, index, stride in zip(offsets, (*outer, *[0] * (len(sizes) - inner)), strides, strict=True)
+        )
+        yield Run(target * item, count * item, tensor.path, tensor.offset + source * item)
+
+
+__all__ = ["ITEM_BYTES", "StoredTensor", "read_torch_file", "runs_of", "strides_of"]

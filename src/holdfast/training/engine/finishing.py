@@ -1,23 +1,25 @@
 """The finished model, in the layout that `from_pretrained` reads, on its way into the object store.
 
 What comes from the ranks goes there at once, without a disk in between (docs/adr/0015); what the framework writes by
-itself waits in the output folder for the mover. A failure is reported: a checkpoint has the same weights.
+itself waits in the output folder for the mover. A failure is reported, and the process ends with another code than 0.
 """
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
+from typing import TypeVar
 
 from holdfast.checkpoint.arriving import Describe
 from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.commit import RankPart, WorkingCheckpoint
 from holdfast.checkpoint.final import FINAL, final_folder, note_end
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.checkpoint.patience import LONGEST_PATIENCE_S
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.errors import HoldfastError, PeerError, SaveError, StorageError
 from holdfast.foundation import clock
-from holdfast.foundation.events import FinalMissing, SaveFailed, Uploaded, UploadFailed
+from holdfast.foundation.events import FinalMissing, Uploaded, UploadFailed
 from holdfast.storage.location import Location
 from holdfast.storage.opening import open_store
 from holdfast.training.engine.final_upload import FinalUpload
@@ -28,6 +30,7 @@ from holdfast.training.peers import Peers
 from holdfast.training.session import Session
 
 _LOOK_EVERY_S = 0.25
+_T = TypeVar("_T")
 
 
 class Finishing:
@@ -73,18 +76,15 @@ class Finishing:
         working = WorkingCheckpoint(
             self._output, attempt_id=self._attempt_id, step=self._step, target=final_folder(self._output)
         )
-        streams, error = None, ""
-        try:
-            streams = self._framework.write_final(working.rank_root(rank) / working.name)
-        except PeerError:
-            raise
-        except Exception as reason:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
-            error = f"rank {rank}: {type(reason).__name__}: {reason}"
-        error = "; ".join(error for error in self._peers.gather(error) if error)
-        if error:
-            self._report_failure(error)
+        # The folder first: a rank without one must not be missing in the collective calls of what follows.
+        streams, root, problem = None, *self._agreed(lambda: working.rank_root(rank))
+        if root is not None and not problem:
+            folder = root / working.name
+            streams, problem = self._agreed(lambda: self._framework.write_final(folder))
+        if problem:
+            self._report_missing(location, problem)
         elif streams is None:
-            self._keep(working)
+            self._keep(working, location)
         elif self._session.place.is_first:
             self._send(working, streams, location)
         else:
@@ -95,13 +95,34 @@ class Finishing:
             with contextlib.suppress(OSError):  # then nobody looks for a model of the script's
                 self._session.training_end = note_end(self._output, self._describe)
 
-    def _report_failure(self, reason: str) -> None:
-        consequence = "the newest checkpoint has the same weights"
-        self._session.report(
-            SaveFailed(step=self._step, trigger=Trigger.FINAL, reason=reason, consequence=consequence)
-        )
+    def _agreed(self, work: Callable[[], _T]) -> tuple[_T | None, str]:
+        """Do something on all ranks.
 
-    def _keep(self, working: WorkingCheckpoint) -> None:
+        Returns:
+            What it gives here, and why it failed wherever it did; the reasons are the same on all ranks.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        result, problem = None, ""
+        try:
+            result = work()
+        except PeerError:
+            raise
+        except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
+            problem = f"rank {self._session.place.rank}: {type(error).__name__}: {error}"
+        return result, "; ".join(text for text in self._peers.gather(problem) if text)
+
+    def _report_missing(self, location: Location, reason: str, checkpoint: str | None = None) -> None:
+        """The training has ended well, and its last step is saved; but what was asked for is not there."""
+        missing = FinalMissing(
+            step=self._step, location=str(location.child(FINAL)), reason=reason, checkpoint=checkpoint
+        )
+        if self._session.place.is_first:
+            self._session.final_missing = missing.line
+        self._session.report(missing)
+
+    def _keep(self, working: WorkingCheckpoint, location: Location) -> None:
         """Let the mover find what the ranks have written."""
         rank = self._session.place.rank
         try:
@@ -113,7 +134,7 @@ class Finishing:
             try:
                 working.commit(_of_first_node(parts), self._describe)
             except (HoldfastError, OSError) as error:
-                self._report_failure(str(error))
+                self._report_missing(location, str(error))
 
     def _send(self, working: WorkingCheckpoint, streams: Streams, location: Location) -> None:
         """Send what the ranks have, from the first one."""
@@ -137,11 +158,7 @@ class Finishing:
             raise
         except Exception as error:  # noqa: BLE001  the training has ended well, whatever becomes of this
             reason = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-            missing = FinalMissing(
-                step=self._step, location=where, reason=reason, checkpoint=self._source(streams.step, location)
-            )
-            session.final_missing = missing.line
-            session.report(missing)
+            self._report_missing(location, reason, self._source(streams.step, location))
             return
         duration_s = round(clock.monotonic_s() - started_s, 3)
         session.report(

@@ -326,6 +326,7 @@ class Snapshots:
             if self._team is not None:
                 self._team.settle(self._num_taken)
         self._sizes = [image.size_bytes for image in images]
+        self._capture.forget(self._snapshotter.passing)
         return Handover.TAKEN if taken else Handover.BUSY
 
     def _images(self, step: int, write: Write) -> list[Image]:

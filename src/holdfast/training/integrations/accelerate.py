@@ -64,7 +64,7 @@ class AcceleratedParts:
 
     def write(self, folder: Path) -> None:
         """As `save_state` does."""
-        with self._naming_nothing(), shards_in_place(self._accelerator):
+        with self._naming_nothing(), self._below_replication(), shards_in_place(self._accelerator):
             self._accelerator.save_state(str(folder))
 
     def write_final(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class AcceleratedParts:
 
     def load(self, folder: Path) -> None:
         """As `load_state` does."""
-        with self._naming_nothing():
+        with self._naming_nothing(), self._below_replication():
             self._accelerator.load_state(str(folder))
 
     @contextlib.contextmanager
@@ -88,6 +88,18 @@ class AcceleratedParts:
             yield
         finally:
             configuration.automatic_checkpoint_naming, configuration.iteration = before, iteration
+
+    @contextlib.contextmanager
+    def _below_replication(self) -> Generator[None]:
+        """Names of weights are those of the models, whether there are replicas of them or not."""
+        models: list[Any] = self._accelerator._models
+        before = list(models)
+        replicated = torch.nn.parallel.DistributedDataParallel
+        models[:] = [getattr(one, "module", one) if isinstance(one, replicated) else one for one in before]
+        try:
+            yield
+        finally:
+            models[:] = before
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:

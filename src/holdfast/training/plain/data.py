@@ -18,11 +18,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, RandomSampler
 
 from holdfast.training.plain.position import Position
 from holdfast.training.rereading import read_past
 from holdfast.training.rng import capture_rng, generators_of, restore_rng
+
+ACCELERATED = "Accelerate's "
+"""Before the kind of a sampler whose batches Accelerate deals out."""
+GENERATED = " with a generator"
+"""Behind the kind of one that draws from a generator of its own, which Accelerate keeps the same on all ranks."""
 
 
 class Data:
@@ -67,8 +72,15 @@ class Data:
 
     @property
     def sampler(self) -> str:
-        """The kind of the loader's sampler."""
-        return type(getattr(self._loader, "sampler", None)).__name__
+        """The kind of the loader's sampler; of one that Accelerate has prepared, that of the script's."""
+        if not _is_accelerates(self._loader):
+            return type(getattr(self._loader, "sampler", None)).__name__
+        batches: Any = getattr(self._loader, "batch_sampler", None)
+        while hasattr(batches, "batch_sampler"):  # those that Accelerate puts around it
+            batches = batches.batch_sampler
+        sampler = getattr(batches, "sampler", None)
+        has_generator = isinstance(getattr(sampler, "generator", None), torch.Generator)
+        return ACCELERATED + type(sampler).__name__ + GENERATED * has_generator * (type(sampler) is RandomSampler)
 
     def position(self) -> Position:
         """Where the loop stands now."""
@@ -223,4 +235,4 @@ class _Skipping:
         return next(self._entries)
 
 
-__all__ = ["Data"]
+__all__ = ["ACCELERATED", "GENERATED", "Data"]

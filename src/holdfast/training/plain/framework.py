@@ -24,9 +24,11 @@ class PlainFramework:
         parts: the state.
         data: what is trained on.
         place: this rank.
+        newest: how many checkpoints stay; None keeps all.
     """
 
-    def __init__(self, parts: Parts, data: Feed, place: Place) -> None:
+    def __init__(self, parts: Parts, data: Feed, place: Place, *, newest: int | None = None) -> None:
+        self._newest = newest
         self._parts = parts
         self._data = data
         self._place = place
@@ -78,8 +80,8 @@ class PlainFramework:
         }
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """What the options say, and nothing besides."""
-        return None, set()
+        """The option `--save-total-limit`, and nothing besides."""
+        return self._newest, set()
 
     def write_again(self) -> Write:
         """Everything, as it is now."""
@@ -99,22 +101,26 @@ class PlainFramework:
         folder.mkdir(parents=True, exist_ok=True)
         self._parts.write_final(folder)
 
-    def load(self, folder: Path, *, ranks_before: int) -> tuple[Position, dict[str, Any]]:
-        """Load what `write_again` has written.
+    def place_in(self, folder: Path, *, ranks_before: int) -> tuple[Position, dict[str, Any]]:
+        """Where this rank was in its data when a checkpoint was written; nothing is changed.
 
         Args:
             folder: a verified checkpoint.
             ranks_before: how many ranks wrote it.
 
         Returns:
-            This rank's place in the data, and its random number states.
+            The place, and its random number states.
+        """
+        mine = load_plain(folder / _RANK_FILE.format(rank=self._place.rank % ranks_before))
+        return Position(**mine["position"]), mine["rng"]
+
+    def load(self, folder: Path) -> None:
+        """Load the parts that `write_again` has written into a verified checkpoint.
 
         Raises:
             UsageError: the checkpoint has no such part.
         """
         self._parts.load(folder)
-        mine = load_plain(folder / _RANK_FILE.format(rank=self._place.rank % ranks_before))
-        return Position(**mine["position"]), mine["rng"]
 
 
 __all__ = ["PlainFramework"]

@@ -4,11 +4,14 @@ import dataclasses
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConflictError
+from holdfast.training.plain.data import ACCELERATED, GENERATED
 from holdfast.training.plain.position import Feed, Position
 
 _OPTION = "allow it with --allow-batch-change: the place in the data is kept as well as it can be"
 _INDEPENDENT = "DistributedSampler"
-"""The sampler whose order of all samples does not depend on how many ranks share them."""
+"""The order of all its samples does not depend on how many ranks share them."""
+_DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
+"""Likewise: every rank draws the same order, and Accelerate deals the batches out in turn."""
 
 
 def moved(position: Position, manifest: Manifest, data: Feed, world_size: int, *, allow_change: bool) -> Position:
@@ -35,7 +38,14 @@ def moved(position: Position, manifest: Manifest, data: Feed, world_size: int, *
             f"{world_size}: {reason}; training was not started",
             hint=hint,
         )
+    if _is_at_epoch_end(position, manifest, data):
+        return dataclasses.replace(position, batches=data.num_batches, loader=None)
     return dataclasses.replace(position, batches=position.batches * before // now, loader=None)
+
+
+def _is_at_epoch_end(position: Position, manifest: Manifest, data: Feed) -> bool:
+    """Whether the loop has had all batches of the running epoch."""
+    return position.batches > 0 and float(manifest.epoch).is_integer() and data.num_batches is not None
 
 
 def _obstacle(
@@ -44,9 +54,12 @@ def _obstacle(
     if before != now:
         fitting = f"give the loader batches of {before // world_size}; or " if before % world_size == 0 else ""
         return f"a batch of all ranks together had {before} samples and has {now}", fitting + _OPTION
+    if _is_at_epoch_end(position, manifest, data):
+        return "", ""
     if position.loader is not None:
         return "the state of their loaders is tied to the number of ranks", _OPTION
-    if {position.sampler, data.sampler} != {_INDEPENDENT}:
+    is_independent = position.sampler == data.sampler and data.sampler in {_INDEPENDENT, *_DEALT}
+    if position.batches and not is_independent:
         other = next(name for name in (position.sampler, data.sampler) if name != _INDEPENDENT)
         return f"the order of {other} depends on the number of ranks", f"use a {_INDEPENDENT}; or {_OPTION}"
     return "", ""

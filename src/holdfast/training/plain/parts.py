@@ -10,6 +10,7 @@ from holdfast.errors import UsageError
 from holdfast.foundation.environment import Place
 from holdfast.training.plain.loading import load_plain
 from holdfast.training.plain.sharded import sharded_parts
+from holdfast.training.plain.unsavable import check_savable
 
 _SHARDS = "sharded"
 
@@ -63,9 +64,13 @@ class NamedParts:
     Args:
         parts: by name.
         place: this rank.
+
+    Raises:
+        UsageError: one of them cannot be saved here.
     """
 
     def __init__(self, parts: Mapping[str, Any], place: Place) -> None:
+        check_savable(parts)
         self._parts = {name: _unwrapped(part) for name, part in parts.items()}
         self._place = place
         self._sharded = sharded_parts(self._parts)
@@ -131,7 +136,8 @@ class NamedParts:
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole_parts().items():
-            part.load_state_dict(load_plain(folder / f"{name}.pt"))
+            # Modules copy into their own tensors; optimizers and others may keep those that they are given.
+            part.load_state_dict(load_plain(folder / f"{name}.pt", is_copied=isinstance(part, torch.nn.Module)))
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:

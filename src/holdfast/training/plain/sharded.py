@@ -37,7 +37,7 @@ class ShardedParts:
 
     def save(self, folder: Path) -> None:
         """Write this rank's shards; all ranks call it, each with a folder of its own."""
-        folder.mkdir(parents=True, exist_ok=True)
+        # DCP makes the folder, between its collective calls: a rank that cannot tells the others.
         _dcp.save(self._state(), checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:

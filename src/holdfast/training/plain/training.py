@@ -29,10 +29,12 @@ from holdfast.training.peers import Peers
 from holdfast.training.plain.framework import PlainFramework
 from holdfast.training.plain.moving import moved
 from holdfast.training.plain.parts import Parts
+from holdfast.training.plain.periodic import Periodic
 from holdfast.training.plain.position import Feed
 from holdfast.training.plain.reading import Numbers
 from holdfast.training.record import exit_code_after, in_a_sentence
 from holdfast.training.resume import lease
+from holdfast.training.rng import devices_left_out
 from holdfast.training.session import Session
 from holdfast.training.start import Start, agree_on_start, announce, begin_figures
 from holdfast.training.strategy import check_split, check_strategy
@@ -63,20 +65,16 @@ class Training:
         save_steps: int | None,
     ) -> None:
         settings = session.settings
-        folder, steps = settings.output_dir or output_dir, settings.save_steps or save_steps
-        if settings.save_every is not None:
-            steps = None
+        folder = settings.output_dir or output_dir
         if folder is None:
             raise UsageError("there is no place for checkpoints", hint="give an output_dir, or --output-dir")
-        if steps is not None and steps < 1:
-            raise UsageError(f"save_steps {steps} must be at least 1")
         self._session = session
-        self._save_steps = steps
+        self._periodic = Periodic(settings, save_steps)
         place = place_output(str(folder), local_dir=settings.local_dir)
         self._output, self._location = OutputFolder(place.folder), place.remote
         self._output.check_usable()
         self._feed = feed
-        self._framework = PlainFramework(parts, self._feed, session.place)
+        self._framework = PlainFramework(parts, self._feed, session.place, newest=settings.save_total_limit)
         self._batches_before = 0
         self.epochs_to_do = 0
         """Epochs of the whole run, for whoever looks how far it is; 0 when nobody knows."""
@@ -162,7 +160,17 @@ class Training:
         self._deadline = Deadline(session, self._agreement, self._snapshots)
         self._cadence = Cadence(session.settings.snapshot_steps)
         announce(session, self._peers, start.attempt, global_batch=samples)
+        ineffective = self._periodic.begin(self._feed)
+        if ineffective and place.is_first:
+            session.log.warning("%s", ineffective)
         self._optimizers = {id(optimizer) for optimizer in framework.optimizers()}
+        left_out = devices_left_out(framework.parameters())
+        if left_out:
+            session.log.warning(
+                "random numbers of %s will be others after a resume: only those of the current device are saved; "
+                "call torch.cuda.set_device(…) before the model is made",
+                ", ".join(left_out),
+            )
         self._hook = before_changes(self._before_optimizer)
         self._snapshots.begin_loop()
         session.step = framework.step
@@ -178,14 +186,16 @@ class Training:
         check_strategy(manifest, self._framework.strategy)
         check_split(manifest, self._framework.zero_stage, session.place.world_size)
         with self._reading:
-            position, rng = self._framework.load(start.point.path, ranks_before=manifest.world_size)
-        position = moved(
-            position,
-            manifest,
-            self._feed,
-            session.place.world_size,
-            allow_change=session.settings.allow_batch_change,
-        )
+            position, rng = self._framework.place_in(start.point.path, ranks_before=manifest.world_size)
+            # Before anything is loaded: it may be refused.
+            position = moved(
+                position,
+                manifest,
+                self._feed,
+                session.place.world_size,
+                allow_change=session.settings.allow_batch_change,
+            )
+            self._framework.load(start.point.path)
         self._framework.step = manifest.step
         self._framework.batches_per_step = manifest.gradient_accumulation
         self._feed.resume(position, rng)
@@ -295,8 +305,7 @@ class Training:
     def _save_if_due(self, *, is_wanted: bool) -> None:
         agreement, step = self._agreement, self._framework.step
         stops = agreement.decision.stop
-        is_by_steps = self._save_steps is not None and step % self._save_steps == 0
-        is_periodic = is_wanted or is_by_steps or agreement.decision.is_due
+        is_periodic = self._periodic.is_due(step, self._feed) or is_wanted or agreement.decision.is_due
         if stops or agreement.decision.save or is_periodic or self._saves.is_postponed:
             trigger = Trigger.JIT if stops else Trigger.ON_DEMAND if agreement.decision.save else Trigger.PERIODIC
             if stops:

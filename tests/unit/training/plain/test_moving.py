@@ -1,10 +1,11 @@
 """Where a loop goes on with other ranks, and why it is refused."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
 
 from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
 from holdfast.errors import ConflictError
@@ -15,12 +16,12 @@ from holdfast.training.plain.position import Position
 SAMPLES = TensorDataset(torch.arange(96))
 
 
-def manifest(world_size: int, per_batch: int, accumulation: int = 1) -> Manifest:
+def manifest(world_size: int, per_batch: int, accumulation: int = 1, epoch: float = 0.5) -> Manifest:
     return Manifest(
         run_id="run",
         attempt=1,
         step=5,
-        epoch=0.5,
+        epoch=epoch,
         trigger=Trigger.JIT,
         created="2026-11-21T00:00:00Z",
         world_size=world_size,
@@ -97,3 +98,47 @@ def test_the_batch_that_would_fit_is_named() -> None:
     with pytest.raises(ConflictError) as refusal:
         move(manifest(2, 24), data(12, 3), 3)
     assert "batches of 8" in str(refusal.value.hint)
+
+
+@pytest.mark.parametrize("sampler", ["RandomSampler", "SequentialSampler", "Accelerate's RandomSampler"])
+def test_between_two_epochs(sampler: str) -> None:
+    """No order is to be kept: also where the last batch is the newest, which is all batches of now."""
+    begins = Position(epoch=2, sampler=sampler)
+    assert move(manifest(2, 24, epoch=2.0), data(24, 1, is_distributed=False), 1, begins) == begins
+    ends = Position(epoch=1, batches=4, epoch_rng={}, sampler=sampler, loader={"place": 4})
+    moved_on = move(manifest(2, 24, epoch=2.0), data(8, 3), 3, ends)
+    assert (moved_on.epoch, moved_on.batches, moved_on.loader) == (1, 4, None)
+    with pytest.raises(ConflictError, match="had 24 samples and has 48"):
+        move(manifest(2, 24, epoch=2.0), data(24, 2), 2, begins)
+
+
+class Prepared:
+    """A loader as Accelerate prepares it for one of several ranks."""
+
+    base_dataloader = iteration = 0
+
+    def __init__(self, sampler: Any, batch_size: int) -> None:
+        inner = SimpleNamespace(sampler=sampler, batch_size=batch_size)
+        self.batch_sampler = SimpleNamespace(batch_sampler=inner, batch_size=batch_size)
+        self.batch_size = None
+
+
+@pytest.mark.parametrize(
+    ("sampler", "is_kept"),
+    [
+        (SequentialSampler(SAMPLES), True),
+        (RandomSampler(SAMPLES, generator=torch.Generator()), True),
+        (RandomSampler(SAMPLES), False),
+    ],
+    ids=["sequential", "one generator", "each draws for itself"],
+)
+def test_what_accelerate_deals_out(sampler: Any, is_kept: bool) -> None:
+    """One order for all ranks is as good on another number of them."""
+    now = Data(Prepared(sampler, 8), lambda *_: None)  # type: ignore[arg-type]
+    place = Position(batches=6, epoch_rng={}, sampler=now.sampler)
+    assert now.sampler.startswith("Accelerate's ")
+    if is_kept:
+        assert move(manifest(2, 24), now, 3, place) == place
+    else:
+        with pytest.raises(ConflictError, match="order of Accelerate's RandomSampler"):
+            move(manifest(2, 24), now, 3, place)

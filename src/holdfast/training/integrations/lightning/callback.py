@@ -129,14 +129,14 @@ class HoldfastCallback(Checkpoint):
         connector, strategy = self._trainer._checkpoint_connector, self._trainer.strategy
         fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
 
-        def restore(original: Callable[..., None], path: Any = None, *arguments: Any, **options: Any) -> None:
+        def restore(original: Callable[..., None], path: Any = None, weights_only: bool | None = None) -> None:
             if folder is None:
-                original(path, *arguments, **options)
+                original(path, weights_only)
                 return
             if path is not None and self._session is not None:
                 self._session.log.info("the run goes on from %s, not from ckpt_path", folder)
             with _replaced(connector, "_restore_modules_and_callbacks", None):
-                parts.restore(folder)
+                parts.restore(folder, weights_only)
 
         def restored(original: Callable[[], None]) -> None:
             original()

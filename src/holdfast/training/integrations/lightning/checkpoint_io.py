@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins import CheckpointIO
 
+from holdfast.errors import UsageError
+
 
 class DirectCheckpointIO(CheckpointIO):
     """See `lightning.pytorch.plugins.CheckpointIO`; for any strategy that writes by it."""
@@ -22,11 +24,28 @@ class DirectCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file, as much of it as is used; objects of the script's own only where there are any."""
+        """Read a file, as much of it as is used.
+
+        Args:
+            path: of the file.
+            map_location: ignored; Lightning brings what it needs to the device.
+            weights_only: what the script has told Lightning. Only where that is False objects are made of what the
+                file says, which can run anything.
+
+        Raises:
+            UsageError: the file holds objects, and making them was not allowed.
+        """
         try:
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except pickle.UnpicklingError:  # hyperparameters may be anything
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
+        except pickle.UnpicklingError as error:
+            if weights_only is False:
+                raise
+            raise UsageError(
+                f"{Path(path).parent.name} is not loaded: {Path(path).name} is damaged or holds objects of Python, "
+                "as hyperparameters may be, and loading these can run code; nothing of it was run",
+                hint="if nobody hostile can write there, call Trainer.fit(…, weights_only=False), or name their "
+                "classes with torch.serialization.add_safe_globals",
+            ) from error
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a file."""

@@ -68,11 +68,15 @@ class LightningParts:
     def load(self, folder: Path) -> None:
         """Nothing: Lightning has loaded by `restore` in its own time."""
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder: Path, weights_only: bool | None) -> None:
         """Let Lightning restore modules and callbacks from a checkpoint, and keep the rest for its later steps.
 
+        Args:
+            folder: the checkpoint.
+            weights_only: see `DirectCheckpointIO.load_checkpoint`.
+
         Raises:
-            UsageError: the checkpoint is none of Lightning's.
+            UsageError: the checkpoint is none of Lightning's, or it holds objects that were not allowed.
         """
         if not (folder / STATE).exists():
             raise UsageError(
@@ -80,7 +84,7 @@ class LightningParts:
                 hint="resume from it with the script that wrote it, or begin anew with --from-scratch",
             )
         with self._writing_directly():
-            self._trainer._checkpoint_connector._restore_modules_and_callbacks(folder / STATE)
+            self._trainer._checkpoint_connector._restore_modules_and_callbacks(folder / STATE, weights_only)
 
     @contextlib.contextmanager
     def _writing_directly(self) -> Generator[None]:

@@ -17,7 +17,7 @@ from holdfast.training.integrations.transformers.data_position import DataPositi
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
 from holdfast.training.integrations.transformers.repartition import follow_accumulation
 from holdfast.training.integrations.transformers.sharing import check_sharing
-from holdfast.training.integrations.transformers.state import Pending, Place, RankState, load_rng
+from holdfast.training.integrations.transformers.state import Pending, Place, RankState
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.resume import ResumePoint
 from holdfast.training.rng import capture_rng, restore_rng
@@ -157,15 +157,10 @@ class Continuation:
             if self._rng_to_restore is not None:
                 restore_rng(self._rng_to_restore)
                 self._rng_to_restore = None
-                return
-            place = self._session.place
-            if self._point is None or self._point.manifest.world_size == place.world_size:
+            elif self._state is not None and self._state.rng:
+                restore_rng(self._state.rng)
+            else:
                 original(checkpoint)
-                return
-            before = self._point.manifest.world_size
-            states = load_rng(self._point.path, rank=place.rank, ranks_before=before)
-            if states is not None:
-                restore_rng(states)
 
         return load
 

@@ -25,7 +25,7 @@ class Weight:
         dtype: of its elements.
         shape: of the whole.
         span: what this rank has; None when that is not one stretch, or nothing.
-        local: that part, contiguous; None likewise.
+        local: that part, as it lies in memory; None likewise.
         identity: the same for weights that are tied.
     """
 
@@ -42,8 +42,13 @@ class Weight:
         """A stretch of what this rank has, as uint8 on the CPU; `begin` counts from the weight's first byte."""
         assert self.span is not None
         assert self._local is not None
-        start = begin - self.span.begin
-        flat = self._local.detach().reshape(-1).view(torch.uint8)
+        start, local = begin - self.span.begin, self._local.detach()
+        if not local.is_contiguous():  # of a weight in another order only the rows that are wanted are put in order
+            row_bytes = local[0].numel() * local.element_size()
+            first = start // row_bytes
+            local = local[first : -(-(start + num_bytes) // row_bytes)]
+            start -= first * row_bytes
+        flat = local.contiguous().reshape(-1).view(torch.uint8)
         return flat[start : start + num_bytes].cpu()
 
 
@@ -70,7 +75,7 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
             found[name] = _of_dtensor(name, tensor)
         else:
             span = Span(0, tensor.nbytes)
-            found[name] = Weight(tensor.dtype, tuple(tensor.shape), span, tensor.detach().contiguous(), id(tensor))
+            found[name] = Weight(tensor.dtype, tuple(tensor.shape), span, tensor.detach(), id(tensor))
     return found
 
 
@@ -85,7 +90,7 @@ def _of_dtensor(name: str, tensor: Any) -> Weight:
         raise ValueError(f"{name} is not shared by its first dimension")
     per_row = local.element_size() * (torch.Size(shape[1:]).numel() if shape else 1)
     begin = (chunk.offsets[0] if shape else 0) * per_row
-    return Weight(tensor.dtype, shape, Span(begin, local.nbytes), local.contiguous(), id(tensor))
+    return Weight(tensor.dtype, shape, Span(begin, local.nbytes), local, id(tensor))
 
 
 def _of_deepspeed(parameter: Any) -> Weight:

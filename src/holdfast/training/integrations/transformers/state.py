@@ -114,6 +114,8 @@ class RankState:
         counted: see `Counted`.
         asked_accumulation: micro-batches per step that the script asks for, which may not be those in force; 0 when
             that was not saved.
+        rng: random number states of now. The Trainer's own file has those of all devices that the rank saw, and does
+            not say which is the rank's.
     """
 
     loss: LossSoFar
@@ -124,6 +126,7 @@ class RankState:
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     counted: Counted = field(default_factory=Counted)
     asked_accumulation: int = 0
+    rng: dict[str, Any] = field(default_factory=capture_rng)
 
     def write(self, folder: Path, rank: int) -> None:
         """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
@@ -140,6 +143,7 @@ class RankState:
                 "is_training": self.counted.is_training,
             },
             "asked_accumulation": self.asked_accumulation,
+            "rng": self.rng,
         }
         torch.save(record, folder / _NAME.format(rank=rank))
 
@@ -170,6 +174,7 @@ class RankState:
             elapsed_s=state.elapsed_s,
             generators=state.generators,
             counted=Counted(figures=state.counted.figures, is_training=state.counted.is_training),
+            rng=state.rng,
         )
 
     @classmethod
@@ -184,6 +189,7 @@ class RankState:
             generators=record.get("generators", []),
             counted=Counted(**record.get("counted", {})),
             asked_accumulation=record.get("asked_accumulation", 0),
+            rng=record.get("rng", {}),
         )
 
 
@@ -247,15 +253,6 @@ def _saved_buffers(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}.{name}", tensor
 
 
-def load_rng(folder: Path, *, rank: int, ranks_before: int) -> dict[str, Any] | None:
-    """Random number states from the Trainer's own files, whatever the number of ranks that wrote them."""
-    names = [f"rng_state_{rank % ranks_before}.pth"] if ranks_before > 1 else ["rng_state.pth"]
-    for name in names:
-        if (folder / name).is_file():
-            return load_plain(folder / name)
-    return None
-
-
 def is_plain(value: Any) -> bool:
     """Whether `load_plain` can read it back."""
     if isinstance(value, dict):
@@ -286,5 +283,4 @@ __all__ = [
     "RankState",
     "is_plain",
     "load_plain",
-    "load_rng",
 ]

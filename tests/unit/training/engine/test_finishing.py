@@ -1,0 +1,118 @@
+"""The end of a training on all ranks: one that cannot write its model says so to all, and to whoever started it."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.commit import WorkingCheckpoint
+from holdfast.checkpoint.final import final_folder
+from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.errors import PeerError
+from holdfast.foundation.events import Event, FinalMissing
+from holdfast.storage.location import parse_location
+from holdfast.training.engine.finishing import Finishing
+from holdfast.training.folders import Folders
+from tests.support.checkpoints import describe, prepared
+from tests.support.ranks import ThreadPeers, run_ranks
+
+_NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
+Write = Callable[[ThreadPeers, Path], None]
+
+
+def gathers(peers: ThreadPeers, folder: Path) -> None:
+    """As a framework does whose weights lie on all ranks."""
+    assert peers.gather(("weights of", peers.place.rank)) == [("weights of", 0), ("weights of", 1)]
+    if peers.place.is_first:
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+
+def finish(output: Any, write: Write) -> list[SimpleNamespace | Exception]:
+    """The sessions of two ranks after the end."""
+
+    def run(peers: ThreadPeers) -> SimpleNamespace:
+        told: list[Event] = []
+        session = SimpleNamespace(place=peers.place, report=told.append, told=told, final_missing=None)
+        framework = SimpleNamespace(step=9, write_final=lambda folder: write(peers, folder))
+        folders = Folders(is_owner=peers.place.is_first)
+        finishing: Any = Finishing(
+            session,  # type: ignore[arg-type]
+            peers,  # type: ignore[arg-type]
+            framework,  # type: ignore[arg-type]
+            output,
+            folders,
+            attempt_id="attempt",
+            describe=describe(9),
+        )
+        finishing.finish(parse_location("s3://bucket/run"))
+        return session
+
+    return run_ranks(2, run)
+
+
+def assert_told(ranks: list[Any], reason: str) -> None:
+    """On the first rank, whose word becomes the exit code."""
+    first, other = ranks
+    (event,) = first.told
+    assert isinstance(event, FinalMissing)
+    assert reason in event.reason
+    assert "s3://bucket/run/final" in first.final_missing
+    assert "run the same command again" in first.final_missing
+    assert other.final_missing is None
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    """The model waits for the mover, and nobody says anything."""
+    output = prepared(tmp_path)
+    ranks: list[Any] = finish(output, gathers)
+    assert [(rank.told, rank.final_missing) for rank in ranks] == [([], None), ([], None)]
+    assert (final_folder(output) / MANIFEST_NAME).is_file()
+
+
+def test_a_rank_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk is full: no rank begins with the framework's collective calls."""
+    original = WorkingCheckpoint.rank_root
+
+    def rank_root(self: WorkingCheckpoint, rank: int) -> Path:
+        if rank == 1:
+            raise _NO_ROOM
+        return original(self, rank)
+
+    monkeypatch.setattr(WorkingCheckpoint, "rank_root", rank_root)
+    assert_told(finish(prepared(tmp_path), gathers), "rank 1: OSError: [Errno 28]")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_model_that_cannot_be_written(rank: int, tmp_path: Path) -> None:
+    """The framework fails on one rank, after its collective calls."""
+
+    def write(peers: ThreadPeers, folder: Path) -> None:
+        gathers(peers, folder)
+        if peers.place.rank == rank:
+            raise _NO_ROOM
+
+    output = prepared(tmp_path)
+    assert_told(finish(output, write), f"rank {rank}: OSError: [Errno 28]")
+    assert not final_folder(output).exists()
+
+
+def test_a_model_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was written, and does not become durable."""
+
+    def seal(self: WorkingCheckpoint, rank: int) -> Any:
+        raise _NO_ROOM
+
+    monkeypatch.setattr(WorkingCheckpoint, "seal", seal)
+    assert_told(finish(prepared(tmp_path), gathers), "No space left")
+
+
+def test_a_rank_that_is_gone(tmp_path: Path) -> None:
+    """Nothing is gathered of it."""
+
+    def write(peers: ThreadPeers, folder: Path) -> None:
+        raise PeerError("rank 3 is gone")
+
+    assert all(isinstance(rank, PeerError) for rank in finish(prepared(tmp_path), write))
