@@ -29,6 +29,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip check
 	rm -rf .venv/deepspeed
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/deepspeed --group deepspeed
+	if command -v g++ >/dev/null; then $(BIN)/python -m tests.support.deepspeed; fi
 	rm -rf .venv/bitsandbytes
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/bitsandbytes --group bitsandbytes
 	touch $@

@@ -24,6 +24,7 @@ from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.verify import verify
 from holdfast.checkpoint.weights.dcp_weights import dcp_weights
 from holdfast.checkpoint.weights.torch_file import read_torch_file
+from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged
 from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events, tiny
 from tests.support.moto_server import MotoServer
@@ -43,13 +44,7 @@ _MATRIX = [
     for kind in KINDS
     for case in CASES
 ]
-_DEEPSPEED = Path(sys.prefix) / "deepspeed"
 _SAVES = ("--save-strategy", "steps", "--save-steps", "4")
-
-
-def path_with_deepspeed() -> str:
-    """For PYTHONPATH: wherever it is installed, every Trainer imports it."""
-    return os.pathsep.join([str(_DEEPSPEED), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _program(output: Path, strategy: str, kind: str, *arguments: str) -> list[str]:
@@ -61,16 +56,8 @@ def _program(output: Path, strategy: str, kind: str, *arguments: str) -> list[st
 def _start(output: Path, strategy: str, kind: str, *arguments: str, options: tuple[str, ...] = (), **env: str) -> Job:
     ranks = ("--nproc-per-node", "1" if strategy == "single" else "2")
     if strategy.startswith("zero"):
-        env["PYTHONPATH"] = path_with_deepspeed()
+        env |= deepspeed_variables()
     return holdfast(output, *ranks, *options, program=_program(output, strategy, kind, *arguments), **env)
-
-
-def skip_without_deepspeed(strategy: str) -> None:
-    if strategy.startswith("zero"):
-        if not _DEEPSPEED.is_dir():
-            pytest.skip(f"DeepSpeed is not in {_DEEPSPEED}: run `make venv`")
-        if shutil.which("g++") is None:
-            pytest.skip("DeepSpeed builds its communication for the CPU with g++, which is not here")
 
 
 def _end(job: Job, code: int = 0) -> None:
@@ -265,7 +252,7 @@ def _by_deepspeed(folder: Path) -> dict[str, torch.Tensor]:
     subprocess.run(
         [sys.executable, "-c", code, str(folder), str(target)],
         check=True,
-        env=environment(DS_ACCELERATOR="cpu", PYTHONPATH=path_with_deepspeed()),
+        env=environment(DS_ACCELERATOR="cpu", **deepspeed_variables()),
     )
     return torch.load(target, weights_only=True)
 

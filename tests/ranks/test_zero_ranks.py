@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint.verify import verify
-from tests.ranks.test_strategies import path_with_deepspeed, skip_without_deepspeed
+from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged, samples
 from tests.support.jobs import Job, environment, holdfast, no_orphans, tiny, wait_until_gone
 
@@ -65,7 +65,7 @@ def start(output: Path, strategy: str, ranks: int, kind: str, *arguments: str, a
         str(ranks),
         *saves,
         program=program,
-        PYTHONPATH=path_with_deepspeed(),
+        **deepspeed_variables(),
         DS_ACCELERATOR="cpu",
     )
 
@@ -177,7 +177,7 @@ def test_the_copy_is_what_deepspeeds_own_tool_makes(strategy: str, reference_of:
             capture_output=True,
             text=True,
             check=False,
-            env=environment(DS_ACCELERATOR="cpu", PYTHONPATH=path_with_deepspeed()),
+            env=environment(DS_ACCELERATOR="cpu", **deepspeed_variables()),
         )
         assert done.returncode == 0, done.stderr
     states = ("fp32", "exp_avg", "exp_avg_sq")
