@@ -129,6 +129,7 @@ def test_a_damaged_newest_in_the_store_means_the_older_one(
     assert in_store(server, "damaged")[-1] == steps[-1], "trained again and published in place of the damaged one"
 
 
+@pytest.mark.long
 def test_a_store_that_goes_away_stops_nothing(tmp_path: Path) -> None:
     """Uploads fail, training goes on; at the end the local checkpoint stands, is named, and goes up the next time."""
     with moto_server(tmp_path) as server:
@@ -212,6 +213,7 @@ def test_a_place_that_cannot_be_used_is_refused_before_training(
     assert not read_events(output, "attempt_started")
 
 
+@pytest.mark.long
 def test_from_scratch_is_refused_where_nothing_can_be_moved_aside(server: MotoServer, tmp_path: Path) -> None:
     """The bucket keeps what it has; exit code 11 and the way out."""
     output = tmp_path / "run"

@@ -228,7 +228,7 @@ def processes_in_all() -> list[str]:
     return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
+@pytest.fixture(params=[pytest.param("moto", marks=pytest.mark.long), pytest.param("rgw", marks=pytest.mark.s3)])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path, client: TrainerClient) -> Bucket:
     return Bucket(request.getfixturevalue(request.param), tmp_path / "config")
 

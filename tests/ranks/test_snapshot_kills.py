@@ -140,6 +140,7 @@ def _said(folder: Path) -> list[tuple[str, int]]:
 
 
 @pytest.mark.timeout(120 + 20 * max(_NUM_KILLS, 6))
+@pytest.mark.long
 def test_killed_plain_loop_loses_one_step_at_most(tmp_path: Path) -> None:
     """A `Checkpointer` that saves every step: the next process begins one step back at most."""
     dice = _dice()

@@ -99,6 +99,7 @@ def test_a_step_of_other_micro_batches_sees_its_samples(tmp_path: Path) -> None:
     assert_same_steps(output, reference)
 
 
+@pytest.mark.long
 def test_a_batch_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     """11 with the reason and the option that allows it; with the option the run goes on."""
     output = tmp_path / "run"

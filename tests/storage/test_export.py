@@ -25,7 +25,7 @@ from holdfast.errors import CheckpointError, ConflictError, StorageError
 from holdfast.storage.location import parse_location
 from holdfast.storage.opening import open_store
 from holdfast.storage.store import Store
-from holdfast.testing.fault_proxy import FaultProxy, add_mixture
+from holdfast.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
 from tests.support.ceph_rgw import CephRgw
 from tests.support.checkpoints import commit, prepared
 from tests.support.disk import DiskWatch
@@ -291,12 +291,14 @@ def test_interrupted_by_a_person(slow: tuple[FaultProxy, dict[str, str]], bucket
     proxy, variables = slow
     output = prepared(tmp_path / "out")
     commit(output, 10, {0: WHOLE})
+    proxy.add(Fault(kind=Kind.STALL, method="PUT", contains="/model-00002", seconds=5))
     export = begin_export(str(output.root / "checkpoint-10"), f"{bucket}/model", variables)
-    wait_for(lambda: proxy.requests["PUT"] >= 3)
+    wait_for(lambda: proxy.injected[Kind.STALL])
     export.send_signal(signal.SIGINT)
+    proxy.clear()
     proxy.up._bytes_per_s = None
-    export.communicate(timeout=60)
-    assert export.returncode != 0
+    _, said = export.communicate(timeout=60)
+    assert export.returncode == 130, said
     assert contents(f"{bucket}/model") == {}
     assert store_at(bucket).sweep() == 0
 

@@ -30,8 +30,10 @@ TIMEOUT_S = 50
 
 
 def shared_files() -> set[str]:
-    """Files in /dev/shm; launchers of other jobs on this machine may make folders there at any time."""
-    return {entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir()}
+    """Files in /dev/shm; other programs on this machine may make folders and semaphores there at any time."""
+    return {
+        entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir() and not entry.name.startswith("sem.")
+    }
 
 
 class Training:
