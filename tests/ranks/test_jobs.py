@@ -105,6 +105,21 @@ def test_suspended_and_resumed_it_ends_as_if_nothing_had_been(place: Place, refe
 
 
 @long
+def test_a_checkpoint_that_was_named_is_where_it_begins_once(place: Place, reference: Place) -> None:
+    """Suspended and resumed it goes on from the step that is safe, not from the one that it began with."""
+    place.jobs.submit(place.training("a", settings={"save_steps": 2}))
+    place.wait_for_saved("a", 4)
+    place.jobs.delete("a", timeout_s=90)
+    place.jobs.submit(place.training("a", settings={"resume": str(place.output("a") / "checkpoint-4")}))
+    place.wait_for_mark("a", 9)
+    safe = place.jobs.suspend("a", timeout_s=60).safe_step
+    place.jobs.resume("a")
+    place.complete("a")
+    assert [event["step"] for event in place.events("a", "resumed")] == [4, safe]
+    assert_same(place.output("a"), reference.output("alone"))
+
+
+@long
 def test_scaled_up_and_down_no_sample_is_lost(place: Place) -> None:
     """1 → 2 → 1 nodes; each time it goes on from the step at which it stopped."""
     place.jobs.submit(place.training("a", "--resumed-step-ms", "300"))

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.foundation import clock
-from holdfast.jobs import processes
+from holdfast.jobs import processes, told
 from holdfast.jobs.connections import IDENTITY
 from holdfast.jobs.node import read_exit_code, write_plan
 from holdfast.jobs.processes import JOB_VARIABLE
 from holdfast.jobs.records import NodeRecord
 from holdfast.jobs.spec import JobSpec
+from holdfast.training.settings import RunSettings
 
 _RANK_LOGS = "HOLDFAST_RANK_LOGS"
 _OURS = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
@@ -58,8 +59,8 @@ class Launchers:
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
         settings = replace(self._spec.settings, job_dir=str(self._folder))
-        if self._attempt > 1:
-            settings = replace(settings, from_scratch=False)  # it has begun anew once
+        if told.has_begun(self._folder):
+            settings = _gone_on_with(settings)
         write_plan(plan_file, self._plan(node), settings)
         output = self._folder / "logs" / f"node-{node}.log"
         output.parent.mkdir(exist_ok=True)
@@ -176,6 +177,12 @@ def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: 
     if extra_path is not None:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(extra_path), environ.get("PYTHONPATH", ""))))
     return environ
+
+
+def _gone_on_with(settings: RunSettings) -> RunSettings:
+    """For a launcher that is not the job's first: where to begin was asked of that one, and what was saved since counts."""
+    resume = "auto" if settings.resume == "never" else settings.resume
+    return replace(settings, has_begun=True, from_scratch=False, resume=resume)
 
 
 def _devices(gpus: tuple[int, ...], spec: JobSpec) -> dict[str, str]:

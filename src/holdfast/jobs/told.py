@@ -30,6 +30,11 @@ def progress(folder: Path) -> Progress | None:
     return read_progress(folder / PROGRESS_NAME)
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether the ranks have ever agreed on where to begin; until then, what the job was asked for is still to be done."""
+    return any(event["event"] == "attempt_started" for event in events(folder))
+
+
 def safe_step(folder: Path) -> int | None:
     """The newest step that is committed, as far as the ranks have told."""
     step: int | None = None
@@ -49,4 +54,4 @@ def was_told_since(folder: Path, wall_s: float) -> bool:
         return False
 
 
-__all__ = ["EVENTS", "events", "progress", "safe_step", "was_told_since"]
+__all__ = ["EVENTS", "events", "has_begun", "progress", "safe_step", "was_told_since"]

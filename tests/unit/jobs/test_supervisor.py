@@ -3,6 +3,7 @@
 Real launchers are in tests/ranks/test_jobs.py; here are the ends, races and faults that these do not show on demand.
 """
 
+import json
 import os
 import signal
 import threading
@@ -312,6 +313,45 @@ class TestAsked:
         thread.end()
         assert (place.job().state, place.job().exit_code) == (SUSPENDED, None)
         assert place.history.nodes("a", 1) == []
+
+
+class TestBeginning:
+    """Where to begin is asked of the first launcher whose ranks begin, and of no later one."""
+
+    def settings_of(self, place: Place, attempt: int) -> dict[str, Any]:
+        place.wait_for_launchers(attempt)
+        return json.loads((job_folder("a") / f"attempt-{attempt}" / "node-0.json").read_bytes())["settings"]
+
+    def told(self, event: str) -> None:
+        with (job_folder("a") / "events.jsonl").open("a") as stream:
+            stream.write(json.dumps({"event": event}) + "\n")
+
+    @pytest.mark.parametrize(
+        ("asked", "later"),
+        [
+            ({"from_scratch": True}, (False, "auto")),
+            ({"resume": "never"}, (False, "auto")),
+            ({"resume": "/some/checkpoint-4"}, (False, "/some/checkpoint-4")),
+        ],
+    )
+    def test_asked_until_it_was_done(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], later: tuple[bool, str]
+    ) -> None:
+        """An attempt that ended before its ranks began has not done it."""
+        monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.0)
+        place.add("a", "wait 143", "wait 75", "wait 75", settings=asked)
+        seen: list[tuple[bool, bool, str]] = []
+        for attempt in (1, 2, 3):
+            place.history.want("a", Wanted.RUN, actor="me")
+            thread = Thread()
+            settings = self.settings_of(place, attempt)
+            seen.append((settings["has_begun"], settings["from_scratch"], settings["resume"]))
+            if attempt == 2:
+                self.told("attempt_started")
+            place.history.want("a", Wanted.SUSPEND, actor="me")
+            thread.end()
+        first = (False, asked.get("from_scratch", False), asked.get("resume", "auto"))
+        assert seen == [first, first, (True, *later)]
 
 
 class TestNodes:
