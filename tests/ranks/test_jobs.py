@@ -98,7 +98,7 @@ def test_suspended_and_resumed_it_ends_as_if_nothing_had_been(place: Place, refe
     place.jobs.resume("a")
     job = place.complete("a")
     assert (job.attempt, job.setbacks) == (2, 0)
-    assert states(place, "a")[:5] == ["running", "suspending", "suspended", "resuming", "running"]
+    assert states(place, "a")[:6] == ["running", "suspending", "suspended", "queued", "resuming", "running"]
     [resumed] = place.events("a", "resumed")
     assert resumed["step"] == step
     assert_same(place.output("a"), reference.output("alone"))

@@ -180,7 +180,7 @@ def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: 
 
 
 def _gone_on_with(settings: RunSettings) -> RunSettings:
-    """For a launcher that is not the job's first: where to begin was asked of that one, and what was saved since counts."""
+    """Where to begin was asked of the job's first launcher; for a later one, what was saved since counts."""
     resume = "auto" if settings.resume == "never" else settings.resume
     return replace(settings, has_begun=True, from_scratch=False, resume=resume)
 

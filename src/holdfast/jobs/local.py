@@ -195,35 +195,40 @@ class LocalJobs:
                 raise ConflictError(f"job {job.name} is {job.state}, not suspended")
             self._refuse_taken_place(job.name, self.output_of(job))
             self._ask(job, Wanted.RUN)
-            if job.state is JobState.FAILED:
-                self._history.become(
-                    job.name, JobState.SUSPENDED, actor=self._actor, cause="to be tried again", setbacks=0
-                )
+            if not job.state.is_active:
+                cause = "to be tried again" if job.state is JobState.FAILED else ""
+                self._history.become(job.name, JobState.QUEUED, actor=self._actor, cause=cause, setbacks=0)
         if not is_locked(supervisor_lock(job.name)):
             start_supervisor(job.name)
         return self.job(job.name)
 
     def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> JobRecord:
-        """Suspend a job, change its number of nodes, and let it go on if it was to run before.
+        """Change a job's number of nodes; one that runs is stopped for it with a checkpoint, and goes on.
+
+        The supervisor does all of it: nothing is left undone when the caller is killed or waits no longer.
 
         Raises:
             UsageError: no such number of nodes.
-            ConflictError: the job has ended.
+            ConflictError: the job is complete, or ended before it could be changed.
+            WaitTimeoutError: it is still at it; it will have them all the same.
         """
-        job = self.job(name)
-        spec = replace(job.spec, num_nodes=num_nodes)
-        if job.state is JobState.COMPLETE:
-            raise ConflictError(f"job {job.name} is complete")
-        _check_devices(spec, count_slots())
-        was_to_run = job.needs_supervisor and job.wanted is not Wanted.SUSPEND
-        if job.needs_supervisor:
-            job = self.suspend(job.name, timeout_s=timeout_s)
-        if job.state is JobState.COMPLETE:
-            raise ConflictError(f"job {job.name} was complete before it could be scaled")
         with self._history.transaction():
-            cause = f"{job.spec.num_nodes} → {num_nodes} nodes"
-            self._history.change_spec(spec, actor=self._actor, cause=cause)
-        return self.resume(job.name) if was_to_run else self.job(job.name)
+            job = self.job(name)
+            spec = replace(job.spec, num_nodes=num_nodes)
+            if job.state is JobState.COMPLETE:
+                raise ConflictError(f"job {job.name} is complete")
+            if job.wanted is Wanted.DELETE:
+                raise ConflictError(f"job {job.name} is being deleted")
+            _check_devices(spec, count_slots())
+            if num_nodes != (job.target_nodes or job.spec.num_nodes):
+                change = self._history.want_nodes if job.state.holds_slots else self._history.change_nodes
+                change(job, num_nodes, actor=self._actor)
+        what = f"scaled to {num_nodes} nodes"
+        job = self._until(job.name, lambda job: job.target_nodes is None, what, timeout_s)
+        if job.spec.num_nodes != num_nodes:
+            why = f": {job.message}" if job.message else ""
+            raise ConflictError(f"job {job.name} was {job.state} before it could be {what}{why}")
+        return job
 
     def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> None:
         """Stop a job and forget it; its checkpoints stay, unless they are asked for too.

@@ -25,6 +25,7 @@ class JobRecord:
         attempt: how many there were.
         safe_step: the newest step known to be committed.
         setbacks: how often it was interrupted from outside without a step of progress between.
+        target_nodes: how many nodes it is to have when its launchers have stopped for it; None for as many as now.
     """
 
     name: str
@@ -38,6 +39,7 @@ class JobRecord:
     attempt: int = 0
     safe_step: int | None = None
     setbacks: int = 0
+    target_nodes: int | None = None
 
     @property
     def needs_supervisor(self) -> bool:
@@ -45,6 +47,11 @@ class JobRecord:
         if self.wanted is Wanted.DELETE or self.state.is_active:
             return True
         return self.state is JobState.SUSPENDED and self.wanted is Wanted.RUN
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether its launchers are to stop, for good or to be started again in another number."""
+        return self.wanted is not Wanted.RUN or self.target_nodes is not None
 
     @property
     def cpu(self) -> int:

@@ -127,6 +127,10 @@ class Supervisor:
         job = self._job
         if job.wanted is Wanted.DELETE or not job.needs_supervisor:
             return False
+        if job.target_nodes is not None:  # between two attempts; whether that many fit is asked anew
+            self._history.change_nodes(job, job.target_nodes, actor=self._actor)
+            self._history.become(self._name, JobState.QUEUED, actor=self._actor)
+            job = self._job
         if job.wanted is Wanted.SUSPEND:
             message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is safe"
             self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
@@ -184,7 +188,7 @@ class Supervisor:
         return launchers
 
     def _is_wanted(self) -> bool:
-        return self._job.wanted is Wanted.RUN and not self._was_told_to_leave
+        return not self._job.is_to_stop and not self._was_told_to_leave
 
     def _free_gpus(self, job: JobRecord) -> tuple[int, ...]:
         if not job.spec.gpu_per_node:
@@ -205,9 +209,9 @@ class Supervisor:
         while launchers.are_alive:
             job = self._job
             # SUSPENDING although it is to run: somebody has changed his mind, and what has begun is done first.
-            if job.wanted is not Wanted.RUN or self._was_told_to_leave or job.state is JobState.SUSPENDING:
+            if job.is_to_stop or self._was_told_to_leave or job.state is JobState.SUSPENDING:
                 if job.state is not JobState.SUSPENDING:
-                    self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=str(job.wanted))
+                    self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=_why(job))
                 launchers.ask_to_stop()
             elif job.state is JobState.RESUMING and self._has_resumed(began_s):
                 self._history.become(self._name, JobState.RUNNING, actor=self._actor)
@@ -239,17 +243,23 @@ class Supervisor:
             }
             if outcome.state is JobState.PREEMPTED and job.wanted is Wanted.PREEMPT:
                 figures["wanted"] = Wanted.RUN
+            goes_on = outcome.state is JobState.SUSPENDED and job.wanted is Wanted.RUN
+            state = JobState.QUEUED if goes_on else outcome.state
             text = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
             self._history.end_attempt(self._name, job.attempt, outcome=text, exit_code=outcome.exit_code)
-            self._history.become(self._name, outcome.state, actor=self._actor, message=outcome.message, **figures)
+            if job.target_nodes is not None and not state.is_over:
+                self._history.change_nodes(job, job.target_nodes, actor=self._actor)
+            self._history.become(
+                self._name, state, actor=self._actor, message=outcome.message, target_nodes=None, **figures
+            )
         launchers.tidy()
 
     def _was_wanted(self, job: JobRecord) -> Wanted:
         """Why the launchers have ended, where somebody has asked them to."""
         if job.wanted is Wanted.RUN and self._was_told_to_leave:
             return Wanted.PREEMPT
-        if job.wanted is Wanted.RUN and job.state is JobState.SUSPENDING:  # and to go on, meanwhile
-            return Wanted.SUSPEND
+        if job.wanted is Wanted.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
+            return Wanted.SUSPEND  # to go on afterwards
         return job.wanted
 
     def _look_around(self) -> None:
@@ -257,6 +267,10 @@ class Supervisor:
         if clock.monotonic_s() >= self._revive_at_s:
             self._revive_at_s = clock.monotonic_s() + _REVIVE_EVERY_S
             revive(self._history, but=self._name, patience_s=0)
+
+
+def _why(job: JobRecord) -> str:
+    return f"to have {job.target_nodes} nodes" if job.wanted is Wanted.RUN and job.target_nodes else str(job.wanted)
 
 
 def supervise(name: str) -> int:

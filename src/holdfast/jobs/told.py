@@ -31,7 +31,7 @@ def progress(folder: Path) -> Progress | None:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether the ranks have ever agreed on where to begin; until then, what the job was asked for is still to be done."""
+    """Whether ranks have ever agreed on where to begin; until then, what was asked for is still to be done."""
     return any(event["event"] == "attempt_started" for event in events(folder))
 
 

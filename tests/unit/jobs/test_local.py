@@ -208,7 +208,7 @@ class TestAsking:
         known(history, "a", FAILED)
         history.become("a", FAILED, actor="me", setbacks=6)
         job = jobs.resume("a")
-        assert (job.state, job.wanted, job.setbacks) == (SUSPENDED, Wanted.RUN, 0)
+        assert (job.state, job.wanted, job.setbacks) == (JobState.QUEUED, Wanted.RUN, 0)
         assert supervisors == ["a"]
 
     def test_nothing_can_be_asked_of_a_job_that_is_being_deleted(self, jobs: LocalJobs, history: History) -> None:
@@ -246,6 +246,42 @@ class TestAsking:
         known(history, "b", COMPLETE)
         with pytest.raises(ConflictError, match="is complete"):
             jobs.scale("b", 2)
+
+    def test_scaling_does_not_resume_what_failed(
+        self, jobs: LocalJobs, history: History, supervisors: list[str]
+    ) -> None:
+        """That is another command."""
+        known(history, "a", FAILED)
+        job = jobs.scale("a", 2)
+        assert (job.spec.num_nodes, job.state, supervisors) == (2, FAILED, [])
+
+    def test_scaling_what_runs_is_one_entry(self, jobs: LocalJobs, history: History, supervisors: list[str]) -> None:
+        """It goes on when nobody waits for it any more, and the message says so truly."""
+        known(history, "a", RUNNING)
+        for _ in range(2):
+            with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*it goes on"):
+                jobs.scale("a", 2, timeout_s=0.1)
+        job = jobs.job("a")
+        assert (job.target_nodes, job.spec.num_nodes, job.wanted) == (2, 1, Wanted.RUN)
+        assert [event.name for event in history.events("a")].count("scale_requested") == 1
+        assert "a" in supervisors
+
+    def test_scaling_what_ends_first(self, jobs: LocalJobs, history: History, supervisors: list[str]) -> None:
+        """It is said, and nothing is started."""
+        known(history, "a", RUNNING)
+        supervise = lambda _: history.become("a", FAILED, actor="it", message="exit code 3", target_nodes=None)  # noqa: E731
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local, "start_supervisor", supervise)
+            with pytest.raises(ConflictError, match="was Failed before it could be scaled to 2 nodes: exit code 3"):
+                jobs.scale("a", 2)
+
+    def test_what_goes_on_waits_for_its_turn_at_once(
+        self, jobs: LocalJobs, history: History, supervisors: list[str]
+    ) -> None:
+        """Nobody sees a job that rests and is to run."""
+        known(history, "a", SUSPENDED, Wanted.SUSPEND)
+        job = jobs.resume("a")
+        assert (job.state, job.wanted, job.needs_supervisor) == (JobState.QUEUED, Wanted.RUN, True)
 
 
 class TestWaiting:

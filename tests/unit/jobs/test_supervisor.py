@@ -194,8 +194,8 @@ class TestEnds:
 
     def test_an_interpreter_that_is_gone(self, place: Place) -> None:
         """It may have been removed since the job was submitted."""
-        place.add("a")
-        place.history.change_spec(job_spec("a", python="/nowhere/python"), actor="me", cause="")
+        place.history.add(job_spec("a", python="/nowhere/python"), actor="me")
+        job_folder("a").mkdir(parents=True)
         assert "/nowhere/python" in run(place).message
         assert place.job().state is FAILED
 
@@ -226,6 +226,48 @@ class TestAsked:
         assert place.job().state is COMPLETE
         assert place.job().setbacks == 0
         assert "restarting" not in place.states()
+
+    def test_another_number_of_nodes_needs_nobody_but_the_supervisor(self, place: Place) -> None:
+        """Whoever asked may be gone: the request is one entry of the history."""
+        place.add("a", "wait 75", "unused", "0", "0", env={"NODES": "2"})
+        thread = Thread()
+        place.wait_for_launchers()
+        place.history.want_nodes(place.job(), 2, actor="me")
+        thread.end()
+        job = place.job()
+        assert (job.state, job.attempt, job.spec.num_nodes, job.target_nodes) == (COMPLETE, 2, 2, None)
+        assert place.states() == ["running", "suspending", "changed", "queued", "resuming", "complete"]
+
+    def test_another_number_of_nodes_between_two_attempts(self, place: Place) -> None:
+        """There is nothing to stop, and whether that many fit is asked anew."""
+        place.add("a", "killed", "unused", "0", "0", env={"NODES": "2"}, priority=-1)
+        thread = Thread()
+        place.wait_for(RESTARTING)
+        place.history.want_nodes(place.job(), 2, actor="me")
+        thread.end()
+        assert (place.job().state, place.job().attempt) == (COMPLETE, 2)
+        assert [attempt.num_nodes for attempt in place.history.attempts("a")] == [1, 2]
+
+    def test_what_fails_while_it_stops_is_not_changed_and_rests(self, place: Place) -> None:
+        """Nobody lets it go on but a person."""
+        place.add("a", "wait 3")
+        thread = Thread()
+        place.wait_for_launchers()
+        place.history.want_nodes(place.job(), 2, actor="me")
+        thread.end()
+        job = place.job()
+        assert (job.state, job.attempt, job.spec.num_nodes, job.target_nodes) == (FAILED, 1, 1, None)
+
+    def test_suspended_while_it_is_scaled(self, place: Place) -> None:
+        """Both are done."""
+        place.add("a", "wait 75")
+        thread = Thread()
+        place.wait_for_launchers()
+        with place.history.transaction():
+            place.history.want_nodes(place.job(), 2, actor="me")
+            place.history.want("a", Wanted.SUSPEND, actor="me")
+        thread.end()
+        assert (place.job().state, place.job().spec.num_nodes) == (SUSPENDED, 2)
 
     def test_what_outlives_its_grace_period_is_killed(self, place: Place) -> None:
         """Two seconds later: launchers end their ranks before."""
