@@ -151,23 +151,27 @@ def delete(
     """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
     from holdfast.errors import ConflictError
     from holdfast.foundation.console import is_interactive
+    from holdfast.foundation.units import plural
     from holdfast.jobs.local import LocalJobs
 
     with LocalJobs() as jobs:
         job = jobs.job(name)
-        output = jobs.output_of(job)
+        where = jobs.output_of(job) or "its output folder"
         if checkpoints and not yes:
             if not is_interactive():
                 raise ConflictError(
-                    f"deleting the checkpoints of job {job.name} in {output} cannot be taken back; nothing was done",
+                    f"deleting the checkpoints of job {job.name} in {where} cannot be taken back; nothing was done",
                     hint="say --yes",
                 )
-            typer.confirm(f"delete job {job.name} and all its checkpoints in {output}?", abort=True, err=True)
-        jobs.delete(job.name, with_checkpoints=checkpoints, timeout_s=timeout)
-    what = "its checkpoints are gone too" if checkpoints else f"its checkpoints stay in {output or 'their folder'}"
-    print_answer(
-        as_json, {"name": job.name, "checkpoints_deleted": checkpoints}, [f"job {job.name} is deleted; {what}"]
+            typer.confirm(f"delete job {job.name} and all its checkpoints in {where}?", abort=True, err=True)
+        num_deleted = jobs.delete(job.name, with_checkpoints=checkpoints, timeout_s=timeout)
+    what = (
+        f"{plural(num_deleted, 'checkpoint')} in {where} deleted"
+        if checkpoints
+        else f"its checkpoints stay in {where}"
     )
+    document = {"name": job.name, "checkpoints_deleted": num_deleted}
+    print_answer(as_json, document, [f"job {job.name} is deleted; {what}"])
 
 
 def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:

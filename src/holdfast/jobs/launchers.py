@@ -22,7 +22,7 @@ from holdfast.training.settings import RunSettings
 _RANK_LOGS = "HOLDFAST_RANK_LOGS"
 _OURS = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
 _TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
-_KEPT = ("HOLDFAST_VERIFY_TLS", "HOLDFAST_PVC_MOUNTS")
+_KEPT = ("HOLDFAST_VERIFY_TLS",)
 _AFTER_A_LOSS_S = 10.0
 """How long launchers that lost one of their number may take to notice by themselves."""
 _KILLED_LATER_S = 2.0

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from holdfast.errors import ConflictError, NotFoundError, StorageError, UsageErr
 from holdfast.foundation import clock
 from holdfast.foundation.files import FolderLock, is_locked, write_atomic
 from holdfast.jobs import told
-from holdfast.jobs.connections import connected, keys_of
+from holdfast.jobs.connections import keys_of
 from holdfast.jobs.history import History, this_user
 from holdfast.jobs.logs import LogLine, read_logs
-from holdfast.jobs.output_location import output_of
+from holdfast.jobs.output_location import output_of, place_of, with_claims
 from holdfast.jobs.places import job_folder, make_private, new_job_folder, supervisor_lock
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
 from holdfast.jobs.removing import remove_job, remove_remains
@@ -26,6 +26,8 @@ from holdfast.jobs.state import JobState, Wanted
 from holdfast.training.progress import Progress
 
 _POLL_S = 0.1
+_LEAVES_WITHIN_S = 15.0
+"""How long the supervisor of a job that has stopped may take to end."""
 
 
 class LocalJobs:
@@ -82,10 +84,6 @@ class LocalJobs:
         """Likewise, of a job that was looked up a moment ago."""
         return told.progress(job_folder(job.name))
 
-    def folder(self, name: str) -> Path:
-        """Where the job's own files are."""
-        return job_folder(name)
-
     def logs(
         self, name: str, *, ranks: range | None = None, nodes: range | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
@@ -107,8 +105,11 @@ class LocalJobs:
         if spec.data_connection is not None:
             keys_of(spec.data_connection)
         _check_devices(spec, count_slots())
+        spec = with_claims(spec)
         if spec.settings.output_dir is not None:
-            _check_place(spec.settings.output_dir, spec)
+            from holdfast.jobs.outputs import check_output  # the stores' library, which no other command needs
+
+            check_output(spec, spec.settings.output_dir)
         new = make_private(new_job_folder())
         try:
             for file, data in (files or {}).items():
@@ -127,7 +128,7 @@ class LocalJobs:
     def _make_known(self, spec: JobSpec, new: Path) -> None:
         """Write the job down and give its folder its name; whoever sees the job may start its supervisor at once."""
         with self._history.transaction():
-            self._refuse_taken_place(spec.name, output_of(spec, None))
+            self._refuse_taken_place(spec, output_of(spec, None))
             self._history.add(spec, actor=self._actor)
             if is_locked(supervisor_lock(spec.name)):
                 raise ConflictError(
@@ -137,21 +138,22 @@ class LocalJobs:
             shutil.rmtree(job_folder(spec.name), ignore_errors=True)
             new.rename(job_folder(spec.name))
 
-    def _refuse_taken_place(self, name: str, output: str | None) -> None:
+    def _refuse_taken_place(self, spec: JobSpec, output: str | None) -> None:
         """Two trainings into one folder would spoil each other's; the second one is refused before it begins."""
-        for other in self._others_at(output, but=name):
+        for other in self._others_at(spec, output):
             if other.needs_supervisor:
                 raise ConflictError(
                     f"job {other.name} writes to {output} and has not ended",
                     hint="use another output folder, or suspend or delete that job first",
                 )
 
-    def _others_at(self, output: str | None, *, but: str) -> list[JobRecord]:
+    def _others_at(self, spec: JobSpec, output: str | None) -> list[JobRecord]:
         if output is None:
             return []
-        return [
-            other for other in self._history.unfinished() if other.name != but and self.output_of(other) == output
-        ]
+        place = place_of(spec, output)
+        others = [other for other in self._history.unfinished() if other.name != spec.name]
+        theirs = [(other, self.output_of(other)) for other in others]
+        return [other for other, there in theirs if there is not None and place_of(other.spec, there) == place]
 
     def _ask(self, job: JobRecord, wanted: Wanted) -> None:
         if job.wanted is Wanted.DELETE:
@@ -193,7 +195,7 @@ class LocalJobs:
                 raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
             if job.state.is_active and job.wanted in {Wanted.RUN, Wanted.PREEMPT}:
                 raise ConflictError(f"job {job.name} is {job.state}, not suspended")
-            self._refuse_taken_place(job.name, self.output_of(job))
+            self._refuse_taken_place(job.spec, self.output_of(job))
             self._ask(job, Wanted.RUN)
             if not job.state.is_active:
                 cause = "to be tried again" if job.state is JobState.FAILED else ""
@@ -230,48 +232,110 @@ class LocalJobs:
             raise ConflictError(f"job {job.name} was {job.state} before it could be {what}{why}")
         return job
 
-    def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> None:
+    def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
         """Stop a job and forget it; its checkpoints stay, unless they are asked for too.
 
+        Returns:
+            How many checkpoints were deleted.
+
         Raises:
-            ConflictError: its checkpoints are asked for too, and another job is to go on with them; nothing was done.
+            ConflictError: its checkpoints are asked for too, and nobody knows where they are, or another job is to go
+                on with them; nothing was done.
+            StorageError: its checkpoints, or its folder, cannot be deleted; the job is still there, stopped, so that
+                the same command can be given again.
         """
         name = self._history.name_of(name)
         try:
             job = self.job(name)
         except StorageError:  # its entry cannot be read, and there is no other way to be rid of it
+            if with_checkpoints:
+                raise
             self._history.forget(name)
             remove_remains(name, self._history)
-            return
-        output = self.output_of(job)
-        others = [other.name for other in self._others_at(output, but=name) if not other.state.is_over]
-        if with_checkpoints and others:
-            raise ConflictError(
-                f"the checkpoints in {output} are those of job {', '.join(others)} too; nothing was deleted",
-                hint=f"delete that job first, or {name} without its checkpoints",
-            )
+            return 0
+        if with_checkpoints:
+            return self._delete_all(job, timeout_s)
         if not self._remove(name):
             with contextlib.suppress(NotFoundError):  # which is what is waited for
                 self._until(name, lambda _: False, "deleted", timeout_s)
-        if with_checkpoints and output is not None:
-            from holdfast.jobs.outputs import remove_checkpoints  # the stores' library, which no other command needs
+        return 0
 
-            remove_checkpoints(output, job.spec)
+    def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
+        """Its checkpoints before the job: as long as one is left, somebody knows of it."""
+        from holdfast.jobs.outputs import remove_checkpoints  # the stores' library, which no other command needs
+
+        output = self.output_of(job)
+        alone = f"{job.name} without its checkpoints"
+        if output is None:
+            raise ConflictError(
+                f"nobody knows where the checkpoints of job {job.name} are: it was given no output folder, and its "
+                "ranks have told of none; nothing was deleted",
+                hint=f"delete {alone}",
+            )
+        others = [other.name for other in self._others_at(job.spec, output) if not other.state.is_over]
+        if others:
+            raise ConflictError(
+                f"the checkpoints in {output} are those of job {', '.join(others)} too; nothing was deleted",
+                hint=f"delete that job first, or {alone}",
+            )
+        with self._at_rest(job.name, timeout_s):
+            num_deleted = remove_checkpoints(output, job.spec)
+            self._history.want(job.name, Wanted.DELETE, actor=self._actor)
+            remove_job(job.name, self._history)
+        return num_deleted
+
+    @contextlib.contextmanager
+    def _at_rest(self, name: str, timeout_s: float | None) -> Generator[None]:
+        """Stop a job where it has not ended, and keep every supervisor from it meanwhile."""
+        try:
+            if not self.job(name).state.is_over:
+                self.suspend(name, timeout_s=timeout_s)
+        except WaitTimeoutError as error:
+            raise WaitTimeoutError(
+                f"{error.message}; nothing was deleted", hint="it is being stopped; give the same command again then"
+            ) from error
+        deadline_s = clock.monotonic_s() + _LEAVES_WITHIN_S
+        while True:
+            lock = self._lock_of(name)
+            if lock is not None and not self.job(name).needs_supervisor:
+                break
+            if lock is not None:
+                lock.release()
+            if self.job(name).needs_supervisor or clock.monotonic_s() >= deadline_s:
+                raise ConflictError(f"job {name} was stopped, and somebody lets it go on; nothing was deleted")
+            clock.sleep(_POLL_S)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _remove(self, name: str) -> bool:
         """Remove a job here and now; where it has a supervisor or processes, only ask for it, and say False."""
-        self._history.want(name, Wanted.DELETE, actor=self._actor)
+        lock = self._lock_of(name)
         try:
-            lock = FolderLock.acquire(supervisor_lock(name), {"pid": os.getpid()})
-        except (BlockingIOError, FileNotFoundError):
-            return False
-        job = self._history.find(name)
-        is_idle = job is not None and not job.state.holds_slots
-        if is_idle:
+            self._history.want(name, Wanted.DELETE, actor=self._actor)
+            job = self._history.find(name)
+            if lock is None or job is None or job.state.holds_slots:
+                return False
             remove_job(name, self._history)
-        if lock is not None:
-            lock.release()
-        return is_idle
+            return True
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _lock_of(self, name: str) -> FolderLock | None:
+        """The lock of a job's supervisor; None where there is one."""
+        if self._history.knows(name):
+            make_private(job_folder(name))
+        try:
+            return FolderLock.acquire(supervisor_lock(name), {"pid": os.getpid()})
+        except (BlockingIOError, FileNotFoundError):
+            return None
+        except OSError as error:
+            raise StorageError(
+                f"the folder {job_folder(name)} of job {name} cannot be used: {error.strerror}; nothing was done",
+                hint="check its permissions",
+            ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
         """Where a job's checkpoints are, in full: as its owner said, or as its ranks told."""
@@ -336,17 +400,6 @@ def _check_devices(spec: JobSpec, capacity: Slots) -> None:
         raise UsageError(
             f"the job takes {wanted} gpu, and this machine has {capacity.gpu}", hint="ask for fewer, or for none"
         )
-
-
-def _check_place(output: str, spec: JobSpec) -> None:
-    """That an object store can be used is better known now than when the ranks have started."""
-    from holdfast.training.output_place import place_output
-    from holdfast.training.store_access import open_tried
-
-    with connected(spec.data_connection, spec.env):
-        place = place_output(output, local_dir=spec.settings.local_dir)
-        if place.remote is not None:
-            open_tried(place.remote, verify_access=spec.settings.verify_access)
 
 
 def _as_job_event(record: dict[str, Any]) -> JobEvent:

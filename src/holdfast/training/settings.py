@@ -79,7 +79,7 @@ class RunSettings:
     keeper: str | None = field(default=None)
     """Under which name the node's keeper is reached; set by the launcher."""
     has_begun: bool = False
-    """Whether an earlier launcher of the same job has begun: what `resume` and `from_scratch` ask for is done then."""
+    """Whether an earlier launcher of the job has begun: what `resume` and `from_scratch` ask for is done then."""
     job_dir: str | None = field(default=None)
     """A folder of the job's for its progress and its events, too; set by whoever starts the launcher."""
 
