@@ -58,6 +58,10 @@ _COLUMNS = (
 )
 
 
+class HistoryError(StorageError):
+    """The history cannot be used: a full disk, no permission, damage."""
+
+
 class History:
     """The history, open for reading and writing.
 
@@ -128,7 +132,7 @@ class History:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise StorageError(
+            raise HistoryError(
                 f"the job history {self._path} cannot be used: {error}",
                 hint="check the folder's permissions and free space; a damaged file can be moved aside: its jobs "
                 "are forgotten then, their checkpoints are not touched",
@@ -423,4 +427,4 @@ def _job(row: tuple[Any, ...]) -> JobRecord:
         ) from error
 
 
-__all__ = ["SCHEMA_VERSION", "History", "this_user"]
+__all__ = ["SCHEMA_VERSION", "History", "HistoryError", "this_user"]

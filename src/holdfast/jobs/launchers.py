@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.errors import ExitCode
 from holdfast.foundation import clock
 from holdfast.jobs import processes, told
 from holdfast.jobs.connections import IDENTITY
@@ -48,7 +49,7 @@ class Launchers:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._asked_s: float | None = None
         self._lost_s: float | None = None
-        self._port = _free_port() if spec.num_nodes > 1 else None
+        self._port: int | None = None
 
     def start(self, node: int, environ: Mapping[str, str], gpus: tuple[int, ...]) -> NodeRecord:
         """Start the launcher of one node.
@@ -58,6 +59,8 @@ class Launchers:
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
+        if self._spec.num_nodes > 1 and self._port is None:  # not before: packages take minutes
+            self._port = _free_port()
         settings = replace(self._spec.settings, job_dir=str(self._folder))
         if told.has_begun(self._folder):
             settings = _gone_on_with(settings)
@@ -133,7 +136,7 @@ class Launchers:
             self.ask_to_stop()
 
     def _has_failed(self, node: NodeRecord) -> bool:
-        return not node.process.is_alive and read_exit_code(self._plan_file(node.node)) != 0
+        return not node.process.is_alive and self._exit_code(node.node) != 0
 
     def kill(self) -> None:
         """End every process of the job at once."""
@@ -150,7 +153,15 @@ class Launchers:
     @property
     def exit_codes(self) -> list[int | None]:
         """How they ended, by node; None for one that was killed."""
-        return [read_exit_code(self._plan_file(node)) for node in range(self._spec.num_nodes)]
+        return [self._exit_code(node) for node in range(self._spec.num_nodes)]
+
+    def _exit_code(self, node: int) -> int | None:
+        """What the launcher has left; where that is nothing and its parent is here, what the system says of it."""
+        code = read_exit_code(self._plan_file(node))
+        child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
+        if code is not None or child is None or child.poll() is None or child.returncode < 0:
+            return code
+        return child.returncode or ExitCode.FAILED  # 0 without a word: whatever that was, it was no launcher
 
     def tidy(self) -> None:
         """Remove what only this attempt needed."""

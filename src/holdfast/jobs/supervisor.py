@@ -21,7 +21,7 @@ from holdfast.foundation import clock, console
 from holdfast.foundation.files import FolderLock
 from holdfast.jobs import slots, told
 from holdfast.jobs.connections import keys_of
-from holdfast.jobs.history import History
+from holdfast.jobs.history import History, HistoryError
 from holdfast.jobs.launchers import Launchers, launcher_environment
 from holdfast.jobs.outcome import conclude
 from holdfast.jobs.packages import NotWantedError, install_packages
@@ -68,7 +68,7 @@ class Supervisor:
 
         Raises:
             NotFoundError: somebody has removed it from the history.
-            StorageError: the history cannot be used; calling it again goes on.
+            HistoryError: it cannot be used; calling it again goes on.
         """
         self._launchers = self._launchers or self._adopt()
         while self._launchers is not None or self._wait_for_turn():
@@ -176,14 +176,17 @@ class Supervisor:
                     self._history.add_node(self._name, job.attempt, record)
         except NotWantedError:
             return launchers  # none of them was started
+        except HistoryError:
+            launchers.kill()  # one may not be written down
+            self._launchers = launchers  # how they ended is written down when that can be
+            raise
         except (HoldfastError, OSError) as error:
             launchers.kill()
             code = error.exit_code if isinstance(error, HoldfastError) else ExitCode.FAILED
             with self._history.transaction():
                 self._history.end_attempt(self._name, job.attempt, outcome=str(error), exit_code=code)
-                self._history.become(
-                    self._name, JobState.FAILED, actor=self._actor, message=str(error), exit_code=int(code)
-                )
+                figures = {"exit_code": int(code), "target_nodes": None}
+                self._history.become(self._name, JobState.FAILED, actor=self._actor, message=str(error), **figures)
             return None
         return launchers
 
@@ -316,7 +319,7 @@ def _run(supervisor: Supervisor) -> None:
     for trial in itertools.count(1):
         try:
             supervisor.run()
-        except StorageError as error:
+        except HistoryError as error:
             if trial == _TRIALS:
                 raise
             _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.errors import StorageError
 from holdfast.jobs import supervisor as module
-from holdfast.jobs.history import History
+from holdfast.jobs.history import History, HistoryError
 from holdfast.jobs.local import LocalJobs
 from holdfast.jobs.outcome import MAX_SETBACKS
 from holdfast.jobs.places import job_folder
@@ -191,6 +191,17 @@ class TestEnds:
         assert (job.state, job.attempt) == (FAILED, 1)
         assert message in job.message
         assert message in place.history.attempts("a")[0].outcome
+
+    @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("exit 0", 1), ("exec /nowhere/python", 127)])
+    def test_a_launcher_that_ends_without_a_word_was_not_killed(self, place: Place, command: str, code: int) -> None:
+        """An interpreter without Holdfast, for example: the same would happen six times more."""
+        python = place.folder / "python"
+        python.write_text(f"#!/bin/sh\n{command} 2>&-\n")
+        python.chmod(0o700)
+        place.history.add(job_spec("a", python=str(python)), actor="me")
+        job_folder("a").mkdir(parents=True)
+        job = run(place)
+        assert (job.state, job.exit_code, job.attempt) == (FAILED, code, 1)
 
     def test_an_interpreter_that_is_gone(self, place: Place) -> None:
         """It may have been removed since the job was submitted."""
@@ -513,7 +524,7 @@ class TestTrouble:
 
         def fail(history: History, name: str) -> JobRecord | None:
             if (number := next(count)) in {1, 8, 12}:
-                raise StorageError("database or disk is full")
+                raise HistoryError("database or disk is full")
             if number == 20:
                 (place.folder / "go").touch()
             return find(history, name)
@@ -524,17 +535,33 @@ class TestTrouble:
         assert place.job().state is COMPLETE
         assert place.job().attempt == 1
 
+    def test_also_while_launchers_are_started(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The job has not failed by it: what was started is ended, and started again."""
+        monkeypatch.setattr(module, "_NEXT_TRIAL_S", 0.0)
+        monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.0)
+        place.add("a", "stubborn", "0")
+        add_node, count = History.add_node, iter(range(10**6))
+
+        def fail(history: History, *arguments: Any) -> None:
+            if next(count) == 0:
+                raise HistoryError("database or disk is full")
+            add_node(history, *arguments)
+
+        monkeypatch.setattr(History, "add_node", fail)
+        module._run(Supervisor("a", place.history))
+        assert (place.job().state, place.job().attempt) == (COMPLETE, 2)
+
     def test_it_gives_up_after_a_minute(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         """The next command tries again, and says what is wrong."""
         monkeypatch.setattr(module, "_NEXT_TRIAL_S", 0.0)
         place.add("a", "0")
 
         def fail(history: History, name: str) -> None:
-            raise StorageError("database or disk is full")
+            raise HistoryError("database or disk is full")
 
         with monkeypatch.context() as patch:
             patch.setattr(History, "find", fail)
-            with pytest.raises(StorageError):
+            with pytest.raises(HistoryError):
                 module._run(Supervisor("a", place.history))
 
     def test_without_locks_nobody_looks_after_a_job_and_that_is_said(
