@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.foundation import clock
-from holdfast.foundation.files import is_locked, read_lock_owner
+from holdfast.foundation.files import is_locked
 from holdfast.jobs.history import History
 from holdfast.jobs.places import job_folder, make_private, supervisor_lock
 from holdfast.jobs.processes import JOB_VARIABLE
@@ -95,11 +95,4 @@ def _as_warning() -> Generator[None]:
         _log.warning("%s", error)
 
 
-def supervisor_pid(name: str) -> int | None:
-    """The pid of a job's supervisor, while it lives."""
-    lock = supervisor_lock(name)
-    pid = read_lock_owner(lock).get("pid") if is_locked(lock) else None
-    return pid if isinstance(pid, int) and pid != os.getpid() else None
-
-
-__all__ = ["revive", "start_supervisor", "supervisor_pid"]
+__all__ = ["revive", "start_supervisor"]

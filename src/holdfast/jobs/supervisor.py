@@ -5,7 +5,6 @@ lock that the kernel gives back when it dies. Whatever it knows is in the histor
 one was killed.
 """
 
-import contextlib
 import itertools
 import logging
 import os
@@ -35,7 +34,6 @@ _POLL_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 _REVIVE_EVERY_S = 5.0
 _LOOK_EVERY_S = 5.0
-_LOCK_WITHIN_S = 2.0
 _TRIALS, _NEXT_TRIAL_S = 20, 3.0
 _SILENT_START_S = 60.0
 """A program that tells no progress counts as resumed after this."""
@@ -330,18 +328,16 @@ def _run(supervisor: Supervisor) -> None:
 
 def _lock(path: Path) -> FolderLock | None:
     """The lock, or None when somebody holds it."""
-    deadline_s = clock.monotonic_s() + _LOCK_WITHIN_S
-    while clock.monotonic_s() < deadline_s:
-        with contextlib.suppress(BlockingIOError):  # whoever looks whether it is held, holds it for a moment
-            lock = FolderLock.acquire(path, {"pid": os.getpid()})
-            if lock is None:
-                raise StorageError(
-                    f"the file system of {path.parent} has no locks, and two supervisors would not notice each other",
-                    hint="set XDG_STATE_HOME to a folder on a local disk",
-                )
-            return lock
-        clock.sleep(0.02)
-    return None
+    try:
+        lock = FolderLock.acquire(path, {"pid": os.getpid()})
+    except BlockingIOError:
+        return None
+    if lock is None:
+        raise StorageError(
+            f"the file system of {path.parent} has no locks, and two supervisors would not notice each other",
+            hint="set XDG_STATE_HOME to a folder on a local disk",
+        )
+    return lock
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,10 +23,11 @@ from holdfast.jobs.outcome import MAX_SETBACKS
 from holdfast.jobs.places import job_folder
 from holdfast.jobs.processes import kill, processes_of
 from holdfast.jobs.records import JobRecord
-from holdfast.jobs.reviving import revive, start_supervisor, supervisor_pid
+from holdfast.jobs.reviving import revive, start_supervisor
 from holdfast.jobs.state import JobState, Wanted
 from holdfast.jobs.supervisor import Supervisor, supervise
 from tests.support.job_values import job_spec
+from tests.support.supervisors import supervisor_pid
 
 LAUNCHER = Path(__file__).parent.parent.parent / "support" / "launcher.sh"
 COMPLETE, FAILED, RUNNING, RESTARTING = JobState.COMPLETE, JobState.FAILED, JobState.RUNNING, JobState.RESTARTING
