@@ -260,7 +260,7 @@ class History:
                 NodeRecord(
                     node=node,
                     process=ProcessId(pid=pid, start_ticks=ticks, boot=boot),
-                    gpus=tuple(json.loads(gpus)),
+                    gpus=tuple(map(str, json.loads(gpus))),
                 )
                 for node, pid, ticks, boot, gpus in rows
             ]

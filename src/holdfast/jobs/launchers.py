@@ -17,6 +17,7 @@ from holdfast.jobs.connections import IDENTITY
 from holdfast.jobs.node import read_exit_code, write_plan
 from holdfast.jobs.processes import JOB_VARIABLE
 from holdfast.jobs.records import NodeRecord
+from holdfast.jobs.slots import VISIBLE
 from holdfast.jobs.spec import JobSpec
 from holdfast.training.settings import RunSettings
 
@@ -51,8 +52,13 @@ class Launchers:
         self._lost_s: float | None = None
         self._port: int | None = None
 
-    def start(self, node: int, environ: Mapping[str, str], gpus: tuple[int, ...]) -> NodeRecord:
+    def start(self, node: int, environ: Mapping[str, str], gpus: tuple[str, ...] | None) -> NodeRecord:
         """Start the launcher of one node.
+
+        Args:
+            node: its number.
+            environ: see `launcher_environment`.
+            gpus: the devices that it may see, none when empty; None where the machine has none.
 
         Raises:
             OSError: the interpreter cannot be started.
@@ -81,7 +87,7 @@ class Launchers:
         if identity is None:
             raise OSError(f"the launcher of node {node} ended at once")
         self._children[process.pid] = process
-        record = NodeRecord(node=node, process=identity, gpus=gpus)
+        record = NodeRecord(node=node, process=identity, gpus=gpus or ())
         self._nodes.append(record)
         return record
 
@@ -196,10 +202,8 @@ def _gone_on_with(settings: RunSettings) -> RunSettings:
     return replace(settings, has_begun=True, from_scratch=False, resume=resume)
 
 
-def _devices(gpus: tuple[int, ...], spec: JobSpec) -> dict[str, str]:
-    return (
-        {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus and "CUDA_VISIBLE_DEVICES" not in spec.env else {}
-    )
+def _devices(gpus: tuple[str, ...] | None, spec: JobSpec) -> dict[str, str]:
+    return {} if gpus is None or VISIBLE in spec.env else {VISIBLE: ",".join(gpus)}
 
 
 def _free_port() -> int:

@@ -20,7 +20,7 @@ from holdfast.jobs.places import job_folder, make_private, new_job_folder, super
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
 from holdfast.jobs.removing import remove_job, remove_remains
 from holdfast.jobs.reviving import revive, start_supervisor
-from holdfast.jobs.slots import Slots, count_slots
+from holdfast.jobs.slots import check_size, count_slots
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
 from holdfast.training.progress import Progress
@@ -104,7 +104,7 @@ class LocalJobs:
             raise UsageError(f"there is no folder {spec.working_dir} to run the job in")
         if spec.data_connection is not None:
             keys_of(spec.data_connection)
-        _check_devices(spec, count_slots())
+        check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:
             from holdfast.jobs.outputs import check_output  # the stores' library, which no other command needs
@@ -221,7 +221,7 @@ class LocalJobs:
                 raise ConflictError(f"job {job.name} is complete")
             if job.wanted is Wanted.DELETE:
                 raise ConflictError(f"job {job.name} is being deleted")
-            _check_devices(spec, count_slots())
+            check_size(spec, count_slots())
             if num_nodes != (job.target_nodes or job.spec.num_nodes):
                 change = self._history.want_nodes if job.state.holds_slots else self._history.change_nodes
                 change(job, num_nodes, actor=self._actor)
@@ -392,14 +392,6 @@ class LocalJobs:
                     hint="it goes on; wait again, or look at its logs",
                 )
             clock.sleep(poll_s)
-
-
-def _check_devices(spec: JobSpec, capacity: Slots) -> None:
-    wanted = spec.num_nodes * spec.gpu_per_node
-    if wanted > capacity.gpu:
-        raise UsageError(
-            f"the job takes {wanted} gpu, and this machine has {capacity.gpu}", hint="ask for fewer, or for none"
-        )
 
 
 def _as_job_event(record: dict[str, Any]) -> JobEvent:

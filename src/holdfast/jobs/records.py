@@ -97,12 +97,12 @@ class NodeRecord:
     Args:
         node: its number, from 0.
         process: who it is.
-        gpus: the devices that it sees, by number.
+        gpus: the devices that it sees, as CUDA_VISIBLE_DEVICES names them.
     """
 
     node: int
     process: ProcessId
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

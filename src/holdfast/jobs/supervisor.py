@@ -191,16 +191,16 @@ class Supervisor:
     def _is_wanted(self) -> bool:
         return not self._job.is_to_stop and not self._was_told_to_leave
 
-    def _free_gpus(self, job: JobRecord) -> tuple[int, ...]:
+    def _free_gpus(self, job: JobRecord) -> tuple[str, ...] | None:
         if not job.spec.gpu_per_node:
-            return ()
+            return () if slots.has_devices() else None
         taken = [
             gpu
             for other in self._history.jobs(slots.HOLDING)
             for node in self._history.nodes(other.name, other.attempt)
             for gpu in node.gpus
         ]
-        return slots.free_gpus(taken, job.spec.gpu_per_node, slots.count_slots())
+        return slots.free_gpus(taken, job.spec.gpu_per_node, slots.devices())
 
     # ---- running ----------------------------------------------------------------------------------------------
 

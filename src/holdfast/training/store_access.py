@@ -13,9 +13,7 @@ from holdfast.storage.store import Store
 _log = logging.getLogger("holdfast")
 
 
-def open_tried(
-    location: Location, *, verify_access: bool = True, environ: Mapping[str, str] | None = None
-) -> Store:
+def open_tried(location: Location, *, verify_access: bool = True, environ: Mapping[str, str] | None = None) -> Store:
     """The object store, after it was written, read, listed and deleted in once, unless that is not wanted.
 
     Args:

@@ -439,6 +439,25 @@ class TestNodes:
             place.history.want(name, Wanted.SUSPEND, actor="me")
             thread.end()
 
+    def test_one_that_has_asked_for_none_sees_none(self, place: Place) -> None:
+        """It would take the memory of those that were given to others."""
+        place.add("a", "wait 75")
+        thread = Thread()
+        [pid] = place.wait_for_launchers()
+        assert "CUDA_VISIBLE_DEVICES=" in Path(f"/proc/{pid}/environ").read_text().split("\0")
+        place.history.want("a", Wanted.SUSPEND, actor="me")
+        thread.end()
+
+    def test_devices_are_taken_from_a_persons_own(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The others are somebody else's."""
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+        place.add("a", "wait 75", "wait 75", num_nodes=2, gpu_per_node=1)
+        thread = Thread()
+        place.wait_for_launchers(2)
+        assert [node.gpus for node in place.history.nodes("a", 1)] == [("6",), ("7",)]
+        place.history.want("a", Wanted.SUSPEND, actor="me")
+        thread.end()
+
 
 class TestKilled:
     def test_the_next_one_adopts_what_runs(self, place: Place) -> None:
