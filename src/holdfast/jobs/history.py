@@ -407,6 +407,8 @@ def _plain(value: Any) -> Any:
 def _job(row: tuple[Any, ...]) -> JobRecord:
     name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes = row
     try:
+        for time in (created, changed):
+            clock.parse_utc(time)
         return JobRecord(
             name=name,
             spec=JobSpec.from_json(spec),
@@ -421,7 +423,7 @@ def _job(row: tuple[Any, ...]) -> JobRecord:
             setbacks=setbacks,
             target_nodes=target_nodes,
         )
-    except (ValueError, TypeError, KeyError, HoldfastError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, HoldfastError) as error:
         raise StorageError(
             f"the history's entry of job {name!r} cannot be read: {error}", hint="it was altered; delete the job"
         ) from error

@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.errors import ExitCode
 from holdfast.jobs.processes import ProcessId
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
@@ -52,6 +53,11 @@ class JobRecord:
     def is_to_stop(self) -> bool:
         """Whether its launchers are to stop, for good or to be started again in another number."""
         return self.wanted is not Wanted.RUN or self.target_nodes is not None
+
+    @property
+    def was_saved(self) -> bool:
+        """Whether its last attempt has left with a checkpoint; a job that never ran has lost nothing either."""
+        return self.attempt == 0 or self.exit_code == ExitCode.INTERRUPTED_SAVED
 
     @property
     def cpu(self) -> int:

@@ -19,7 +19,7 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError), (folder / EVENTS).open("rb") as stream:
         for line in stream:
             if line.endswith(b"\n"):
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     event = json.loads(line)
                     if isinstance(event, dict) and "event" in event:
                         yield event
@@ -40,7 +40,8 @@ def safe_step(folder: Path) -> int | None:
     step: int | None = None
     for event in events(folder):
         if event["event"] in {"saved", "resumed"} or (event["event"] == "interrupted" and event.get("saved")):
-            step = event.get("step", step)
+            told = event.get("step")
+            step = told if isinstance(told, int) else step
         elif event["event"] == "set_aside":
             step = None
     return step
