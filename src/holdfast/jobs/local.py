@@ -31,7 +31,7 @@ _LEAVES_WITHIN_S = 15.0
 
 
 class LocalJobs:
-    """The jobs of this user on this machine; keeps the Protocol `backend.Jobs`.
+    """The jobs of this user on this machine. A name may be the beginning of one, as long as it fits one job only.
 
     Whoever opens it also revives: jobs whose supervisor was killed get a new one.
 

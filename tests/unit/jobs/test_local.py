@@ -1,10 +1,11 @@
 """What commands may ask of jobs on this machine, without one that runs."""
 
+import contextlib
 import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -253,9 +254,9 @@ class TestAsking:
     def test_a_suspension_that_somebody_takes_back_is_not_waited_for(self, jobs: LocalJobs, history: History) -> None:
         """For ever, it would be."""
         known(history, "a", RUNNING)
-        threading.Timer(0.3, lambda: _want("a", Wanted.RUN)).start()
-        with pytest.raises(ConflictError, match="somebody else wants it to run"):
-            jobs.suspend("a", timeout_s=30)
+        with done_when(lambda history: history.job("a").wanted is Wanted.SUSPEND, _let_run):
+            with pytest.raises(ConflictError, match="somebody else wants it to run"):
+                jobs.suspend("a", timeout_s=30)
 
     def test_a_wait_that_takes_too_long(self, jobs: LocalJobs, history: History) -> None:
         """The request stands."""
@@ -337,13 +338,10 @@ class TestWaiting:
         known(history, "a", RUNNING)
         known(history, "a-2", COMPLETE)
 
-        def delete() -> None:
-            with History() as mine:
-                mine.forget("a")
-
-        threading.Timer(0.3, delete).start()
-        with pytest.raises(NotFoundError, match="job a was deleted"):
-            jobs.wait("a", [COMPLETE], timeout_s=30)
+        looked = threading.Event()
+        with done_when(lambda _: looked.is_set(), lambda history: history.forget("a")):
+            with pytest.raises(NotFoundError, match="job a was deleted"):
+                jobs.wait("a", [COMPLETE], timeout_s=30, watch=[lambda _: looked.set()])
 
 
 class TestDeleting:
@@ -485,9 +483,26 @@ class TestDeleting:
         assert [job.name for job in jobs.jobs()] == ["b"]
 
 
-def _want(name: str, wanted: Wanted) -> None:
-    with History() as history:
-        history.want(name, wanted, actor="you")
+@contextlib.contextmanager
+def done_when(is_time: Callable[[History], bool], act: Callable[[History], None]) -> Iterator[None]:
+    """Somebody else, who waits for a moment and then does something."""
+
+    def run() -> None:
+        with History() as history:
+            while not is_time(history):
+                pass
+            act(history)
+
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        yield
+    finally:
+        other.join(30)
+
+
+def _let_run(history: History) -> None:
+    history.want("a", Wanted.RUN, actor="you")
 
 
 def test_events_of_all_are_one_story(jobs: LocalJobs) -> None:
