@@ -336,10 +336,11 @@ class History:
             message: for people who look at the job.
             figures: columns of the job that change with it.
         """
-        unknown = figures.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted", "target_nodes"}
+        unknown = figures.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted"}
         if unknown:
             raise ValueError(f"a job has no {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in figures)
+        changes += ", target_nodes = NULL" if state.is_over else ""  # nobody is left to see to it
         values = (_plain(value) for value in figures.values())
         with self.transaction():
             self._change(

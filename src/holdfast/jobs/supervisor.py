@@ -183,8 +183,9 @@ class Supervisor:
             code = error.exit_code if isinstance(error, HoldfastError) else ExitCode.FAILED
             with self._history.transaction():
                 self._history.end_attempt(self._name, job.attempt, outcome=str(error), exit_code=code)
-                figures = {"exit_code": int(code), "target_nodes": None}
-                self._history.become(self._name, JobState.FAILED, actor=self._actor, message=str(error), **figures)
+                self._history.become(
+                    self._name, JobState.FAILED, actor=self._actor, message=str(error), exit_code=int(code)
+                )
             return None
         return launchers
 
@@ -250,9 +251,7 @@ class Supervisor:
             self._history.end_attempt(self._name, job.attempt, outcome=text, exit_code=outcome.exit_code)
             if job.target_nodes is not None and not state.is_over:
                 self._history.change_nodes(job, job.target_nodes, actor=self._actor)
-            self._history.become(
-                self._name, state, actor=self._actor, message=outcome.message, target_nodes=None, **figures
-            )
+            self._history.become(self._name, state, actor=self._actor, message=outcome.message, **figures)
         launchers.tidy()
 
     def _was_wanted(self, job: JobRecord) -> Wanted:

@@ -300,7 +300,7 @@ class TestAsking:
     def test_scaling_what_ends_first(self, jobs: LocalJobs, history: History, supervisors: list[str]) -> None:
         """It is said, and nothing is started."""
         known(history, "a", RUNNING)
-        supervise = lambda _: history.become("a", FAILED, actor="it", message="exit code 3", target_nodes=None)  # noqa: E731
+        supervise = lambda _: history.become("a", FAILED, actor="it", message="exit code 3")  # noqa: E731
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(local, "start_supervisor", supervise)
             with pytest.raises(ConflictError, match="was Failed before it could be scaled to 2 nodes: exit code 3"):
