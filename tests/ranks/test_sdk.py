@@ -12,12 +12,12 @@ import pytest
 from holdfast.checkpoint.verify import verify
 from holdfast.jobs.places import job_folder, state_folder
 from holdfast.jobs.processes import kill, processes_of
-from holdfast.jobs.reviving import supervisor_pid
 from holdfast.sdk import LocalConfig, PeriodicCheckpointConfig, TrainerClient, TrainJob, TransformersTrainer
 from holdfast.sdk.upstream import trainer as kubeflow
 from tests.support.ceph_rgw import CephRgw
 from tests.support.jobs import environment, wait_until_gone
 from tests.support.moto_server import MotoServer
+from tests.support.supervisors import supervisor_pid
 from tests.support.tiny_model import save_tiny_model
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]

@@ -15,11 +15,11 @@ from holdfast.jobs.local import LocalJobs
 from holdfast.jobs.places import job_folder
 from holdfast.jobs.processes import identify, kill, processes_of
 from holdfast.jobs.records import JobRecord
-from holdfast.jobs.reviving import supervisor_pid
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState
 from holdfast.training.settings import RunSettings
 from tests.support.jobs import environment
+from tests.support.supervisors import supervisor_pid
 
 LOOP = Path(__file__).parent.parent / "programs" / "loop.py"
 _POLL_S = 0.02

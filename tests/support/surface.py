@@ -29,7 +29,7 @@ from tests.support.commands import holdfast
 SNAPSHOT = Path(__file__).parents[1] / "unit" / "surface.json"
 _SOURCES = Path(package.__file__).parent
 _VARIABLE = re.compile(r"\b(?:HOLDFAST|PET|AWS)_[A-Z0-9_]*[A-Z0-9]\b")
-_BETWEEN_PROCESSES = {"record_folder", "launcher_pid", "keeper"}
+_BETWEEN_PROCESSES = {"record_folder", "launcher_pid", "keeper", "has_begun"}
 """Settings that the launcher makes for its ranks; nobody else sets them."""
 _OPEN = {"libraries", "metrics", "base", "local", "pvc"}
 """Objects whose keys are data."""

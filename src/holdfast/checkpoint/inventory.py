@@ -23,6 +23,7 @@ from holdfast.foundation import clock
 from holdfast.foundation.units import ByteCounter
 from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
 from holdfast.storage.opening import open_store
+from holdfast.storage.options import StorageOptions
 from holdfast.storage.store import Store, StoredObject
 
 _ANSWER_WITHIN_S = 20.0
@@ -236,8 +237,12 @@ class Inventory:
         return bool(output.prune([self.folder / item.prefix]))
 
 
-def open_inventory(text: str) -> tuple[Inventory, str | None]:
+def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[Inventory, str | None]:
     """From what a person wrote: an output location, or one checkpoint in it.
+
+    Args:
+        text: what was written.
+        options: how to reach an object store; from the environment when None.
 
     Returns:
         The inventory, and the checkpoint's name when one was named.
@@ -253,16 +258,16 @@ def open_inventory(text: str) -> tuple[Inventory, str | None]:
     is_checkpoint = step_of(Path(last)) is not None
     is_final = last == FINAL and _has_manifest(location)
     if not is_checkpoint and not is_final:
-        return Inventory(_reachable(location)), None
+        return Inventory(_reachable(location, options)), None
     if location.scheme is Scheme.FILE:
         parent = parent or ("/" if location.path.startswith("/") else ".")
     parent_location = Location(scheme=location.scheme, bucket=location.bucket, path=parent)
-    return Inventory(_reachable(parent_location)), last
+    return Inventory(_reachable(parent_location, options)), last
 
 
-def _reachable(location: Location) -> Store:
+def _reachable(location: Location, options: StorageOptions | None) -> Store:
     """The store there, asked once: a person waits for no answer as long as a run would."""
-    store = open_store(location)
+    store = open_store(location, options)
     if location.is_remote:
         next(iter(store.list(deadline_s=clock.monotonic_s() + _ANSWER_WITHIN_S)), None)
     return store

@@ -1,6 +1,6 @@
 """`holdfast config …`: which settings are in effect, and where they come from."""
 
-import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ from holdfast.cli.defaults import Effective, check_tables, effective
 from holdfast.cli.lazy import CommandGroup, walk
 from holdfast.cli.output import print_answer
 from holdfast.foundation.configuration import Configuration, toml
+from holdfast.jobs.slots import count_slots
 
 app = typer.Typer(
     name="config",
@@ -47,19 +48,29 @@ def show(
         documents += [{"command": " ".join(path), **_document(item)} for item in found]
     document: dict[str, Any] = {"settings": documents}
     for name, values in (("local", _local(configuration)), ("pvc", _claims(configuration))):
-        places = {key: setting.place for (table, key), setting in configuration.origins.items() if table == name}
-        lines += _section(name, [_line(key, value, origin and places[key]) for key, value in values.items()])
-        document[name] = values
+        lines += _section(name, [_line(key, value, origin and place) for key, (value, place) in values.items()])
+        document[name] = {key: value for key, (value, _) in values.items()}
     print_answer(as_json, document, lines or ["# every setting is left at its default"])
 
 
-def _local(configuration: Configuration) -> dict[str, object]:
-    values = dataclasses.asdict(configuration.local).items()
-    return {name.replace("_", "-"): value for name, value in values if value is not None}
+def _local(configuration: Configuration) -> dict[str, tuple[object, str]]:
+    """The slots that are said, as `count_slots` counts them, and where: by a variable, or in the user's own file."""
+    counted = count_slots()
+    found: dict[str, tuple[object, str]] = {}
+    for name, count in (("cpu-slots", counted.cpu), ("gpu-slots", counted.gpu)):
+        variable = f"HOLDFAST_{name.replace('-', '_').upper()}"
+        setting = configuration.origins.get(("local", name))
+        if os.environ.get(variable, "").strip():
+            found[name] = count, variable
+        elif setting is not None:
+            found[name] = count, setting.place
+    return found
 
 
-def _claims(configuration: Configuration) -> dict[str, object]:
-    return {claim: str(folder) for claim, folder in configuration.pvc.items()}
+def _claims(configuration: Configuration) -> dict[str, tuple[object, str]]:
+    return {
+        claim: (str(folder), configuration.origins["pvc", claim].place) for claim, folder in configuration.pvc.items()
+    }
 
 
 def _section(name: str, rows: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ neither a variable nor a `--no-…` could take back.
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import typer
@@ -219,16 +219,11 @@ def _variable(option: TyperOption) -> str | None:
 
 
 def _make_known(configuration: Configuration) -> None:
-    """Claims with a folder here, and how many slots there are, for whatever is started; what is set stays."""
+    """Claims with a folder here, for whatever is started; what is set stays."""
     pairs = [f"{claim}={folder}" for claim, folder in configuration.pvc.items()]
     if pairs:
         already = os.environ.get(_CLAIMS, "")
         os.environ[_CLAIMS] = ",".join([*pairs, *([already] if already else [])])
-    for item in fields(configuration.local):
-        count = getattr(configuration.local, item.name)
-        variable = f"HOLDFAST_{item.name.upper()}"
-        if count is not None and not os.environ.get(variable):
-            os.environ[variable] = str(count)
 
 
 __all__ = ["Effective", "check_tables", "defaults_from_files", "effective", "options", "origins"]

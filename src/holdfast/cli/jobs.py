@@ -107,9 +107,13 @@ def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json
     """Stop a job with a checkpoint, and say which one is safe; `resume` goes on from there.
 
     When a save would not fit the job's grace period, it says so first, with the figures, and asks.
+
+    Exit codes: 0 suspended and saved, or complete; 3 suspended without a save; 1 the job has failed.
     """
     from holdfast.cli.job_answers import job_document
+    from holdfast.errors import HoldfastError, PartlyDoneError
     from holdfast.jobs.local import LocalJobs
+    from holdfast.jobs.state import JobState
 
     with LocalJobs() as jobs:
         _ask_if_risky(jobs, name, yes=yes)
@@ -117,6 +121,13 @@ def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json
         progress = jobs.progress_of(job)
         lines = [f"job {job.name} is {job.state}" + (f": {job.message}" if job.message else "")]
         print_answer(as_json, job_document(job, progress), lines)
+    if job.state is JobState.FAILED:
+        raise HoldfastError(f"job {job.name} has failed instead", hint=f"holdfast logs {job.name}")
+    if job.state is JobState.SUSPENDED and not job.was_saved:
+        raise PartlyDoneError(
+            f"job {job.name} is suspended, but its last attempt ended without a save that is safe everywhere",
+            hint="what it had trained since its last safe step will be trained again",
+        )
 
 
 def resume(name: Name, as_json: Json = False) -> None:
@@ -156,25 +167,34 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
-    from holdfast.errors import ConflictError
+    from holdfast.errors import ConflictError, StorageError
     from holdfast.foundation.console import is_interactive
+    from holdfast.foundation.units import plural
     from holdfast.jobs.local import LocalJobs
 
     with LocalJobs() as jobs:
-        job = jobs.job(name)
-        output = jobs.output_of(job)
+        where = "its output folder"
+        try:
+            job = jobs.job(name)
+            name, where = job.name, jobs.output_of(job) or where
+        except StorageError:  # its entry cannot be read; it can be forgotten, but nobody knows its checkpoints
+            if checkpoints:
+                raise
         if checkpoints and not yes:
             if not is_interactive():
                 raise ConflictError(
-                    f"deleting the checkpoints of job {job.name} in {output} cannot be taken back; nothing was done",
+                    f"deleting the checkpoints of job {name} in {where} cannot be taken back; nothing was done",
                     hint="say --yes",
                 )
-            typer.confirm(f"delete job {job.name} and all its checkpoints in {output}?", abort=True, err=True)
-        jobs.delete(job.name, with_checkpoints=checkpoints, timeout_s=timeout)
-    what = "its checkpoints are gone too" if checkpoints else f"its checkpoints stay in {output or 'their folder'}"
-    print_answer(
-        as_json, {"name": job.name, "checkpoints_deleted": checkpoints}, [f"job {job.name} is deleted; {what}"]
+            typer.confirm(f"delete job {name} and all its checkpoints in {where}?", abort=True, err=True)
+        num_deleted = jobs.delete(name, with_checkpoints=checkpoints, timeout_s=timeout)
+    what = (
+        f"{plural(num_deleted, 'checkpoint')} in {where} deleted"
+        if checkpoints
+        else f"its checkpoints stay in {where}"
     )
+    document = {"name": name, "checkpoints_deleted": num_deleted}
+    print_answer(as_json, document, [f"job {name} is deleted; {what}"])
 
 
 def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:

@@ -73,7 +73,7 @@ def submit(
     """
     from holdfast.cli.job_answers import job_document
     from holdfast.jobs.local import LocalJobs
-    from holdfast.jobs.slots import count_slots
+    from holdfast.jobs.slots import count_slots, remark_on
     from holdfast.jobs.spec import JobSpec, name_from
     from holdfast.training.launch import LaunchPlan
 
@@ -101,6 +101,8 @@ def submit(
     )
     with LocalJobs() as jobs:
         job = jobs.submit(spec)
+        if remark := remark_on(spec, machine):
+            typer.echo(f"holdfast: warning: {remark}", err=True)
         lines = [
             f"job {job.name} is {job.state}",
             "",

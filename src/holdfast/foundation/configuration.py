@@ -1,8 +1,8 @@
 """Settings in files: ./holdfast.toml, [tool.holdfast] in ./pyproject.toml, and the user's own config.toml.
 
 A file has a table for each command (`[run]`, `[checkpoints.list]`) with the command's options, `[pvc]` with the
-folders that stand for claims on this machine, and `[local]` with what jobs may take of it. Dashes and underscores
-are the same. For each setting the first file that names it decides.
+folders that stand for claims on this machine, and in the user's own `[local]` with what jobs may take of it. Dashes
+and underscores are the same. For each setting the first file that names it decides.
 
 Promises: reading changes nothing, and no file means no settings; what cannot be read or meant is a UsageError that
 names the file, the line where it is known, the table, the key, the value, and what to do.
@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -129,11 +129,24 @@ class Configuration:
             UsageError: a file cannot be read, or what it says cannot be meant.
         """
         folder = Path() if folder is None else folder
+        return cls._read((folder / PROJECT_FILE, folder / _PYPROJECT, user_file(environ)))
+
+    @classmethod
+    def of_user(cls, environ: Mapping[str, str] | None = None) -> "Configuration":
+        """Read the user's own file alone: what it says is the same in every folder.
+
+        Raises:
+            UsageError: as for `load`.
+        """
+        return cls._read((user_file(environ),))
+
+    @classmethod
+    def _read(cls, paths: Sequence[Path]) -> "Configuration":
         tables: list[Table] = []
         pvc: dict[str, Path] = {}
         local: dict[str, int] = {}
         origins: dict[tuple[str, str], Setting] = {}
-        for path in (folder / PROJECT_FILE, folder / _PYPROJECT, user_file(environ)):
+        for path in paths:
             for table in _tables(path):
                 kind, *below = table.name
                 if kind not in RESERVED:
@@ -141,6 +154,9 @@ class Configuration:
                     continue
                 if below:
                     raise table.refuse(f"[{kind}] has no tables in it", hint="move its values up")
+                if kind == _LOCAL and path != paths[-1]:
+                    why = "what jobs may take is this machine's, and the same for every project"
+                    raise table.refuse(why, hint=f"move it to {paths[-1]}")
                 for setting in table.settings:
                     name = setting.key if kind == _PVC else setting.name
                     if (kind, name) in origins:

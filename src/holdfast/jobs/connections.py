@@ -12,16 +12,16 @@ AWS_S3_ENDPOINT = "https://minio.example:9000"
 Values go into the environment of a job's launchers and nowhere else.
 """
 
-import contextlib
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import NotFoundError, UsageError
+from holdfast.foundation.configuration import user_file
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _POSITION = re.compile(r"line \d+, column \d+|end of document")
@@ -45,10 +45,8 @@ IDENTITY = frozenset(
 
 
 def connections_file() -> Path:
-    """Where they are written down."""
-    return (
-        Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "holdfast" / "connections.toml"
-    )
+    """Where they are written down: beside the user's own settings."""
+    return user_file().with_name("connections.toml")
 
 
 def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -60,7 +58,7 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
     """
     environ = os.environ if environ is None else environ
     path = connections_file()
-    table = _read(path).get(name) if path.exists() else None
+    table = _read(path).get(name)
     if table is None:
         if all(environ.get(key) for key in _NEEDED):
             return {key: value for key, value in environ.items() if key.startswith("AWS_")}
@@ -84,42 +82,22 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
     return keys
 
 
-@contextlib.contextmanager
-def connected(name: str | None, env: Mapping[str, str] | None = None) -> Generator[None]:
-    """This process's environment is meanwhile that of a job, as far as stores are concerned.
-
-    Args:
-        name: its data connection, if it has one.
-        env: its own variables, which count more.
-    """
-    changes: dict[str, str | None] = {} if name is None else {**dict.fromkeys(IDENTITY), **keys_of(name)}
-    changes |= env or {}
-    before = {key: os.environ.get(key) for key in changes}
-    _set_environment(changes)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for key, value in values.items():
-        if value is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = value
-
-
 def _read(path: Path) -> dict[str, Any]:
+    """Everything that it says; nothing where there is no file."""
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno())
-            if mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+        with open(descriptor, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise UsageError(f"{path} is not a file", hint="replace it with one")
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise UsageError(
-                    f"{path} can be read by others (mode {stat.S_IMODE(mode.st_mode):o}); it was not used",
+                    f"{path} can be read by others (mode {stat.S_IMODE(mode):o}); it was not used",
                     hint=f"chmod 600 {path}",
                 )
             return tomllib.load(file)
+    except FileNotFoundError:
+        return {}
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # not TOML, or not UTF-8
@@ -132,4 +110,4 @@ def _position(error: ValueError) -> str:
     return match[0] if match else "somewhere"
 
 
-__all__ = ["IDENTITY", "connected", "connections_file", "keys_of"]
+__all__ = ["IDENTITY", "connections_file", "keys_of"]

@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,8 +24,7 @@ from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord, NodeRecord
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
 
-SCHEMA_VERSION = 1
-_SCHEMA = """
+_FIRST_SCHEMA = """
 CREATE TABLE job (
   name TEXT PRIMARY KEY, spec TEXT NOT NULL, state TEXT NOT NULL, wanted TEXT NOT NULL, created TEXT NOT NULL,
   changed TEXT NOT NULL, message TEXT NOT NULL DEFAULT '', exit_code INTEGER, attempt INTEGER NOT NULL DEFAULT 0,
@@ -46,11 +46,20 @@ CREATE TABLE event (
 ) STRICT;
 CREATE INDEX event_by_job ON event (job, id);
 """
+_SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
+"""What makes each version of the one before; a new file goes through all of them."""
+SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
 _AGAIN_S = 0.01
 _OVER = (JobState.COMPLETE, JobState.FAILED)
 _log = logging.getLogger("holdfast")
-_COLUMNS = "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks"
+_COLUMNS = (
+    "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes"
+)
+
+
+class HistoryError(StorageError):
+    """The history cannot be used: a full disk, no permission, damage."""
 
 
 class History:
@@ -90,10 +99,10 @@ class History:
         if version < SCHEMA_VERSION:
             self._make_private()
             with self.transaction():
-                if self._version() == 0:  # another process may have been first
-                    for statement in _SCHEMA.split(";\n"):
+                for schema in _SCHEMAS[self._version() :]:  # another process may have been first
+                    for statement in schema.split(";\n"):
                         self._db.execute(statement)
-                    self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _keep_a_log(self) -> None:
         """Let others read while one writes; of several processes that change a new file at once, all but one are told
@@ -123,7 +132,7 @@ class History:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise StorageError(
+            raise HistoryError(
                 f"the job history {self._path} cannot be used: {error}",
                 hint="check the folder's permissions and free space; a damaged file can be moved aside: its jobs "
                 "are forgotten then, their checkpoints are not touched",
@@ -251,7 +260,7 @@ class History:
                 NodeRecord(
                     node=node,
                     process=ProcessId(pid=pid, start_ticks=ticks, boot=boot),
-                    gpus=tuple(json.loads(gpus)),
+                    gpus=tuple(map(str, json.loads(gpus))),
                 )
                 for node, pid, ticks, boot, gpus in rows
             ]
@@ -294,11 +303,18 @@ class History:
             self._change(name, "wanted = ?", str(wanted))
             self._note(name, f"{wanted}_requested", actor, cause)
 
-    def change_spec(self, spec: JobSpec, *, actor: str, cause: str) -> None:
-        """Replace what a job is to do."""
+    def want_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
+        """Say how many nodes a job with launchers is to have; its supervisor stops, changes and starts it again."""
         with self.transaction():
-            self._change(spec.name, "spec = ?", spec.to_json())
-            self._note(spec.name, "changed", actor, cause)
+            self._change(job.name, "target_nodes = ?", num_nodes)
+            self._note(job.name, "scale_requested", actor, f"to {num_nodes} nodes")
+
+    def change_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
+        """Give a job that has no launchers another number of nodes, which is then all that is wanted of it."""
+        spec = replace(job.spec, num_nodes=num_nodes)
+        with self.transaction():
+            self._change(job.name, "spec = ?, target_nodes = NULL", spec.to_json())
+            self._note(job.name, "changed", actor, f"{job.spec.num_nodes} → {num_nodes} nodes")
 
     def forget(self, name: str) -> None:
         """Remove a job and all that is known about it."""
@@ -318,12 +334,13 @@ class History:
             actor: who says so.
             cause: why.
             message: for people who look at the job.
-            figures: columns of the job that change with it: exit_code, safe_step, setbacks, attempt.
+            figures: columns of the job that change with it.
         """
         unknown = figures.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted"}
         if unknown:
             raise ValueError(f"a job has no {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in figures)
+        changes += ", target_nodes = NULL" if state.is_over else ""  # nobody is left to see to it
         values = (_plain(value) for value in figures.values())
         with self.transaction():
             self._change(
@@ -389,8 +406,10 @@ def _plain(value: Any) -> Any:
 
 
 def _job(row: tuple[Any, ...]) -> JobRecord:
-    name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks = row
+    name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes = row
     try:
+        for time in (created, changed):
+            clock.parse_utc(time)
         return JobRecord(
             name=name,
             spec=JobSpec.from_json(spec),
@@ -403,11 +422,12 @@ def _job(row: tuple[Any, ...]) -> JobRecord:
             attempt=attempt,
             safe_step=safe_step,
             setbacks=setbacks,
+            target_nodes=target_nodes,
         )
-    except (ValueError, TypeError, KeyError, HoldfastError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, HoldfastError) as error:
         raise StorageError(
             f"the history's entry of job {name!r} cannot be read: {error}", hint="it was altered; delete the job"
         ) from error
 
 
-__all__ = ["SCHEMA_VERSION", "History", "this_user"]
+__all__ = ["SCHEMA_VERSION", "History", "HistoryError", "this_user"]

@@ -10,18 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.errors import ExitCode
 from holdfast.foundation import clock
-from holdfast.jobs import processes
+from holdfast.jobs import processes, told
 from holdfast.jobs.connections import IDENTITY
 from holdfast.jobs.node import read_exit_code, write_plan
 from holdfast.jobs.processes import JOB_VARIABLE
 from holdfast.jobs.records import NodeRecord
+from holdfast.jobs.slots import VISIBLE
 from holdfast.jobs.spec import JobSpec
+from holdfast.training.settings import RunSettings
 
 _RANK_LOGS = "HOLDFAST_RANK_LOGS"
 _OURS = ("HOLDFAST_", "PET_", "TORCHELASTIC_")
 _TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
-_KEPT = ("HOLDFAST_VERIFY_TLS", "HOLDFAST_PVC_MOUNTS")
+_KEPT = ("HOLDFAST_VERIFY_TLS",)
 _AFTER_A_LOSS_S = 10.0
 """How long launchers that lost one of their number may take to notice by themselves."""
 _KILLED_LATER_S = 2.0
@@ -47,19 +50,26 @@ class Launchers:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._asked_s: float | None = None
         self._lost_s: float | None = None
-        self._port = _free_port() if spec.num_nodes > 1 else None
+        self._port: int | None = None
 
-    def start(self, node: int, environ: Mapping[str, str], gpus: tuple[int, ...]) -> NodeRecord:
+    def start(self, node: int, environ: Mapping[str, str], gpus: tuple[str, ...] | None) -> NodeRecord:
         """Start the launcher of one node.
+
+        Args:
+            node: its number.
+            environ: see `launcher_environment`.
+            gpus: the devices that it may see, none when empty; None where the machine has none.
 
         Raises:
             OSError: the interpreter cannot be started.
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
+        if self._spec.num_nodes > 1 and self._port is None:  # not before: packages take minutes
+            self._port = _free_port()
         settings = replace(self._spec.settings, job_dir=str(self._folder))
-        if self._attempt > 1:
-            settings = replace(settings, from_scratch=False)  # it has begun anew once
+        if told.has_begun(self._folder):
+            settings = _gone_on_with(settings)
         write_plan(plan_file, self._plan(node), settings)
         output = self._folder / "logs" / f"node-{node}.log"
         output.parent.mkdir(exist_ok=True)
@@ -77,7 +87,7 @@ class Launchers:
         if identity is None:
             raise OSError(f"the launcher of node {node} ended at once")
         self._children[process.pid] = process
-        record = NodeRecord(node=node, process=identity, gpus=gpus)
+        record = NodeRecord(node=node, process=identity, gpus=gpus or ())
         self._nodes.append(record)
         return record
 
@@ -132,7 +142,7 @@ class Launchers:
             self.ask_to_stop()
 
     def _has_failed(self, node: NodeRecord) -> bool:
-        return not node.process.is_alive and read_exit_code(self._plan_file(node.node)) != 0
+        return not node.process.is_alive and self._exit_code(node.node) != 0
 
     def kill(self) -> None:
         """End every process of the job at once."""
@@ -149,7 +159,15 @@ class Launchers:
     @property
     def exit_codes(self) -> list[int | None]:
         """How they ended, by node; None for one that was killed."""
-        return [read_exit_code(self._plan_file(node)) for node in range(self._spec.num_nodes)]
+        return [self._exit_code(node) for node in range(self._spec.num_nodes)]
+
+    def _exit_code(self, node: int) -> int | None:
+        """What the launcher has left; where that is nothing and its parent is here, what the system says of it."""
+        code = read_exit_code(self._plan_file(node))
+        child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
+        if code is not None or child is None or child.poll() is None or child.returncode < 0:
+            return code
+        return child.returncode or ExitCode.FAILED  # 0 without a word: whatever that was, it was no launcher
 
     def tidy(self) -> None:
         """Remove what only this attempt needed."""
@@ -178,10 +196,14 @@ def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: 
     return environ
 
 
-def _devices(gpus: tuple[int, ...], spec: JobSpec) -> dict[str, str]:
-    return (
-        {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus and "CUDA_VISIBLE_DEVICES" not in spec.env else {}
-    )
+def _gone_on_with(settings: RunSettings) -> RunSettings:
+    """Where to begin was asked of the job's first launcher; for a later one, what was saved since counts."""
+    resume = "auto" if settings.resume == "never" else settings.resume
+    return replace(settings, has_begun=True, from_scratch=False, resume=resume)
+
+
+def _devices(gpus: tuple[str, ...] | None, spec: JobSpec) -> dict[str, str]:
+    return {} if gpus is None or VISIBLE in spec.env else {VISIBLE: ",".join(gpus)}
 
 
 def _free_port() -> int:

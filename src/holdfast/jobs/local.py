@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,26 @@ from holdfast.errors import ConflictError, NotFoundError, StorageError, UsageErr
 from holdfast.foundation import clock
 from holdfast.foundation.files import FolderLock, is_locked, write_atomic
 from holdfast.jobs import told
-from holdfast.jobs.connections import connected, keys_of
+from holdfast.jobs.connections import keys_of
 from holdfast.jobs.history import History, this_user
 from holdfast.jobs.logs import LogLine, read_logs
-from holdfast.jobs.output_location import output_of
+from holdfast.jobs.output_location import output_of, place_of, with_claims
 from holdfast.jobs.places import job_folder, make_private, new_job_folder, supervisor_lock
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
 from holdfast.jobs.removing import remove_job, remove_remains
 from holdfast.jobs.reviving import revive, start_supervisor
-from holdfast.jobs.slots import Slots, count_slots
+from holdfast.jobs.slots import check_size, count_slots
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
 from holdfast.training.progress import Progress
 
 _POLL_S = 0.1
+_LEAVES_WITHIN_S = 15.0
+"""How long the supervisor of a job that has stopped may take to end."""
 
 
 class LocalJobs:
-    """The jobs of this user on this machine; keeps the Protocol `backend.Jobs`.
+    """The jobs of this user on this machine. A name may be the beginning of one, as long as it fits one job only.
 
     Whoever opens it also revives: jobs whose supervisor was killed get a new one.
 
@@ -82,10 +84,6 @@ class LocalJobs:
         """Likewise, of a job that was looked up a moment ago."""
         return told.progress(job_folder(job.name))
 
-    def folder(self, name: str) -> Path:
-        """Where the job's own files are."""
-        return job_folder(name)
-
     def logs(
         self, name: str, *, ranks: range | None = None, nodes: range | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
@@ -106,9 +104,12 @@ class LocalJobs:
             raise UsageError(f"there is no folder {spec.working_dir} to run the job in")
         if spec.data_connection is not None:
             keys_of(spec.data_connection)
-        _check_devices(spec, count_slots())
+        check_size(spec, count_slots())
+        spec = with_claims(spec)
         if spec.settings.output_dir is not None:
-            _check_place(spec.settings.output_dir, spec)
+            from holdfast.jobs.outputs import check_output  # the stores' library, which no other command needs
+
+            check_output(spec, spec.settings.output_dir)
         new = make_private(new_job_folder())
         try:
             for file, data in (files or {}).items():
@@ -127,7 +128,7 @@ class LocalJobs:
     def _make_known(self, spec: JobSpec, new: Path) -> None:
         """Write the job down and give its folder its name; whoever sees the job may start its supervisor at once."""
         with self._history.transaction():
-            self._refuse_taken_place(spec.name, output_of(spec, None))
+            self._refuse_taken_place(spec, output_of(spec, None))
             self._history.add(spec, actor=self._actor)
             if is_locked(supervisor_lock(spec.name)):
                 raise ConflictError(
@@ -137,21 +138,22 @@ class LocalJobs:
             shutil.rmtree(job_folder(spec.name), ignore_errors=True)
             new.rename(job_folder(spec.name))
 
-    def _refuse_taken_place(self, name: str, output: str | None) -> None:
+    def _refuse_taken_place(self, spec: JobSpec, output: str | None) -> None:
         """Two trainings into one folder would spoil each other's; the second one is refused before it begins."""
-        for other in self._others_at(output, but=name):
+        for other in self._others_at(spec, output):
             if other.needs_supervisor:
                 raise ConflictError(
                     f"job {other.name} writes to {output} and has not ended",
                     hint="use another output folder, or suspend or delete that job first",
                 )
 
-    def _others_at(self, output: str | None, *, but: str) -> list[JobRecord]:
+    def _others_at(self, spec: JobSpec, output: str | None) -> list[JobRecord]:
         if output is None:
             return []
-        return [
-            other for other in self._history.unfinished() if other.name != but and self.output_of(other) == output
-        ]
+        place = place_of(spec, output)
+        others = [other for other in self._history.unfinished() if other.name != spec.name]
+        theirs = [(other, self.output_of(other)) for other in others]
+        return [other for other, there in theirs if there is not None and place_of(other.spec, there) == place]
 
     def _ask(self, job: JobRecord, wanted: Wanted) -> None:
         if job.wanted is Wanted.DELETE:
@@ -193,80 +195,147 @@ class LocalJobs:
                 raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
             if job.state.is_active and job.wanted in {Wanted.RUN, Wanted.PREEMPT}:
                 raise ConflictError(f"job {job.name} is {job.state}, not suspended")
-            self._refuse_taken_place(job.name, self.output_of(job))
+            self._refuse_taken_place(job.spec, self.output_of(job))
             self._ask(job, Wanted.RUN)
-            if job.state is JobState.FAILED:
-                self._history.become(
-                    job.name, JobState.SUSPENDED, actor=self._actor, cause="to be tried again", setbacks=0
-                )
+            if not job.state.is_active:
+                cause = "to be tried again" if job.state is JobState.FAILED else ""
+                self._history.become(job.name, JobState.QUEUED, actor=self._actor, cause=cause, setbacks=0)
         if not is_locked(supervisor_lock(job.name)):
             start_supervisor(job.name)
         return self.job(job.name)
 
     def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> JobRecord:
-        """Suspend a job, change its number of nodes, and let it go on if it was to run before.
+        """Change a job's number of nodes; one that runs is stopped for it with a checkpoint, and goes on.
+
+        The supervisor does all of it: nothing is left undone when the caller is killed or waits no longer.
 
         Raises:
             UsageError: no such number of nodes.
-            ConflictError: the job has ended.
+            ConflictError: the job is complete, or ended before it could be changed.
+            WaitTimeoutError: it is still at it; it will have them all the same.
         """
-        job = self.job(name)
-        spec = replace(job.spec, num_nodes=num_nodes)
-        if job.state is JobState.COMPLETE:
-            raise ConflictError(f"job {job.name} is complete")
-        _check_devices(spec, count_slots())
-        was_to_run = job.needs_supervisor and job.wanted is not Wanted.SUSPEND
-        if job.needs_supervisor:
-            job = self.suspend(job.name, timeout_s=timeout_s)
-        if job.state is JobState.COMPLETE:
-            raise ConflictError(f"job {job.name} was complete before it could be scaled")
         with self._history.transaction():
-            cause = f"{job.spec.num_nodes} → {num_nodes} nodes"
-            self._history.change_spec(spec, actor=self._actor, cause=cause)
-        return self.resume(job.name) if was_to_run else self.job(job.name)
+            job = self.job(name)
+            spec = replace(job.spec, num_nodes=num_nodes)
+            if job.state is JobState.COMPLETE:
+                raise ConflictError(f"job {job.name} is complete")
+            if job.wanted is Wanted.DELETE:
+                raise ConflictError(f"job {job.name} is being deleted")
+            check_size(spec, count_slots())
+            if num_nodes != (job.target_nodes or job.spec.num_nodes):
+                change = self._history.want_nodes if job.state.holds_slots else self._history.change_nodes
+                change(job, num_nodes, actor=self._actor)
+        what = f"scaled to {num_nodes} nodes"
+        job = self._until(job.name, lambda job: job.target_nodes is None, what, timeout_s)
+        if job.spec.num_nodes != num_nodes:
+            why = f": {job.message}" if job.message else ""
+            raise ConflictError(f"job {job.name} was {job.state} before it could be {what}{why}")
+        return job
 
-    def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> None:
+    def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
         """Stop a job and forget it; its checkpoints stay, unless they are asked for too.
 
+        Returns:
+            How many checkpoints were deleted.
+
         Raises:
-            ConflictError: its checkpoints are asked for too, and another job is to go on with them; nothing was done.
+            ConflictError: its checkpoints are asked for too, and nobody knows where they are, or another job is to go
+                on with them; nothing was done.
+            StorageError: its checkpoints, or its folder, cannot be deleted; the job is still there, stopped, so that
+                the same command can be given again.
         """
         name = self._history.name_of(name)
         try:
             job = self.job(name)
         except StorageError:  # its entry cannot be read, and there is no other way to be rid of it
+            if with_checkpoints:
+                raise
             self._history.forget(name)
             remove_remains(name, self._history)
-            return
-        output = self.output_of(job)
-        others = [other.name for other in self._others_at(output, but=name) if not other.state.is_over]
-        if with_checkpoints and others:
-            raise ConflictError(
-                f"the checkpoints in {output} are those of job {', '.join(others)} too; nothing was deleted",
-                hint=f"delete that job first, or {name} without its checkpoints",
-            )
+            return 0
+        if with_checkpoints:
+            return self._delete_all(job, timeout_s)
         if not self._remove(name):
             with contextlib.suppress(NotFoundError):  # which is what is waited for
                 self._until(name, lambda _: False, "deleted", timeout_s)
-        if with_checkpoints and output is not None:
-            from holdfast.jobs.outputs import remove_checkpoints  # the stores' library, which no other command needs
+        return 0
 
-            remove_checkpoints(output, job.spec)
+    def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
+        """Its checkpoints before the job: as long as one is left, somebody knows of it."""
+        from holdfast.jobs.outputs import remove_checkpoints  # the stores' library, which no other command needs
+
+        output = self.output_of(job)
+        alone = f"{job.name} without its checkpoints"
+        if output is None:
+            raise ConflictError(
+                f"nobody knows where the checkpoints of job {job.name} are: it was given no output folder, and its "
+                "ranks have told of none; nothing was deleted",
+                hint=f"delete {alone}",
+            )
+        others = [other.name for other in self._others_at(job.spec, output) if not other.state.is_over]
+        if others:
+            raise ConflictError(
+                f"the checkpoints in {output} are those of job {', '.join(others)} too; nothing was deleted",
+                hint=f"delete that job first, or {alone}",
+            )
+        with self._at_rest(job.name, timeout_s):
+            num_deleted = remove_checkpoints(output, job.spec)
+            self._history.want(job.name, Wanted.DELETE, actor=self._actor)
+            remove_job(job.name, self._history)
+        return num_deleted
+
+    @contextlib.contextmanager
+    def _at_rest(self, name: str, timeout_s: float | None) -> Generator[None]:
+        """Stop a job where it has not ended, and keep every supervisor from it meanwhile."""
+        try:
+            if not self.job(name).state.is_over:
+                self.suspend(name, timeout_s=timeout_s)
+        except WaitTimeoutError as error:
+            raise WaitTimeoutError(
+                f"{error.message}; nothing was deleted", hint="it is being stopped; give the same command again then"
+            ) from error
+        deadline_s = clock.monotonic_s() + _LEAVES_WITHIN_S
+        while True:
+            lock = self._lock_of(name)
+            if lock is not None and not self.job(name).needs_supervisor:
+                break
+            if lock is not None:
+                lock.release()
+            if self.job(name).needs_supervisor or clock.monotonic_s() >= deadline_s:
+                raise ConflictError(f"job {name} was stopped, and somebody lets it go on; nothing was deleted")
+            clock.sleep(_POLL_S)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _remove(self, name: str) -> bool:
         """Remove a job here and now; where it has a supervisor or processes, only ask for it, and say False."""
-        self._history.want(name, Wanted.DELETE, actor=self._actor)
+        lock = self._lock_of(name)
         try:
-            lock = FolderLock.acquire(supervisor_lock(name), {"pid": os.getpid()})
-        except (BlockingIOError, FileNotFoundError):
-            return False
-        job = self._history.find(name)
-        is_idle = job is not None and not job.state.holds_slots
-        if is_idle:
+            self._history.want(name, Wanted.DELETE, actor=self._actor)
+            job = self._history.find(name)
+            if lock is None or job is None or job.state.holds_slots:
+                return False
             remove_job(name, self._history)
-        if lock is not None:
-            lock.release()
-        return is_idle
+            return True
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _lock_of(self, name: str) -> FolderLock | None:
+        """The lock of a job's supervisor; None where there is one."""
+        if self._history.knows(name):
+            make_private(job_folder(name))
+        try:
+            return FolderLock.acquire(supervisor_lock(name), {"pid": os.getpid()})
+        except (BlockingIOError, FileNotFoundError):
+            return None
+        except OSError as error:
+            raise StorageError(
+                f"the folder {job_folder(name)} of job {name} cannot be used: {error.strerror}; nothing was done",
+                hint="check its permissions",
+            ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
         """Where a job's checkpoints are, in full: as its owner said, or as its ranks told."""
@@ -323,25 +392,6 @@ class LocalJobs:
                     hint="it goes on; wait again, or look at its logs",
                 )
             clock.sleep(poll_s)
-
-
-def _check_devices(spec: JobSpec, capacity: Slots) -> None:
-    wanted = spec.num_nodes * spec.gpu_per_node
-    if wanted > capacity.gpu:
-        raise UsageError(
-            f"the job takes {wanted} gpu, and this machine has {capacity.gpu}", hint="ask for fewer, or for none"
-        )
-
-
-def _check_place(output: str, spec: JobSpec) -> None:
-    """That an object store can be used is better known now than when the ranks have started."""
-    from holdfast.training.output_place import place_output
-    from holdfast.training.store_access import open_tried
-
-    with connected(spec.data_connection, spec.env):
-        place = place_output(output, local_dir=spec.settings.local_dir)
-        if place.remote is not None:
-            open_tried(place.remote, verify_access=spec.settings.verify_access)
 
 
 def _as_job_event(record: dict[str, Any]) -> JobEvent:

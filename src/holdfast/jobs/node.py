@@ -6,15 +6,20 @@
 import json
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.foundation.files import write_atomic
 from holdfast.training.launch import LaunchPlan, launch
+from holdfast.training.record import exit_code_after
 from holdfast.training.settings import RunSettings
+
+_PORT_TAKEN = "EADDRINUSE"
+"""What torch's store says when somebody else listens at the nodes' meeting point."""
 
 
 def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> None:
@@ -46,24 +51,33 @@ def read_exit_code(plan: Path) -> int | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the node; the process ends in here, unless it cannot begin."""
+    """Run the node; the process ends in here, and says how, whatever happens."""
     path = Path(arguments[0])
 
     def leave(code: int) -> None:
         write_atomic(exit_file(path), str(int(code)).encode(), durable=False)
 
-    document: dict[str, Any] = json.loads(path.read_bytes())
-    document["plan"]["program"] = tuple(document["plan"]["program"])
     try:
+        document: dict[str, Any] = json.loads(path.read_bytes())
+        document["plan"]["program"] = tuple(document["plan"]["program"])
         plan = LaunchPlan(**document["plan"])
         code = launch(plan, RunSettings(**document["settings"]), on_exit=leave)
     except HoldfastError as error:
         sys.stderr.write(f"holdfast: error: {error}\n")
         code = error.exit_code
+    except BaseException as error:  # noqa: BLE001  whatever it is, the job has to hear of it
+        traceback.print_exc()
+        code = _code_after(error)
     leave(code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # tearing down an interpreter with torch in it takes longer than a save
+
+
+def _code_after(error: BaseException) -> int:
+    if _PORT_TAKEN in str(error):  # since it was chosen, a moment ago; the next start takes another one
+        return ExitCode.TERMINATED_UNSAVED
+    return exit_code_after(error) or ExitCode.FAILED
 
 
 if __name__ == "__main__":

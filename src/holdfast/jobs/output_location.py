@@ -1,9 +1,11 @@
 """Where a job's checkpoints are, seen from any process and any folder."""
 
+import contextlib
 import os
+from dataclasses import replace
 
 from holdfast.jobs.spec import JobSpec
-from holdfast.storage.location import Scheme, parse_location
+from holdfast.storage.location import CLAIMS, Scheme, claim_folder, parse_location
 from holdfast.training.progress import Progress
 
 
@@ -15,12 +17,27 @@ def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
     return in_full(said, spec.working_dir) if said else None
 
 
+def place_of(spec: JobSpec, output: str) -> str:
+    """The folder or object store that a job's output location means; two that are equal are one place."""
+    location = parse_location(output)
+    if location.scheme is Scheme.PVC:
+        with contextlib.suppress(ValueError):  # nothing stands for the claim here
+            location = claim_folder(location, spec.env.get(CLAIMS, ""))
+    return in_full(str(location), spec.working_dir)
+
+
+def with_claims(spec: JobSpec) -> JobSpec:
+    """The job with the folders that stand for claims now: a later command may run where others do."""
+    claims = os.environ.get(CLAIMS, "")
+    return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec
+
+
 def in_full(output: str, working_dir: str) -> str:
-    """An output location that means the same wherever it is read; two that are equal are one place."""
+    """An output location that means the same wherever it is read."""
     location = parse_location(output)
     if location.scheme is not Scheme.FILE:
         return str(location)
     return os.path.realpath(os.path.join(working_dir, location.path))
 
 
-__all__ = ["in_full", "output_of"]
+__all__ = ["in_full", "output_of", "place_of", "with_claims"]

@@ -1,16 +1,23 @@
-"""What is at the place of a job's checkpoints, seen from any process and any folder."""
+"""What is at the place of a job's checkpoints, seen from any process and any folder.
 
-import os
+Everything is asked with the job's own keys and claims, and nothing of this process's environment is changed for it: a
+client of the SDK may look at several jobs at once.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.checkpoint.inventory import Inventory, Kind, open_inventory
+from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import ConflictError, UsageError
-from holdfast.jobs.connections import connected, keys_of
+from holdfast.jobs.connections import keys_of
+from holdfast.jobs.launchers import launcher_environment
 from holdfast.jobs.spec import JobSpec
-from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
+from holdfast.storage.location import CLAIMS, Location, Scheme, claim_folder, parse_location
 from holdfast.storage.opening import open_store
 from holdfast.storage.options import StorageOptions
-from holdfast.training.output_place import place_output
+from holdfast.training.output_place import OutputPlace, place_output
+from holdfast.training.store_access import open_tried
 
 
 def open_output(spec: JobSpec, output: str) -> Inventory:
@@ -24,22 +31,28 @@ def open_output(spec: JobSpec, output: str) -> Inventory:
         UsageError: it cannot be meant here.
         NotFoundError: the keys are not there any more.
     """
-    environ = {**os.environ, **spec.env}
+    environ = _environment(spec)
     try:
         location = parse_location(output)
         if location.scheme is Scheme.PVC:
-            location = claim_folder(location, environ.get("HOLDFAST_PVC_MOUNTS", ""))
-        options = _options(spec, location, environ)
-        return Inventory(open_store(location, options))
+            location = claim_folder(location, environ.get(CLAIMS, ""))
+        return Inventory(open_store(location, _options(location, environ)))
     except ValueError as error:
         raise UsageError(f"the output of job {spec.name}: {error}") from error
 
 
-def _options(spec: JobSpec, location: Location, environ: dict[str, str]) -> StorageOptions | None:
-    if not location.is_remote:
-        return None
-    keys = keys_of(spec.data_connection) if spec.data_connection is not None else {}
-    return StorageOptions.from_environment({**environ, **keys, **spec.env})
+def check_output(spec: JobSpec, output: str) -> None:
+    """See that a job can write there: that is better known now than when its ranks have started.
+
+    Raises:
+        UsageError: it cannot be meant here.
+        StorageError: the object store, or the folder, cannot be used.
+    """
+    environ = _environment(spec)
+    place = place_output(output, local_dir=spec.settings.local_dir, environ=environ)
+    if place.remote is not None:
+        open_tried(place.remote, verify_access=spec.settings.verify_access, environ=environ)
+    OutputFolder(_folder(spec, place)).prepare()
 
 
 def remove_checkpoints(output: str, spec: JobSpec) -> int:
@@ -51,31 +64,53 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
         spec: the job, with its data connection.
 
     Returns:
-        How many were deleted.
+        How many were deleted; one that was in both counts once.
 
     Raises:
         ConflictError: somebody reads one of them; the others are gone.
         StorageError: the place does not answer.
+        UsageError: it cannot be meant here.
     """
-    num_deleted = 0
+    environ = _environment(spec)
+    place = place_output(output, local_dir=spec.settings.local_dir, environ=environ)
+    folder = _folder(spec, place)
+    places = [(str(place.remote), _options(place.remote, environ))] if place.remote is not None else []
+    if folder.is_dir():
+        places.append((str(folder), None))
+    deleted: set[str] = set()
     kept: list[str] = []
-    with connected(spec.data_connection, spec.env):
-        place = place_output(output, local_dir=spec.settings.local_dir)
-        folder = Path(spec.working_dir) / place.folder
-        for where in ([output] if place.remote is not None else []) + ([str(folder)] if folder.is_dir() else []):
-            inventory, one = open_inventory(where)
-            if one is not None:  # the folder has a checkpoint's name; what lies beside it is another run's
-                inventory = Inventory(open_store(parse_location(where)))
-            for item in inventory.items():
-                if item.kind is Kind.FOREIGN:
-                    continue
-                if inventory.delete(item):
-                    num_deleted += 1
-                else:
-                    kept.append(item.name)
+    for where, options in places:
+        inventory, one = open_inventory(where, options)
+        if one is not None:  # the folder has a checkpoint's name; what lies beside it is another run's
+            inventory = Inventory(open_store(parse_location(where), options))
+        for item in inventory.items():
+            if item.kind is Kind.FOREIGN:
+                continue
+            if inventory.delete(item):
+                deleted.add(item.name)
+            else:
+                kept.append(item.name)
     if kept:
         raise ConflictError(f"{', '.join(kept)} in {output} is in use and was not deleted", hint="try again later")
-    return num_deleted
+    return len(deleted)
 
 
-__all__ = ["open_output", "remove_checkpoints"]
+def _environment(spec: JobSpec) -> dict[str, str]:
+    keys = keys_of(spec.data_connection) if spec.data_connection is not None else {}
+    return launcher_environment(spec, keys, None)
+
+
+def _options(location: Location, environ: Mapping[str, str]) -> StorageOptions | None:
+    if not location.is_remote:
+        return None
+    try:
+        return StorageOptions.from_environment(environ)
+    except ValueError as error:
+        raise UsageError(f"{location}: {error}") from error
+
+
+def _folder(spec: JobSpec, place: OutputPlace) -> Path:
+    return Path(spec.working_dir) / place.folder
+
+
+__all__ = ["check_output", "open_output", "remove_checkpoints"]

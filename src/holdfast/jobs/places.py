@@ -8,8 +8,15 @@ from holdfast.errors import StorageError
 
 
 def state_folder() -> Path:
-    """`$XDG_STATE_HOME/holdfast`, or `~/.local/state/holdfast`."""
-    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "holdfast"
+    """`$XDG_STATE_HOME/holdfast`, or `~/.local/state/holdfast`.
+
+    Without links: a job's processes are known by the name of its folder. A relative one would be another folder for
+    each process, and is ignored, as its specification says.
+    """
+    home = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(home):
+        home = os.path.expanduser("~/.local/state")
+    return Path(os.path.realpath(home), "holdfast")
 
 
 def history_file() -> Path:

@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.errors import ExitCode
 from holdfast.jobs.processes import ProcessId
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
@@ -25,6 +26,7 @@ class JobRecord:
         attempt: how many there were.
         safe_step: the newest step known to be committed.
         setbacks: how often it was interrupted from outside without a step of progress between.
+        target_nodes: how many nodes it is to have when its launchers have stopped for it; None for as many as now.
     """
 
     name: str
@@ -38,6 +40,7 @@ class JobRecord:
     attempt: int = 0
     safe_step: int | None = None
     setbacks: int = 0
+    target_nodes: int | None = None
 
     @property
     def needs_supervisor(self) -> bool:
@@ -45,6 +48,16 @@ class JobRecord:
         if self.wanted is Wanted.DELETE or self.state.is_active:
             return True
         return self.state is JobState.SUSPENDED and self.wanted is Wanted.RUN
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether its launchers are to stop, for good or to be started again in another number."""
+        return self.wanted is not Wanted.RUN or self.target_nodes is not None
+
+    @property
+    def was_saved(self) -> bool:
+        """Whether its last attempt has left with a checkpoint; a job that never ran has lost nothing either."""
+        return self.attempt == 0 or self.exit_code == ExitCode.INTERRUPTED_SAVED
 
     @property
     def cpu(self) -> int:
@@ -90,12 +103,12 @@ class NodeRecord:
     Args:
         node: its number, from 0.
         process: who it is.
-        gpus: the devices that it sees, by number.
+        gpus: the devices that it sees, as CUDA_VISIBLE_DEVICES names them.
     """
 
     node: int
     process: ProcessId
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,29 @@
 """Jobs, removed; their checkpoints stay (`outputs.remove_checkpoints`)."""
 
+import contextlib
 import shutil
 
+from holdfast.errors import StorageError
 from holdfast.jobs.history import History
 from holdfast.jobs.places import job_folder
 from holdfast.jobs.processes import kill, processes_of
 
 
 def remove_job(name: str, history: History) -> None:
-    """Forget a job that has no processes: its folder first, so that nothing is left that nobody knows of."""
-    shutil.rmtree(job_folder(name), ignore_errors=True)
+    """Forget a job that has no processes: its folder first, so that nothing is left that nobody knows of.
+
+    Raises:
+        StorageError: the folder cannot be removed; the job is not forgotten.
+    """
+    folder = job_folder(name)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise StorageError(
+            f"the folder of job {name} cannot be removed: {error.strerror}: {error.filename}; the job is still known",
+            hint=f"remove {folder} yourself, or what keeps it from being removed, and delete the job again",
+        ) from error
     history.forget(name)
 
 

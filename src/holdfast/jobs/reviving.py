@@ -10,10 +10,11 @@ from collections.abc import Generator
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.foundation import clock
-from holdfast.foundation.files import is_locked, read_lock_owner
+from holdfast.foundation.files import is_locked
 from holdfast.jobs.history import History
 from holdfast.jobs.places import job_folder, make_private, supervisor_lock
 from holdfast.jobs.processes import JOB_VARIABLE
+from holdfast.jobs.slots import VISIBLE
 
 _WITHIN_S = 15.0
 _log = logging.getLogger("holdfast")
@@ -66,13 +67,18 @@ def _spawn(name: str) -> "subprocess.Popen[bytes]":
             stdout=stream,
             stderr=stream,
             cwd=folder,
-            # A job may submit another one, and ends with all processes that carry its name.
-            env={key: text for key, text in os.environ.items() if key != JOB_VARIABLE},
+            env=_environment(),
             start_new_session=True,
         )
     # Whoever starts it may live long: a thread asks how it ended, so that no zombie stays.
     threading.Thread(target=process.wait, name=f"holdfast-{name}", daemon=True).start()
     return process
+
+
+def _environment() -> dict[str, str]:
+    """Without what a job has that submits another one: its name, with which it ends, and its share of the devices."""
+    names = {JOB_VARIABLE, VISIBLE} if JOB_VARIABLE in os.environ else set[str]()
+    return {key: text for key, text in os.environ.items() if key not in names}
 
 
 def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float) -> None:
@@ -95,11 +101,4 @@ def _as_warning() -> Generator[None]:
         _log.warning("%s", error)
 
 
-def supervisor_pid(name: str) -> int | None:
-    """The pid of a job's supervisor, while it lives."""
-    lock = supervisor_lock(name)
-    pid = read_lock_owner(lock).get("pid") if is_locked(lock) else None
-    return pid if isinstance(pid, int) and pid != os.getpid() else None
-
-
-__all__ = ["revive", "start_supervisor", "supervisor_pid"]
+__all__ = ["revive", "start_supervisor"]

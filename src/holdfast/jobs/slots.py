@@ -6,14 +6,24 @@ a large one would come back in turn otherwise, and it would never start. A job t
 jobs of lower priority: the lowest first, of those the youngest first, and no more of them than it takes.
 """
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import UsageError
+from holdfast.foundation.configuration import Configuration
+from holdfast.jobs.processes import JOB_VARIABLE
 from holdfast.jobs.records import JobRecord
+from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_RANKS_PER_CORE = 4
+"""A job of four ranks can be tried on a laptop's core; more of them only keep each other from their work."""
+_MOST_RANKS = 512
+"""Of one job on one machine, whatever it says it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +65,76 @@ class Admission:
 
 
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
-    """What this machine has: HOLDFAST_CPU_SLOTS and HOLDFAST_GPU_SLOTS, or its cores and the NVIDIA devices in /dev.
+    """What this machine has, the same for whoever counts.
+
+    HOLDFAST_CPU_SLOTS and HOLDFAST_GPU_SLOTS, else `[local]` of the user's own settings, else its cores and devices.
 
     Raises:
-        UsageError: a variable is no number.
+        UsageError: a variable is no number, or the settings cannot be read.
     """
     environ = os.environ if environ is None else environ
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    counts = {"HOLDFAST_CPU_SLOTS": os.cpu_count() or 1, "HOLDFAST_GPU_SLOTS": gpus}
-    for name in counts:
-        text = environ.get(name, "").strip()
-        if text and not text.isdecimal():
-            raise UsageError(f"{name}={text!r} must be a whole number")
-        if text:
-            counts[name] = int(text)
-    return Slots(cpu=counts["HOLDFAST_CPU_SLOTS"], gpu=counts["HOLDFAST_GPU_SLOTS"])
+    cpu = _said("HOLDFAST_CPU_SLOTS", Configuration.of_user(environ).local.cpu_slots, environ)
+    return Slots(cpu=(os.cpu_count() or 1) if cpu is None else cpu, gpu=len(devices(environ)))
+
+
+def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The GPUs that jobs may have, as CUDA_VISIBLE_DEVICES names them: those that it says, else the first ones.
+
+    Raises:
+        UsageError: as for `count_slots`.
+    """
+    environ = os.environ if environ is None else environ
+    count = _said("HOLDFAST_GPU_SLOTS", Configuration.of_user(environ).local.gpu_slots, environ)
+    mask = environ.get(VISIBLE)
+    if mask is None or JOB_VARIABLE in environ:  # within a job, that is what the job was given
+        return tuple(map(str, range(_num_devices() if count is None else count)))
+    own = itertools.takewhile(lambda name: name not in {"", "-1"}, (name.strip() for name in mask.split(",")))
+    return tuple(own)[:count]
+
+
+def has_devices() -> bool:
+    """Whether there is a GPU that a job could see, whoever it is for."""
+    return _num_devices() > 0 or bool(devices())
+
+
+def _num_devices() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _said(variable: str, setting: int | None, environ: Mapping[str, str]) -> int | None:
+    text = environ.get(variable, "").strip()
+    if text and not text.isdecimal():
+        raise UsageError(f"{variable}={text!r} must be a whole number")
+    return int(text) if text else setting
+
+
+def check_size(spec: JobSpec, capacity: Slots) -> None:
+    """See that a job does not ask for more than this machine could ever do.
+
+    Raises:
+        UsageError: it does.
+    """
+    gpu = spec.num_nodes * spec.gpu_per_node
+    if gpu > capacity.gpu:
+        raise UsageError(
+            f"the job takes {gpu} gpu, and this machine has {capacity.gpu}", hint="ask for fewer, or for none"
+        )
+    ranks, cpu = spec.num_nodes * spec.ranks_per_node, spec.num_nodes * spec.cpu_per_node
+    most = min(_MOST_RANKS, _RANKS_PER_CORE * max(1, capacity.cpu))
+    if max(ranks, cpu) > most:
+        raise UsageError(
+            f"the job has {ranks} ranks on {spec.num_nodes} nodes and takes {cpu} cpu; this machine has "
+            f"{capacity.cpu}, on which {most} can run at most; nothing was done",
+            hint="ask for fewer; HOLDFAST_CPU_SLOTS says how many it has, where that was counted wrongly",
+        )
+
+
+def remark_on(spec: JobSpec, capacity: Slots) -> str:
+    """What is to be said of a job that is larger than the machine and runs all the same; empty for others."""
+    cpu = spec.num_nodes * spec.cpu_per_node
+    if cpu <= capacity.cpu:
+        return ""
+    return f"the job takes {cpu} cpu, and this machine has {capacity.cpu}: its ranks share them"
 
 
 def needs(job: JobRecord, capacity: Slots) -> Slots:
@@ -143,13 +208,27 @@ def _describe(need: Slots, capacity: Slots) -> str:
     return f"{need.cpu} cpu{gpu} of {capacity.cpu} cpu and {capacity.gpu} gpu to be free"
 
 
-def free_gpus(taken: Sequence[int], wanted: int, capacity: Slots) -> tuple[int, ...]:
-    """The numbers of `wanted` devices that nobody has taken."""
-    free = [number for number in range(capacity.gpu) if number not in set(taken)]
+def free_gpus(taken: Sequence[str], wanted: int, pool: Sequence[str]) -> tuple[str, ...]:
+    """`wanted` devices of the pool that nobody has taken, the first ones first."""
+    free = [device for device in pool if device not in set(taken)]
     return tuple(free[:wanted])
 
 
 HOLDING = tuple(state for state in JobState if state.holds_slots)
 CONCERNED = tuple(state for state in JobState if state.holds_slots or state.is_waiting)
 
-__all__ = ["CONCERNED", "HOLDING", "Admission", "Slots", "admit", "count_slots", "free_gpus", "needs"]
+__all__ = [
+    "CONCERNED",
+    "HOLDING",
+    "VISIBLE",
+    "Admission",
+    "Slots",
+    "admit",
+    "check_size",
+    "count_slots",
+    "devices",
+    "free_gpus",
+    "has_devices",
+    "needs",
+    "remark_on",
+]

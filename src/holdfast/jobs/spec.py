@@ -14,7 +14,7 @@ from holdfast.training.settings import RunSettings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir")
+_LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir", "has_begun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

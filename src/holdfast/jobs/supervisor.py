@@ -5,7 +5,6 @@ lock that the kernel gives back when it dies. Whatever it knows is in the histor
 one was killed.
 """
 
-import contextlib
 import itertools
 import logging
 import os
@@ -21,7 +20,7 @@ from holdfast.foundation import clock, console
 from holdfast.foundation.files import FolderLock
 from holdfast.jobs import slots, told
 from holdfast.jobs.connections import keys_of
-from holdfast.jobs.history import History
+from holdfast.jobs.history import History, HistoryError
 from holdfast.jobs.launchers import Launchers, launcher_environment
 from holdfast.jobs.outcome import conclude
 from holdfast.jobs.packages import NotWantedError, install_packages
@@ -35,7 +34,6 @@ _POLL_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 _REVIVE_EVERY_S = 5.0
 _LOOK_EVERY_S = 5.0
-_LOCK_WITHIN_S = 2.0
 _TRIALS, _NEXT_TRIAL_S = 20, 3.0
 _SILENT_START_S = 60.0
 """A program that tells no progress counts as resumed after this."""
@@ -68,7 +66,7 @@ class Supervisor:
 
         Raises:
             NotFoundError: somebody has removed it from the history.
-            StorageError: the history cannot be used; calling it again goes on.
+            HistoryError: it cannot be used; calling it again goes on.
         """
         self._launchers = self._launchers or self._adopt()
         while self._launchers is not None or self._wait_for_turn():
@@ -127,6 +125,10 @@ class Supervisor:
         job = self._job
         if job.wanted is Wanted.DELETE or not job.needs_supervisor:
             return False
+        if job.target_nodes is not None:  # between two attempts; whether that many fit is asked anew
+            self._history.change_nodes(job, job.target_nodes, actor=self._actor)
+            self._history.become(self._name, JobState.QUEUED, actor=self._actor)
+            job = self._job
         if job.wanted is Wanted.SUSPEND:
             message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is safe"
             self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
@@ -172,6 +174,10 @@ class Supervisor:
                     self._history.add_node(self._name, job.attempt, record)
         except NotWantedError:
             return launchers  # none of them was started
+        except HistoryError:
+            launchers.kill()  # one may not be written down
+            self._launchers = launchers  # how they ended is written down when that can be
+            raise
         except (HoldfastError, OSError) as error:
             launchers.kill()
             code = error.exit_code if isinstance(error, HoldfastError) else ExitCode.FAILED
@@ -184,18 +190,18 @@ class Supervisor:
         return launchers
 
     def _is_wanted(self) -> bool:
-        return self._job.wanted is Wanted.RUN and not self._was_told_to_leave
+        return not self._job.is_to_stop and not self._was_told_to_leave
 
-    def _free_gpus(self, job: JobRecord) -> tuple[int, ...]:
+    def _free_gpus(self, job: JobRecord) -> tuple[str, ...] | None:
         if not job.spec.gpu_per_node:
-            return ()
+            return () if slots.has_devices() else None
         taken = [
             gpu
             for other in self._history.jobs(slots.HOLDING)
             for node in self._history.nodes(other.name, other.attempt)
             for gpu in node.gpus
         ]
-        return slots.free_gpus(taken, job.spec.gpu_per_node, slots.count_slots())
+        return slots.free_gpus(taken, job.spec.gpu_per_node, slots.devices())
 
     # ---- running ----------------------------------------------------------------------------------------------
 
@@ -205,9 +211,9 @@ class Supervisor:
         while launchers.are_alive:
             job = self._job
             # SUSPENDING although it is to run: somebody has changed his mind, and what has begun is done first.
-            if job.wanted is not Wanted.RUN or self._was_told_to_leave or job.state is JobState.SUSPENDING:
+            if job.is_to_stop or self._was_told_to_leave or job.state is JobState.SUSPENDING:
                 if job.state is not JobState.SUSPENDING:
-                    self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=str(job.wanted))
+                    self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=_why(job))
                 launchers.ask_to_stop()
             elif job.state is JobState.RESUMING and self._has_resumed(began_s):
                 self._history.become(self._name, JobState.RUNNING, actor=self._actor)
@@ -239,17 +245,21 @@ class Supervisor:
             }
             if outcome.state is JobState.PREEMPTED and job.wanted is Wanted.PREEMPT:
                 figures["wanted"] = Wanted.RUN
+            goes_on = outcome.state is JobState.SUSPENDED and job.wanted is Wanted.RUN
+            state = JobState.QUEUED if goes_on else outcome.state
             text = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
             self._history.end_attempt(self._name, job.attempt, outcome=text, exit_code=outcome.exit_code)
-            self._history.become(self._name, outcome.state, actor=self._actor, message=outcome.message, **figures)
+            if job.target_nodes is not None and not state.is_over:
+                self._history.change_nodes(job, job.target_nodes, actor=self._actor)
+            self._history.become(self._name, state, actor=self._actor, message=outcome.message, **figures)
         launchers.tidy()
 
     def _was_wanted(self, job: JobRecord) -> Wanted:
         """Why the launchers have ended, where somebody has asked them to."""
         if job.wanted is Wanted.RUN and self._was_told_to_leave:
             return Wanted.PREEMPT
-        if job.wanted is Wanted.RUN and job.state is JobState.SUSPENDING:  # and to go on, meanwhile
-            return Wanted.SUSPEND
+        if job.wanted is Wanted.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
+            return Wanted.SUSPEND  # to go on afterwards
         return job.wanted
 
     def _look_around(self) -> None:
@@ -257,6 +267,10 @@ class Supervisor:
         if clock.monotonic_s() >= self._revive_at_s:
             self._revive_at_s = clock.monotonic_s() + _REVIVE_EVERY_S
             revive(self._history, but=self._name, patience_s=0)
+
+
+def _why(job: JobRecord) -> str:
+    return f"to have {job.target_nodes} nodes" if job.wanted is Wanted.RUN and job.target_nodes else str(job.wanted)
 
 
 def supervise(name: str) -> int:
@@ -302,7 +316,7 @@ def _run(supervisor: Supervisor) -> None:
     for trial in itertools.count(1):
         try:
             supervisor.run()
-        except StorageError as error:
+        except HistoryError as error:
             if trial == _TRIALS:
                 raise
             _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)
@@ -313,18 +327,16 @@ def _run(supervisor: Supervisor) -> None:
 
 def _lock(path: Path) -> FolderLock | None:
     """The lock, or None when somebody holds it."""
-    deadline_s = clock.monotonic_s() + _LOCK_WITHIN_S
-    while clock.monotonic_s() < deadline_s:
-        with contextlib.suppress(BlockingIOError):  # whoever looks whether it is held, holds it for a moment
-            lock = FolderLock.acquire(path, {"pid": os.getpid()})
-            if lock is None:
-                raise StorageError(
-                    f"the file system of {path.parent} has no locks, and two supervisors would not notice each other",
-                    hint="set XDG_STATE_HOME to a folder on a local disk",
-                )
-            return lock
-        clock.sleep(0.02)
-    return None
+    try:
+        lock = FolderLock.acquire(path, {"pid": os.getpid()})
+    except BlockingIOError:
+        return None
+    if lock is None:
+        raise StorageError(
+            f"the file system of {path.parent} has no locks, and two supervisors would not notice each other",
+            hint="set XDG_STATE_HOME to a folder on a local disk",
+        )
+    return lock
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError), (folder / EVENTS).open("rb") as stream:
         for line in stream:
             if line.endswith(b"\n"):
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     event = json.loads(line)
                     if isinstance(event, dict) and "event" in event:
                         yield event
@@ -30,12 +30,18 @@ def progress(folder: Path) -> Progress | None:
     return read_progress(folder / PROGRESS_NAME)
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether ranks have ever agreed on where to begin; until then, what was asked for is still to be done."""
+    return any(event["event"] == "attempt_started" for event in events(folder))
+
+
 def safe_step(folder: Path) -> int | None:
     """The newest step that is committed, as far as the ranks have told."""
     step: int | None = None
     for event in events(folder):
         if event["event"] in {"saved", "resumed"} or (event["event"] == "interrupted" and event.get("saved")):
-            step = event.get("step", step)
+            told = event.get("step")
+            step = told if isinstance(told, int) else step
         elif event["event"] == "set_aside":
             step = None
     return step
@@ -49,4 +55,4 @@ def was_told_since(folder: Path, wall_s: float) -> bool:
         return False
 
 
-__all__ = ["EVENTS", "events", "progress", "safe_step", "was_told_since"]
+__all__ = ["EVENTS", "events", "has_begun", "progress", "safe_step", "was_told_since"]

@@ -86,12 +86,12 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         Args:
             name: the job.
             num_nodes: how many nodes it is to have.
-            timeout: seconds for the suspension.
+            timeout: seconds until it goes on with them; it will all the same when that takes longer.
 
         Raises:
             ValueError: no such number of nodes.
-            RuntimeError: there is no such job, or it is complete.
-            TimeoutError: it is still being suspended; it stays so then, with the old number of nodes.
+            RuntimeError: there is no such job, or it is complete, or failed while it stopped.
+            TimeoutError: it is still being stopped.
             NotImplementedError: this backend cannot do it.
         """
         return self._local("scale_job").scale_job(name, num_nodes, timeout=timeout)

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+CLAIMS = "HOLDFAST_PVC_MOUNTS"
+"""The variable that says where claims are mounted: `claim=/mount/path` pairs, separated by commas."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ONE_SLASH = re.compile(r"(pvc|s3|gs|az):", re.IGNORECASE)
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f]")
@@ -115,7 +117,7 @@ def claim_folder(location: Location, mounts: "str | None" = None) -> Location:
     Raises:
         ValueError: not in a pod, or the pod does not mount the claim.
     """
-    text = os.environ.get("HOLDFAST_PVC_MOUNTS", "") if mounts is None else mounts
+    text = os.environ.get(CLAIMS, "") if mounts is None else mounts
     table = dict(pair.split("=", 1) for pair in text.split(",") if "=" in pair)
     mount = table.get(location.bucket)
     if mount is None:
@@ -132,4 +134,4 @@ def _plain(path: str) -> str:
     return plain.rstrip("/") or "/"
 
 
-__all__ = ["Location", "Scheme", "claim_folder", "parse_location"]
+__all__ = ["CLAIMS", "Location", "Scheme", "claim_folder", "parse_location"]

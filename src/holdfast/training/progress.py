@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from holdfast.errors import ExitCode
+from holdfast.foundation import clock
 
 VERSION = 1
 PROGRESS_NAME = "progress.json"
@@ -215,6 +216,14 @@ def _text(value: Any) -> str:
     return _of(str, value)
 
 
+def _moment(value: Any) -> str:
+    try:
+        clock.parse_utc(_of(str, value))
+    except OverflowError as error:
+        raise ValueError(f"{value!r} is no time") from error
+    return value
+
+
 def _truth(value: Any) -> bool:
     return _of(bool, value)
 
@@ -283,7 +292,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "output_dir": _text,
     "location": _text,
     "safe_step": _or_none(_count),
-    "safe_time": _or_none(_text),
+    "safe_time": _or_none(_moment),
     "snapshot_step": _or_none(_count),
     "grace_s": _number,
     "message": _text,

@@ -46,7 +46,8 @@ def choose(
     Args:
         output: the claimed output folder.
         settings: `resume` and `from_scratch`. Both a named checkpoint and `from_scratch` mean the first start:
-            when torch elastic starts failed ranks anew, what they saved since counts first.
+            when torch elastic starts failed ranks anew, or a job's next launcher does, what they saved since counts
+            first.
         restart: how often the ranks were started anew.
         report: told what was rejected, set aside and chosen.
         progress: see `holdfast.checkpoint.verify.verify`.
@@ -60,7 +61,7 @@ def choose(
         NothingValidError: checkpoints exist, and none of them is valid.
         CheckpointError: the checkpoint that was named is not valid.
     """
-    is_first_start = restart == 0
+    is_first_start = restart == 0 and not settings.has_begun
     if in_memory is not None and not is_first_start and settings.resume != "never":
         steps = [step_of(path) or 0 for path in list_checkpoints(output.root)]
         if in_memory.manifest.step >= max(steps, default=0):

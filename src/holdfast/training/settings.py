@@ -78,6 +78,8 @@ class RunSettings:
     """The process whose death ends the rank; set by the launcher."""
     keeper: str | None = field(default=None)
     """Under which name the node's keeper is reached; set by the launcher."""
+    has_begun: bool = False
+    """Whether an earlier launcher of the job has begun: what `resume` and `from_scratch` ask for is done then."""
     job_dir: str | None = field(default=None)
     """A folder of the job's for its progress and its events, too; set by whoever starts the launcher."""
 

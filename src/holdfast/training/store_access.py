@@ -1,6 +1,7 @@
 """The object store of a run, tried before anything is loaded for it."""
 
 import logging
+from collections.abc import Mapping
 
 from holdfast.errors import AccessDeniedError, UsageError
 from holdfast.storage.access import NO_KEYS_HINT, check_access
@@ -12,15 +13,20 @@ from holdfast.storage.store import Store
 _log = logging.getLogger("holdfast")
 
 
-def open_tried(location: Location, *, verify_access: bool = True) -> Store:
+def open_tried(location: Location, *, verify_access: bool = True, environ: Mapping[str, str] | None = None) -> Store:
     """The object store, after it was written, read, listed and deleted in once, unless that is not wanted.
+
+    Args:
+        location: where.
+        verify_access: whether it is tried.
+        environ: what says how to reach it; the process's own when None.
 
     Raises:
         UsageError: the environment's options cannot be meant.
         StorageError: it cannot be used, with the reason.
     """
     try:
-        options = StorageOptions.from_environment()
+        options = StorageOptions.from_environment(environ)
     except ValueError as error:
         raise UsageError(f"{error}; training was not started") from error
     if not options.verify_tls:

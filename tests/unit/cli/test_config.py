@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.foundation.configuration import user_file
 from tests.support.commands import holdfast
 
 
 @pytest.fixture
 def files(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (project / "holdfast.toml").write_text(
-        "[run]\nsave-steps = 20\noutput_dir = 'a \"b\"'\n[checkpoints.repair]\nidle = 60\n"
-        "[pvc]\ndata = '/d'\n[local]\ngpu_slots = 1\n"
+        "[run]\nsave-steps = 20\noutput_dir = 'a \"b\"'\n[checkpoints.repair]\nidle = 60\n[pvc]\ndata = '/d'\n"
     )
     (project / "pyproject.toml").write_text("[tool.holdfast.run]\nsave-steps = 30\ngrace = 60\n")
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text("[local]\ngpu_slots = 1\n")
     monkeypatch.setenv("HOLDFAST_KEEP", "newest=2")
     return project
 
@@ -30,7 +32,8 @@ def test_what_is_set_is_shown_as_a_file_says_it(files: Path) -> None:
         "local": {"gpu-slots": 1},
     }
     (files / "pyproject.toml").unlink()
-    (files / "holdfast.toml").write_text(text)
+    (files / "holdfast.toml").unlink()
+    user_file().write_text(text)
     assert holdfast("config", "show").stdout == text
 
 
@@ -41,9 +44,17 @@ def test_origins_are_files_lines_and_variables(files: Path) -> None:
         "grace = 60.0  # pyproject.toml, line 3",
         'keep = "newest=2"  # HOLDFAST_KEEP',
         'data = "/d"  # holdfast.toml, line 7',
-        "gpu-slots = 1  # holdfast.toml, line 9",
+        f"gpu-slots = 1  # {user_file()}, line 2",
     ):
         assert line in lines
+
+
+def test_the_slots_in_force_are_shown(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable counts more than the file, and says so."""
+    monkeypatch.setenv("HOLDFAST_GPU_SLOTS", "3")
+    lines = holdfast("config", "show", "--origin").stdout.splitlines()
+    assert "gpu-slots = 3  # HOLDFAST_GPU_SLOTS" in lines
+    assert holdfast("config", "show", "--json").document["local"] == {"gpu-slots": 3}
 
 
 def test_all_shows_defaults_too(files: Path) -> None:

@@ -244,6 +244,60 @@ def test_what_list_and_status_say() -> None:
     assert holdfast("list", "--active").stdout.strip() == "no jobs"
 
 
+@pytest.mark.parametrize(
+    ("became", "figures", "code", "said"),
+    [
+        (JobState.SUSPENDED, {"attempt": 1, "exit_code": 75}, 0, ""),
+        (JobState.SUSPENDED, {}, 0, ""),
+        (JobState.SUSPENDED, {"attempt": 1, "exit_code": None}, 3, "without a save"),
+        (JobState.SUSPENDED, {"attempt": 1, "exit_code": 143}, 3, "without a save"),
+        (JobState.SUSPENDED, {"attempt": 1, "exit_code": 13}, 3, "without a save"),
+    ],
+)
+def test_a_suspension_without_a_save_is_no_success(
+    became: JobState, figures: dict[str, Any], code: int, said: str
+) -> None:
+    """The job is described all the same; a script does not take it for saved."""
+    add("held", became)
+    with History() as history:
+        history.become("held", became, actor="test", **figures)
+    outcome = holdfast("suspend", "held", "--json")
+    assert outcome.code == code
+    assert outcome.document["state"] == became
+    assert said in (outcome.exit_error["message"] if code else "")
+
+
+def test_a_job_that_fails_while_it_stops_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the message says that it is not suspended."""
+    add("held", JobState.SUSPENDED)
+    with History() as history:
+        history.become("held", JobState.FAILED, actor="test", message="exit code 3", attempt=1, exit_code=3)
+        failed = history.job("held")
+    monkeypatch.setattr("holdfast.jobs.local.LocalJobs.suspend", lambda *_, **__: failed)
+    outcome = holdfast("suspend", "held")
+    assert (outcome.code, outcome.stdout) == (1, "job held is Failed: exit code 3\n")
+    assert "has failed instead" in outcome.stderr
+
+
+def test_what_somebody_has_damaged_does_not_hide_the_rest() -> None:
+    """A row, a record of progress, an event: the other jobs are listed, and the job itself is shown."""
+    for name in ("good", "bad", "worse"):
+        add(name, JobState.COMPLETE)
+        told(name)
+    with sqlite3.connect(history_file()) as database:
+        database.execute("UPDATE job SET created = 'yesterday' WHERE name = 'worse'")
+    database.close()
+    (job_folder("bad") / "progress.json").write_text('{"step": 3, "safe_step": 2, "safe_time": "yesterday"}')
+    (job_folder("bad") / "events.jsonl").write_text("[" * 100_000 + "\n" + '{"event": "saved", "step": "x"}\n')
+    outcome = holdfast("list")
+    assert outcome.code == 0
+    assert [line.split()[0] for line in outcome.stdout.splitlines()] == ["JOB", "bad", "good"]
+    for command in ("status", "events"):
+        assert holdfast(command, "bad").code == 0
+    assert holdfast("status", "worse").code == 13
+    assert holdfast("delete", "worse").code == 0
+
+
 def test_logs_say_who_printed() -> None:
     """One rank alone is printed plainly; several with their names; a rank can be picked."""
     add("one", JobState.COMPLETE)

@@ -106,12 +106,30 @@ def test_the_users_file_is_where_xdg_says() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_named_with_its_place(text: str, words: list[str], tmp_path: Path) -> None:
-    path = write(tmp_path, text)
+    name = "config/holdfast/config.toml" if text.startswith("[local") else "holdfast.toml"
+    path = write(tmp_path, text, name)
     with pytest.raises(UsageError) as caught:
         load(tmp_path)
     for word in [str(path), "nothing was done", *words]:
         assert word in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("holdfast.toml", ""), ("pyproject.toml", "tool.holdfast.")])
+def test_slots_are_the_machines_and_no_projects(tmp_path: Path, name: str, prefix: str) -> None:
+    """Supervisors that are started in different folders would count differently."""
+    write(tmp_path, f"[{prefix}local]\ncpu-slots = 4\n", name)
+    with pytest.raises(UsageError, match=r"the same for every project.*move it to .*config.toml") as caught:
+        load(tmp_path)
+    assert "line 1: [local]" in str(caught.value)
+
+
+def test_the_users_own_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the project's say, if they can be read at all."""
+    write(tmp_path, "[local]\ncpu-slots = 4\n")
+    write(tmp_path, "[local]\ncpu-slots = 3\n", "config/holdfast/config.toml")
+    monkeypatch.chdir(tmp_path)
+    assert Configuration.of_user({"XDG_CONFIG_HOME": str(tmp_path / "config")}).local.cpu_slots == 3
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from holdfast.foundation import files
 
+SPAWN = multiprocessing.get_context("spawn")
+
 
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("broken", ["fsync", "replace", "write"])
@@ -202,3 +204,55 @@ def test_a_new_owner_overwrites_the_old_ones_name(tmp_path: Path) -> None:
         assert lock is not None
         lock.release()
         assert files.read_lock_owner(tmp_path / "lock") == owner
+
+
+def test_looking_at_a_lock_is_not_holding_it(tmp_path: Path) -> None:
+    """Two that look at once would take each other for the holder, and whoever wants it would be refused."""
+    path = tmp_path / "lock"
+    path.touch()
+    done, gate = SPAWN.Event(), SPAWN.Barrier(3)
+    lookers = [SPAWN.Process(target=_look_until, args=(path, done, gate)) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    try:
+        gate.wait(60)
+        for _ in range(3000):
+            assert not files.is_locked(path)
+            lock = files.FolderLock.acquire(path, {})  # never refused
+            assert lock is not None
+            lock.release()
+    finally:
+        done.set()
+        for looker in lookers:
+            looker.join(30)
+
+
+def _look_until(path: Path, done: Any, gate: Any) -> None:
+    gate.wait(60)
+    while not done.is_set():
+        files.is_locked(path)
+
+
+def test_whoever_holds_a_lock_is_seen(tmp_path: Path) -> None:
+    """From another process, until it ends."""
+    path = tmp_path / "lock"
+    gate = SPAWN.Barrier(2)
+    holder = SPAWN.Process(target=_hold, args=(path, gate))
+    holder.start()
+    try:
+        gate.wait(60)
+        assert files.is_locked(path)
+        with pytest.raises(BlockingIOError):
+            files.FolderLock.acquire(path, {})
+    finally:
+        gate.wait(60)
+        holder.join(30)
+    assert not files.is_locked(path)
+    assert not files.is_locked(tmp_path / "missing")
+
+
+def _hold(path: Path, gate: Any) -> None:
+    lock = files.FolderLock.acquire(path, {})
+    gate.wait(60)
+    gate.wait(60)
+    assert lock is not None

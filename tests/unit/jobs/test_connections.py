@@ -1,13 +1,17 @@
 """Keys of object stores: read from a private file, and never repeated in a message."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import HoldfastError, NotFoundError, UsageError
-from holdfast.jobs.connections import connected, connections_file, keys_of
+from holdfast.jobs.connections import connections_file, keys_of
 from holdfast.jobs.launchers import launcher_environment
+from holdfast.jobs.outputs import check_output
+from holdfast.jobs.places import state_folder
+from holdfast.storage.options import StorageOptions
 from tests.support.job_values import job_spec
 
 SECRET = "geheim-123"
@@ -131,25 +135,59 @@ def test_a_file_that_cannot_be_read_is_a_usage_error() -> None:
         keys_of("minio", {})
 
 
-def test_a_block_is_connected_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of another identity is mixed in, and afterwards all is as before, after an error too."""
+def test_jobs_are_looked_at_with_their_own_keys_and_nothing_is_mixed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job's folder, claims and keys are its own, and this process's environment is what it was meanwhile."""
     write(GOOD)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of-somebody-else")
     before = dict(os.environ)
-    seen: dict[str, str] = {}
+    seen: list[StorageOptions] = []
 
-    def look() -> None:
-        with connected("minio", {"AWS_REGION": "here"}):
-            seen.update(os.environ)
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        look()
-    assert (seen["AWS_SECRET_ACCESS_KEY"], seen["AWS_REGION"]) == (SECRET, "here")
-    assert "AWS_SESSION_TOKEN" not in seen
-    assert dict(os.environ) == before
-    with connected(None):
+    def look(store: object, **_: object) -> None:
         assert dict(os.environ) == before
+        seen.append(store._options)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr("holdfast.training.store_access.check_access", look)
+    env = {"AWS_REGION": "here", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    check_output(job_spec(data_connection="minio", env=env), "s3://bucket/run")
+    [options] = seen
+    assert (options.secret_access_key, options.region, options.session_token) == (SECRET, "here", None)
+    assert os.listdir(tmp_path / "cache" / "holdfast" / "outputs")
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: os.mkfifo(path, 0o600), "is not a file"),
+        (lambda path: path.mkdir(mode=0o700), "cannot be read"),
+        (lambda path: path.symlink_to(path), "cannot be read"),
+    ],
+)
+def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], message: str) -> None:
+    """A pipe would be waited for, for ever."""
+    connections_file().parent.mkdir(parents=True, exist_ok=True)
+    make(connections_file())
+    with pytest.raises(UsageError, match=message):
+        keys_of("minio", {})
+
+
+def test_a_relative_place_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the specification of these variables says; every process would look somewhere else."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert connections_file() == tmp_path / ".config" / "holdfast" / "connections.toml"
+    assert state_folder() == tmp_path / ".local" / "state" / "holdfast"
+
+
+def test_the_state_folder_has_one_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A job's processes are known by it."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "link"))
+    assert state_folder() == tmp_path / "real" / "holdfast"
 
 
 def test_launchers_get_one_identity_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConflictError, NotFoundError, StorageError
-from holdfast.jobs.history import SCHEMA_VERSION, History
+from holdfast.jobs.history import _FIRST_SCHEMA, SCHEMA_VERSION, History
 from holdfast.jobs.processes import ProcessId
 from holdfast.jobs.records import NodeRecord
 from holdfast.jobs.state import JobState, Wanted
-from tests.support.job_values import job_spec
+from tests.support.job_values import job_record, job_spec
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -132,9 +132,9 @@ def test_removing_a_job_removes_all_that_is_known_of_it(history: History, path: 
     [
         lambda history: history.want("a", Wanted.SUSPEND, actor="me"),
         lambda history: history.become("a", JobState.RUNNING, actor="me"),
-        lambda history: history.change_spec(job_spec("a"), actor="me", cause=""),
+        lambda history: history.change_nodes(job_record("a"), 2, actor="me"),
     ],
-    ids=["want", "become", "change_spec"],
+    ids=["want", "become", "change_nodes"],
 )
 def test_what_is_said_of_a_removed_job_is_an_error_and_leaves_nothing(
     history: History, change: Callable[[History], None]
@@ -378,3 +378,19 @@ def test_a_thousand_jobs_are_listed(history: History, capsys: pytest.CaptureFixt
         print(f"\n1000 jobs listed in {took_s * 1000:.0f} ms, 10 unfinished ones in {unfinished_s * 1000:.1f} ms")
     assert [job.name for job in jobs] == [f"job-{number:04d}" for number in range(1000)]
     assert unfinished == jobs[:10]
+
+
+def test_a_history_of_an_older_release_is_brought_up_to_date(tmp_path: Path) -> None:
+    """With all that is in it, and once only."""
+    path = tmp_path / "old.sqlite3"
+    spec = job_spec("a")
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(f"{_FIRST_SCHEMA}PRAGMA user_version = 1;")
+        now = "2026-01-01T00:00:00.000Z"
+        row = ("a", spec.to_json(), "Running", "run", now, now)
+        db.execute("INSERT INTO job (name, spec, state, wanted, created, changed) VALUES (?, ?, ?, ?, ?, ?)", row)
+        db.commit()
+    for _ in range(2):
+        with History(path) as history:
+            job = history.job("a")
+            assert (job.spec, job.state, job.target_nodes) == (spec, JobState.RUNNING, None)

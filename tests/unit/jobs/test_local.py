@@ -1,21 +1,25 @@
 """What commands may ask of jobs on this machine, without one that runs."""
 
+import contextlib
 import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.inventory import Inventory
 from holdfast.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
+from holdfast.foundation.files import is_locked
 from holdfast.jobs import local
 from holdfast.jobs.history import History
+from holdfast.jobs.launchers import launcher_environment
 from holdfast.jobs.local import LocalJobs
 from holdfast.jobs.output_location import in_full
-from holdfast.jobs.places import history_file, job_folder
+from holdfast.jobs.places import history_file, job_folder, supervisor_lock
 from holdfast.jobs.records import JobRecord
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
@@ -76,9 +80,9 @@ class TestSubmitting:
         """Before anybody could start it."""
         job = jobs.submit(job_spec("a"), {"function.py": b"print(1)"})
         assert (job.state, job.wanted, supervisors) == (JobState.CREATED, Wanted.RUN, ["a"])
-        assert (jobs.folder("a") / "function.py").read_bytes() == b"print(1)"
-        assert jobs.folder("a").stat().st_mode & 0o077 == 0
-        assert os.listdir(jobs.folder("a").parent) == ["a"]
+        assert (job_folder("a") / "function.py").read_bytes() == b"print(1)"
+        assert job_folder("a").stat().st_mode & 0o077 == 0
+        assert os.listdir(job_folder("a").parent) == ["a"]
 
     def test_whoever_sees_the_job_sees_its_files(
         self, jobs: LocalJobs, history: History, monkeypatch: pytest.MonkeyPatch
@@ -124,8 +128,8 @@ class TestSubmitting:
         jobs.submit(job_spec("a"), {"file": b"first"})
         with pytest.raises(ConflictError, match="a job 'a' already"):
             jobs.submit(job_spec("a"), {"file": b"second"})
-        assert (jobs.folder("a") / "file").read_bytes() == b"first"
-        assert os.listdir(jobs.folder("a").parent) == ["a"]
+        assert (job_folder("a") / "file").read_bytes() == b"first"
+        assert os.listdir(job_folder("a").parent) == ["a"]
 
     @pytest.mark.parametrize("second", ["{}/out", "{}/out/", "{}/./x/../out", "file://{}/out", "{}/link", "out"])
     def test_two_into_one_folder(self, jobs: LocalJobs, tmp_path: Path, second: str) -> None:
@@ -137,10 +141,37 @@ class TestSubmitting:
             jobs.submit(job_spec("b", output_dir=second.format(tmp_path), working_dir=str(tmp_path)))
         assert [job.name for job in jobs.jobs()] == ["a"]
 
+    def test_a_claim_is_the_folder_that_it_was(
+        self, jobs: LocalJobs, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another project's folder may stand for a claim of the same name, and its checkpoints are its own."""
+        for project in ("mine", "theirs"):
+            monkeypatch.setenv("HOLDFAST_PVC_MOUNTS", f"data={tmp_path / project}")
+            jobs.submit(job_spec(project, output_dir="pvc://data/run"))
+            commit(prepared(tmp_path / project / "run"), 10)
+        with pytest.raises(ConflictError, match="job theirs writes to"):
+            jobs.submit(job_spec("third", output_dir=str(tmp_path / "theirs" / "run")))
+        environ = launcher_environment(jobs.job("mine").spec, {}, None)
+        assert environ["HOLDFAST_PVC_MOUNTS"] == f"data={tmp_path / 'mine'}"
+        history.become("mine", COMPLETE, actor="me")
+        assert jobs.delete("mine", with_checkpoints=True) == 1
+        assert not (tmp_path / "mine" / "run" / "checkpoint-10").exists()
+        assert (tmp_path / "theirs" / "run" / "checkpoint-10").exists()
+
+    @pytest.mark.parametrize("output", ["/dev/null/x", "file", "file/x"])
+    def test_an_output_folder_that_cannot_be_one_is_refused(
+        self, jobs: LocalJobs, tmp_path: Path, output: str
+    ) -> None:
+        """As `run` refuses it, and not an hour later."""
+        (tmp_path / "file").touch()
+        with pytest.raises(StorageError, match="is not a folder"):
+            jobs.submit(job_spec("a", output_dir=output, working_dir=str(tmp_path)))
+        assert jobs.jobs() == []
+
     def test_the_folder_that_the_ranks_have_told_counts_too(self, jobs: LocalJobs, tmp_path: Path) -> None:
         """Where the script decides."""
         jobs.submit(job_spec("a", working_dir=str(tmp_path)))
-        (jobs.folder("a") / "progress.json").write_text(json.dumps({"output_dir": "there"}))
+        (job_folder("a") / "progress.json").write_text(json.dumps({"output_dir": "there"}))
         with pytest.raises(ConflictError, match="job a writes to"):
             jobs.submit(job_spec("b", output_dir=str(tmp_path / "there")))
 
@@ -166,7 +197,7 @@ class TestSubmitting:
             with pytest.raises(OSError, match="no more processes"):
                 jobs.submit(job_spec("a"), {"file": b"x"})
         assert jobs.jobs() == []
-        assert os.listdir(jobs.folder("a").parent) == []
+        assert os.listdir(job_folder("a").parent) == []
         jobs.submit(job_spec("a"))
 
     def test_what_an_older_job_of_the_name_has_left_is_gone(self, jobs: LocalJobs) -> None:
@@ -174,7 +205,7 @@ class TestSubmitting:
         job_folder("a").mkdir(parents=True)
         (job_folder("a") / "events.jsonl").write_text("old")
         jobs.submit(job_spec("a"), {"file": b"new"})
-        assert os.listdir(jobs.folder("a")) == ["file"]
+        assert os.listdir(job_folder("a")) == ["file"]
 
 
 class TestAsking:
@@ -208,7 +239,7 @@ class TestAsking:
         known(history, "a", FAILED)
         history.become("a", FAILED, actor="me", setbacks=6)
         job = jobs.resume("a")
-        assert (job.state, job.wanted, job.setbacks) == (SUSPENDED, Wanted.RUN, 0)
+        assert (job.state, job.wanted, job.setbacks) == (JobState.QUEUED, Wanted.RUN, 0)
         assert supervisors == ["a"]
 
     def test_nothing_can_be_asked_of_a_job_that_is_being_deleted(self, jobs: LocalJobs, history: History) -> None:
@@ -223,9 +254,9 @@ class TestAsking:
     def test_a_suspension_that_somebody_takes_back_is_not_waited_for(self, jobs: LocalJobs, history: History) -> None:
         """For ever, it would be."""
         known(history, "a", RUNNING)
-        threading.Timer(0.3, lambda: _want("a", Wanted.RUN)).start()
-        with pytest.raises(ConflictError, match="somebody else wants it to run"):
-            jobs.suspend("a", timeout_s=30)
+        with done_when(lambda history: history.job("a").wanted is Wanted.SUSPEND, _let_run):
+            with pytest.raises(ConflictError, match="somebody else wants it to run"):
+                jobs.suspend("a", timeout_s=30)
 
     def test_a_wait_that_takes_too_long(self, jobs: LocalJobs, history: History) -> None:
         """The request stands."""
@@ -246,6 +277,42 @@ class TestAsking:
         known(history, "b", COMPLETE)
         with pytest.raises(ConflictError, match="is complete"):
             jobs.scale("b", 2)
+
+    def test_scaling_does_not_resume_what_failed(
+        self, jobs: LocalJobs, history: History, supervisors: list[str]
+    ) -> None:
+        """That is another command."""
+        known(history, "a", FAILED)
+        job = jobs.scale("a", 2)
+        assert (job.spec.num_nodes, job.state, supervisors) == (2, FAILED, [])
+
+    def test_scaling_what_runs_is_one_entry(self, jobs: LocalJobs, history: History, supervisors: list[str]) -> None:
+        """It goes on when nobody waits for it any more, and the message says so truly."""
+        known(history, "a", RUNNING)
+        for _ in range(2):
+            with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*it goes on"):
+                jobs.scale("a", 2, timeout_s=0.1)
+        job = jobs.job("a")
+        assert (job.target_nodes, job.spec.num_nodes, job.wanted) == (2, 1, Wanted.RUN)
+        assert [event.name for event in history.events("a")].count("scale_requested") == 1
+        assert "a" in supervisors
+
+    def test_scaling_what_ends_first(self, jobs: LocalJobs, history: History, supervisors: list[str]) -> None:
+        """It is said, and nothing is started."""
+        known(history, "a", RUNNING)
+        supervise = lambda _: history.become("a", FAILED, actor="it", message="exit code 3")  # noqa: E731
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local, "start_supervisor", supervise)
+            with pytest.raises(ConflictError, match="was Failed before it could be scaled to 2 nodes: exit code 3"):
+                jobs.scale("a", 2)
+
+    def test_what_goes_on_waits_for_its_turn_at_once(
+        self, jobs: LocalJobs, history: History, supervisors: list[str]
+    ) -> None:
+        """Nobody sees a job that rests and is to run."""
+        known(history, "a", SUSPENDED, Wanted.SUSPEND)
+        job = jobs.resume("a")
+        assert (job.state, job.wanted, job.needs_supervisor) == (JobState.QUEUED, Wanted.RUN, True)
 
 
 class TestWaiting:
@@ -271,13 +338,10 @@ class TestWaiting:
         known(history, "a", RUNNING)
         known(history, "a-2", COMPLETE)
 
-        def delete() -> None:
-            with History() as mine:
-                mine.forget("a")
-
-        threading.Timer(0.3, delete).start()
-        with pytest.raises(NotFoundError, match="job a was deleted"):
-            jobs.wait("a", [COMPLETE], timeout_s=30)
+        looked = threading.Event()
+        with done_when(lambda _: looked.is_set(), lambda history: history.forget("a")):
+            with pytest.raises(NotFoundError, match="job a was deleted"):
+                jobs.wait("a", [COMPLETE], timeout_s=30, watch=[lambda _: looked.set()])
 
 
 class TestDeleting:
@@ -289,7 +353,7 @@ class TestDeleting:
         known(history, "a", state)
         jobs.delete("a")
         assert jobs.jobs() == []
-        assert not jobs.folder("a").exists()
+        assert not job_folder("a").exists()
         assert supervisors == []
 
     def test_one_with_processes_is_left_to_its_supervisor(
@@ -326,6 +390,77 @@ class TestDeleting:
         assert not (tmp_path / "there" / "out" / "checkpoint-10").exists()
         assert (tmp_path / "here" / "out" / "checkpoint-10").exists()
 
+    def test_how_many_checkpoints_went_is_said(self, jobs: LocalJobs, history: History, tmp_path: Path) -> None:
+        """Not just that it was asked for."""
+        for step in (10, 20):
+            commit(prepared(tmp_path / "out"), step)
+        known(history, "a", COMPLETE, output_dir=str(tmp_path / "out"))
+        assert jobs.delete("a", with_checkpoints=True) == 2
+
+    def test_checkpoints_of_which_nobody_knows_are_refused(self, jobs: LocalJobs, history: History) -> None:
+        """Nothing is said to be gone that may be there."""
+        known(history, "a", COMPLETE)
+        with pytest.raises(ConflictError, match=r"nobody knows where the checkpoints .*nothing was deleted"):
+            jobs.delete("a", with_checkpoints=True)
+        assert [job.name for job in jobs.jobs()] == ["a"]
+
+    def test_a_place_that_fails_keeps_the_job(
+        self, jobs: LocalJobs, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So that the same command can be given again."""
+        commit(prepared(tmp_path / "out"), 10)
+        known(history, "a", SUSPENDED, Wanted.SUSPEND, output_dir=str(tmp_path / "out"))
+
+        def fail(self: Inventory, item: object) -> bool:
+            raise StorageError("the store does not answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Inventory, "delete", fail)
+            with pytest.raises(StorageError, match="does not answer"):
+                jobs.delete("a", with_checkpoints=True)
+        assert (jobs.job("a").state, jobs.job("a").wanted) == (SUSPENDED, Wanted.SUSPEND)
+        assert not is_locked(supervisor_lock("a"))
+        assert jobs.delete("a", with_checkpoints=True) == 1
+        assert jobs.jobs() == []
+
+    def test_one_that_does_not_stop_in_time_keeps_its_checkpoints_and_says_so(
+        self, jobs: LocalJobs, history: History, tmp_path: Path
+    ) -> None:
+        """The whole command is to be given again."""
+        commit(prepared(tmp_path / "out"), 10)
+        known(history, "a", RUNNING, output_dir=str(tmp_path / "out"))
+        with pytest.raises(WaitTimeoutError, match=r"nothing was deleted.*give the same command again"):
+            jobs.delete("a", with_checkpoints=True, timeout_s=0.1)
+        assert jobs.job("a").wanted is Wanted.SUSPEND
+        assert (tmp_path / "out" / "checkpoint-10").exists()
+        history.become("a", SUSPENDED, actor="me")
+        assert jobs.delete("a", with_checkpoints=True) == 1
+
+    def test_a_folder_that_cannot_be_used_leaves_the_job_as_it_was(self, jobs: LocalJobs, history: History) -> None:
+        """It is not said to be deleted for ever after."""
+        known(history, "a", COMPLETE)
+        supervisor_lock("a").mkdir()
+        with pytest.raises(StorageError, match=r"of job a cannot be used.*nothing was done"):
+            jobs.delete("a")
+        assert jobs.job("a").wanted is Wanted.RUN
+
+    def test_a_folder_that_cannot_be_removed_keeps_the_job(
+        self, jobs: LocalJobs, history: History, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is left that nobody knows of."""
+        known(history, "a", COMPLETE)
+
+        def fail(path: Path, **_: object) -> None:
+            raise OSError(16, "Device or resource busy", str(path / "mount"))
+
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.rmtree", fail)
+            with pytest.raises(StorageError, match=r"busy.*/mount; the job is still known"):
+                jobs.delete("a")
+        assert history.knows("a")
+        jobs.delete("a")
+        assert not history.knows("a")
+
     def test_checkpoints_stay_without_the_word(self, jobs: LocalJobs, history: History, tmp_path: Path) -> None:
         """They are what a job is for."""
         commit(prepared(tmp_path / "out"), 10)
@@ -348,9 +483,26 @@ class TestDeleting:
         assert [job.name for job in jobs.jobs()] == ["b"]
 
 
-def _want(name: str, wanted: Wanted) -> None:
-    with History() as history:
-        history.want(name, wanted, actor="you")
+@contextlib.contextmanager
+def done_when(is_time: Callable[[History], bool], act: Callable[[History], None]) -> Iterator[None]:
+    """Somebody else, who waits for a moment and then does something."""
+
+    def run() -> None:
+        with History() as history:
+            while not is_time(history):
+                pass
+            act(history)
+
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        yield
+    finally:
+        other.join(30)
+
+
+def _let_run(history: History) -> None:
+    history.want("a", Wanted.RUN, actor="you")
 
 
 def test_events_of_all_are_one_story(jobs: LocalJobs) -> None:
@@ -361,7 +513,7 @@ def test_events_of_all_are_one_story(jobs: LocalJobs) -> None:
         {"time": "2099-01-01T00:00:00.000Z", "event": "saved", "step": 5, "trigger": "jit"},
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (jobs.folder("a") / "events.jsonl").write_text(text + '[1]\nno json\n{"time": "x"}\n{"event": "cut')
+    (job_folder("a") / "events.jsonl").write_text(text + '[1]\nno json\n{"time": "x"}\n{"event": "cut')
     events = jobs.events("a")
     assert [event.name for event in events] == ["resumed", "submitted", "saved"]
     assert (events[2].cause, events[2].detail) == ("jit", {"step": 5})
@@ -371,9 +523,9 @@ def test_progress_is_what_was_told_last(jobs: LocalJobs) -> None:
     """None before, and None for what is no record."""
     jobs.submit(job_spec("a"))
     assert jobs.progress("a") is None
-    (jobs.folder("a") / "progress.json").write_text("[1]")
+    (job_folder("a") / "progress.json").write_text("[1]")
     assert jobs.progress("a") is None
-    (jobs.folder("a") / "progress.json").write_text('{"step": 3}')
+    (job_folder("a") / "progress.json").write_text('{"step": 3}')
     progress = jobs.progress("a")
     assert progress is not None
     assert progress.step == 3

@@ -18,9 +18,10 @@ from holdfast.jobs.local import LocalJobs
 from holdfast.jobs.places import job_folder, supervisor_lock
 from holdfast.jobs.processes import JOB_VARIABLE, identify, processes_of
 from holdfast.jobs.records import JobRecord
-from holdfast.jobs.reviving import revive, start_supervisor, supervisor_pid
+from holdfast.jobs.reviving import revive, start_supervisor
 from holdfast.jobs.state import JobState, Wanted
 from tests.support.job_values import job_record, job_spec
+from tests.support.supervisors import supervisor_pid
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -4,6 +4,8 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +14,9 @@ from hypothesis import strategies as st
 from holdfast.errors import UsageError
 from holdfast.jobs import slots
 from holdfast.jobs.records import JobRecord
-from holdfast.jobs.slots import Admission, Slots, admit, count_slots, free_gpus
+from holdfast.jobs.slots import Admission, Slots, admit, check_size, count_slots, devices, free_gpus, remark_on
 from holdfast.jobs.state import JobState, Wanted
-from tests.support.job_values import job_record
+from tests.support.job_values import job_record, job_spec
 
 RUNNING, QUEUED, SUSPENDING = JobState.RUNNING, JobState.QUEUED, JobState.SUSPENDING
 CPU2 = Slots(cpu=2, gpu=0)
@@ -167,8 +169,74 @@ class TestCounting:
             count_slots({"HOLDFAST_CPU_SLOTS": text})
 
     def test_devices_are_given_by_number(self) -> None:
-        """The lowest that nobody has."""
-        assert free_gpus([0, 2], 2, Slots(cpu=1, gpu=4)) == (1, 3)
+        """The first that nobody has."""
+        assert free_gpus(["0", "2"], 2, ["0", "1", "2", "3"]) == ("1", "3")
+
+    @pytest.mark.parametrize(
+        ("environ", "pool"),
+        [
+            ({"HOLDFAST_GPU_SLOTS": "2"}, ("0", "1")),
+            ({"CUDA_VISIBLE_DEVICES": "2,3"}, ("2", "3")),
+            ({"CUDA_VISIBLE_DEVICES": " 2, GPU-8932f937"}, ("2", "GPU-8932f937")),
+            ({"CUDA_VISIBLE_DEVICES": "2,3", "HOLDFAST_GPU_SLOTS": "1"}, ("2",)),
+            ({"CUDA_VISIBLE_DEVICES": "2,3", "HOLDFAST_GPU_SLOTS": "8"}, ("2", "3")),
+            ({"CUDA_VISIBLE_DEVICES": "", "HOLDFAST_GPU_SLOTS": "8"}, ()),
+            ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, ("1",)),
+            ({"CUDA_VISIBLE_DEVICES": "", "HOLDFAST_JOB_DIR": "/j", "HOLDFAST_GPU_SLOTS": "1"}, ("0",)),
+        ],
+    )
+    def test_a_persons_own_devices_are_what_jobs_may_have(
+        self, environ: dict[str, str], pool: tuple[str, ...]
+    ) -> None:
+        """No others; within a job, the variable says only what that job was given."""
+        assert devices(environ) == pool
+        assert count_slots(environ).gpu == len(pool)
+
+    def test_the_users_own_file_counts_in_every_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And a variable more; supervisors that count differently would give one slot away twice."""
+        (tmp_path / "holdfast").mkdir()
+        (tmp_path / "holdfast" / "config.toml").write_text("[local]\ncpu-slots = 7\ngpu-slots = 2\n")
+        monkeypatch.chdir("/")
+        environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+        assert count_slots(environ) == Slots(cpu=7, gpu=2)
+        assert count_slots(environ | {"HOLDFAST_CPU_SLOTS": "3"}) == Slots(cpu=3, gpu=2)
+
+
+class TestSize:
+    @pytest.mark.parametrize(
+        ("fields", "cores", "remark"),
+        [
+            ({"num_nodes": 2}, 2, ""),
+            (
+                {"ranks_per_node": 4, "cpu_per_node": 4},
+                2,
+                "takes 4 cpu, and this machine has 2: its ranks share",
+            ),
+            ({"num_nodes": 8}, 2, "takes 8 cpu"),
+            ({"num_nodes": 4}, 1, "takes 4 cpu"),
+        ],
+    )
+    def test_a_laptop_may_try_a_few_ranks_more(self, fields: dict[str, Any], cores: int, remark: str) -> None:
+        """It is said that they share its cores."""
+        spec = job_spec(**fields)
+        check_size(spec, Slots(cpu=cores, gpu=0))
+        assert remark in remark_on(spec, Slots(cpu=cores, gpu=0))
+        assert bool(remark) == bool(remark_on(spec, Slots(cpu=cores, gpu=0)))
+
+    @pytest.mark.parametrize(
+        ("fields", "cores"),
+        [
+            ({"num_nodes": 1000}, 2),
+            ({"num_nodes": 9}, 2),
+            ({"cpu_per_node": 9}, 2),
+            ({"num_nodes": 3, "ranks_per_node": 3, "cpu_per_node": 0}, 2),
+            ({"num_nodes": 32, "ranks_per_node": 32}, 100_000),
+        ],
+    )
+    def test_what_the_machine_could_never_do_is_refused(self, fields: dict[str, Any], cores: int) -> None:
+        """Before a thousand launchers are started, and with the variable that says otherwise."""
+        with pytest.raises(UsageError, match=f"this machine has {cores}.*HOLDFAST_CPU_SLOTS"):
+            check_size(job_spec(**fields), Slots(cpu=cores, gpu=0))
 
 
 wishes = st.builds(

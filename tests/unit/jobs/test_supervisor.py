@@ -3,6 +3,7 @@
 Real launchers are in tests/ranks/test_jobs.py; here are the ends, races and faults that these do not show on demand.
 """
 
+import json
 import os
 import signal
 import threading
@@ -16,16 +17,17 @@ import pytest
 
 from holdfast.errors import StorageError
 from holdfast.jobs import supervisor as module
-from holdfast.jobs.history import History
+from holdfast.jobs.history import History, HistoryError
 from holdfast.jobs.local import LocalJobs
 from holdfast.jobs.outcome import MAX_SETBACKS
 from holdfast.jobs.places import job_folder
 from holdfast.jobs.processes import kill, processes_of
 from holdfast.jobs.records import JobRecord
-from holdfast.jobs.reviving import revive, start_supervisor, supervisor_pid
+from holdfast.jobs.reviving import revive, start_supervisor
 from holdfast.jobs.state import JobState, Wanted
 from holdfast.jobs.supervisor import Supervisor, supervise
 from tests.support.job_values import job_spec
+from tests.support.supervisors import supervisor_pid
 
 LAUNCHER = Path(__file__).parent.parent.parent / "support" / "launcher.sh"
 COMPLETE, FAILED, RUNNING, RESTARTING = JobState.COMPLETE, JobState.FAILED, JobState.RUNNING, JobState.RESTARTING
@@ -191,10 +193,21 @@ class TestEnds:
         assert message in job.message
         assert message in place.history.attempts("a")[0].outcome
 
+    @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("exit 0", 1), ("exec /nowhere/python", 127)])
+    def test_a_launcher_that_ends_without_a_word_was_not_killed(self, place: Place, command: str, code: int) -> None:
+        """An interpreter without Holdfast, for example: the same would happen six times more."""
+        python = place.folder / "python"
+        python.write_text(f"#!/bin/sh\n{command} 2>&-\n")
+        python.chmod(0o700)
+        place.history.add(job_spec("a", python=str(python)), actor="me")
+        job_folder("a").mkdir(parents=True)
+        job = run(place)
+        assert (job.state, job.exit_code, job.attempt) == (FAILED, code, 1)
+
     def test_an_interpreter_that_is_gone(self, place: Place) -> None:
         """It may have been removed since the job was submitted."""
-        place.add("a")
-        place.history.change_spec(job_spec("a", python="/nowhere/python"), actor="me", cause="")
+        place.history.add(job_spec("a", python="/nowhere/python"), actor="me")
+        job_folder("a").mkdir(parents=True)
         assert "/nowhere/python" in run(place).message
         assert place.job().state is FAILED
 
@@ -225,6 +238,48 @@ class TestAsked:
         assert place.job().state is COMPLETE
         assert place.job().setbacks == 0
         assert "restarting" not in place.states()
+
+    def test_another_number_of_nodes_needs_nobody_but_the_supervisor(self, place: Place) -> None:
+        """Whoever asked may be gone: the request is one entry of the history."""
+        place.add("a", "wait 75", "unused", "0", "0", env={"NODES": "2"})
+        thread = Thread()
+        place.wait_for_launchers()
+        place.history.want_nodes(place.job(), 2, actor="me")
+        thread.end()
+        job = place.job()
+        assert (job.state, job.attempt, job.spec.num_nodes, job.target_nodes) == (COMPLETE, 2, 2, None)
+        assert place.states() == ["running", "suspending", "changed", "queued", "resuming", "complete"]
+
+    def test_another_number_of_nodes_between_two_attempts(self, place: Place) -> None:
+        """There is nothing to stop, and whether that many fit is asked anew."""
+        place.add("a", "killed", "unused", "0", "0", env={"NODES": "2"}, priority=-1)
+        thread = Thread()
+        place.wait_for(RESTARTING)
+        place.history.want_nodes(place.job(), 2, actor="me")
+        thread.end()
+        assert (place.job().state, place.job().attempt) == (COMPLETE, 2)
+        assert [attempt.num_nodes for attempt in place.history.attempts("a")] == [1, 2]
+
+    def test_what_fails_while_it_stops_is_not_changed_and_rests(self, place: Place) -> None:
+        """Nobody lets it go on but a person."""
+        place.add("a", "wait 3")
+        thread = Thread()
+        place.wait_for_launchers()
+        place.history.want_nodes(place.job(), 2, actor="me")
+        thread.end()
+        job = place.job()
+        assert (job.state, job.attempt, job.spec.num_nodes, job.target_nodes) == (FAILED, 1, 1, None)
+
+    def test_suspended_while_it_is_scaled(self, place: Place) -> None:
+        """Both are done."""
+        place.add("a", "wait 75")
+        thread = Thread()
+        place.wait_for_launchers()
+        with place.history.transaction():
+            place.history.want_nodes(place.job(), 2, actor="me")
+            place.history.want("a", Wanted.SUSPEND, actor="me")
+        thread.end()
+        assert (place.job().state, place.job().spec.num_nodes) == (SUSPENDED, 2)
 
     def test_what_outlives_its_grace_period_is_killed(self, place: Place) -> None:
         """Two seconds later: launchers end their ranks before."""
@@ -314,6 +369,45 @@ class TestAsked:
         assert place.history.nodes("a", 1) == []
 
 
+class TestBeginning:
+    """Where to begin is asked of the first launcher whose ranks begin, and of no later one."""
+
+    def settings_of(self, place: Place, attempt: int) -> dict[str, Any]:
+        place.wait_for_launchers(attempt)
+        return json.loads((job_folder("a") / f"attempt-{attempt}" / "node-0.json").read_bytes())["settings"]
+
+    def told(self, event: str) -> None:
+        with (job_folder("a") / "events.jsonl").open("a") as stream:
+            stream.write(json.dumps({"event": event}) + "\n")
+
+    @pytest.mark.parametrize(
+        ("asked", "later"),
+        [
+            ({"from_scratch": True}, (False, "auto")),
+            ({"resume": "never"}, (False, "auto")),
+            ({"resume": "/some/checkpoint-4"}, (False, "/some/checkpoint-4")),
+        ],
+    )
+    def test_asked_until_it_was_done(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], later: tuple[bool, str]
+    ) -> None:
+        """An attempt that ended before its ranks began has not done it."""
+        monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.0)
+        place.add("a", "wait 143", "wait 75", "wait 75", settings=asked)
+        seen: list[tuple[bool, bool, str]] = []
+        for attempt in (1, 2, 3):
+            place.history.want("a", Wanted.RUN, actor="me")
+            thread = Thread()
+            settings = self.settings_of(place, attempt)
+            seen.append((settings["has_begun"], settings["from_scratch"], settings["resume"]))
+            if attempt == 2:
+                self.told("attempt_started")
+            place.history.want("a", Wanted.SUSPEND, actor="me")
+            thread.end()
+        first = (False, asked.get("from_scratch", False), asked.get("resume", "auto"))
+        assert seen == [first, first, (True, *later)]
+
+
 class TestNodes:
     def test_one_that_fails_takes_the_others_with_it(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         """They may notice by themselves for a while; then they are asked to stop."""
@@ -344,6 +438,25 @@ class TestNodes:
         for name, thread in zip(("a", "b"), threads, strict=True):
             place.history.want(name, Wanted.SUSPEND, actor="me")
             thread.end()
+
+    def test_one_that_has_asked_for_none_sees_none(self, place: Place) -> None:
+        """It would take the memory of those that were given to others."""
+        place.add("a", "wait 75")
+        thread = Thread()
+        [pid] = place.wait_for_launchers()
+        assert "CUDA_VISIBLE_DEVICES=" in Path(f"/proc/{pid}/environ").read_text().split("\0")
+        place.history.want("a", Wanted.SUSPEND, actor="me")
+        thread.end()
+
+    def test_devices_are_taken_from_a_persons_own(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The others are somebody else's."""
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+        place.add("a", "wait 75", "wait 75", num_nodes=2, gpu_per_node=1)
+        thread = Thread()
+        place.wait_for_launchers(2)
+        assert [node.gpus for node in place.history.nodes("a", 1)] == [("6",), ("7",)]
+        place.history.want("a", Wanted.SUSPEND, actor="me")
+        thread.end()
 
 
 class TestKilled:
@@ -431,7 +544,7 @@ class TestTrouble:
 
         def fail(history: History, name: str) -> JobRecord | None:
             if (number := next(count)) in {1, 8, 12}:
-                raise StorageError("database or disk is full")
+                raise HistoryError("database or disk is full")
             if number == 20:
                 (place.folder / "go").touch()
             return find(history, name)
@@ -442,17 +555,33 @@ class TestTrouble:
         assert place.job().state is COMPLETE
         assert place.job().attempt == 1
 
+    def test_also_while_launchers_are_started(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The job has not failed by it: what was started is ended, and started again."""
+        monkeypatch.setattr(module, "_NEXT_TRIAL_S", 0.0)
+        monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.0)
+        place.add("a", "stubborn", "0")
+        add_node, count = History.add_node, iter(range(10**6))
+
+        def fail(history: History, *arguments: Any) -> None:
+            if next(count) == 0:
+                raise HistoryError("database or disk is full")
+            add_node(history, *arguments)
+
+        monkeypatch.setattr(History, "add_node", fail)
+        module._run(Supervisor("a", place.history))
+        assert (place.job().state, place.job().attempt) == (COMPLETE, 2)
+
     def test_it_gives_up_after_a_minute(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         """The next command tries again, and says what is wrong."""
         monkeypatch.setattr(module, "_NEXT_TRIAL_S", 0.0)
         place.add("a", "0")
 
         def fail(history: History, name: str) -> None:
-            raise StorageError("database or disk is full")
+            raise HistoryError("database or disk is full")
 
         with monkeypatch.context() as patch:
             patch.setattr(History, "find", fail)
-            with pytest.raises(StorageError):
+            with pytest.raises(HistoryError):
                 module._run(Supervisor("a", place.history))
 
     def test_without_locks_nobody_looks_after_a_job_and_that_is_said(

@@ -165,3 +165,17 @@ def test_a_lease_covers_the_checkpoint_that_is_read(output: OutputFolder) -> Non
     assert not files.is_being_read(point.path / MANIFEST_NAME)
     with lease(None):
         pass
+
+
+def test_a_jobs_next_launcher_is_no_first_start(output: OutputFolder, tmp_path: Path) -> None:
+    """What was saved since the beginning counts; where nothing was, the checkpoint that was named."""
+    point, events = start(output, has_begun=True, resume=str(output.root / "checkpoint-4"))
+    assert point is not None
+    assert (point.manifest.step, events) == (12, ["resumed"])
+    point, events = start(output, has_begun=True, from_scratch=True)
+    assert point is not None
+    assert point.manifest.step == 12
+    elsewhere = prepared(tmp_path / "new")
+    point, _ = start(elsewhere, has_begun=True, resume=str(output.root / "checkpoint-8"))
+    assert point is not None
+    assert point.manifest.step == 8

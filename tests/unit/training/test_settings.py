@@ -33,6 +33,7 @@ CHANGED = RunSettings(
     record_folder="/x",
     launcher_pid=12,
     keeper="holdfast-1",
+    has_begun=True,
     job_dir="/j",
 )
 

@@ -1,0 +1,13 @@
+"""Who looks after a job."""
+
+import os
+
+from holdfast.foundation.files import is_locked, read_lock_owner
+from holdfast.jobs.places import supervisor_lock
+
+
+def supervisor_pid(name: str) -> int | None:
+    """The pid of a job's supervisor, while it lives."""
+    lock = supervisor_lock(name)
+    pid = read_lock_owner(lock).get("pid") if is_locked(lock) else None
+    return pid if isinstance(pid, int) and pid != os.getpid() else None

@@ -1,0 +1,83 @@
+"""A launcher leaves its exit code behind, whatever happens to it."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ExitCode
+from holdfast.jobs.launchers import Launchers
+from holdfast.jobs.node import _code_after, read_exit_code, write_plan
+from holdfast.training.settings import RunSettings
+from tests.support.job_values import job_spec
+
+
+def leaves(plan: Path) -> tuple[int | None, str]:
+    """What the node says in its file, and on its console; both are the same."""
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.jobs.node", str(plan)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == read_exit_code(plan)
+    return read_exit_code(plan), done.stderr
+
+
+def test_what_cannot_be_meant(tmp_path: Path) -> None:
+    """With the message, and without a traceback."""
+    write_plan(tmp_path / "node-0.json", {"program": ["absent.py"]}, RunSettings())
+    code, said = leaves(tmp_path / "node-0.json")
+    assert code == ExitCode.USAGE
+    assert "there is no script absent.py" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("content", ["{}", "torn", '{"plan": {"program": ["x"], "unknown": 1}, "settings": {}}'])
+def test_what_nobody_has_foreseen(tmp_path: Path, content: str) -> None:
+    """Such as a plan of another release: 1, and where it happened."""
+    (tmp_path / "node-0.json").write_text(content)
+    code, said = leaves(tmp_path / "node-0.json")
+    assert code == ExitCode.FAILED
+    assert "Traceback" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("The server socket has failed to listen (errno: 98): EADDRINUSE"), ExitCode.TERMINATED_UNSAVED),
+        (RuntimeError("anything"), ExitCode.FAILED),
+        (SystemExit(0), ExitCode.FAILED),
+        (SystemExit(9), 9),
+        (KeyboardInterrupt(), ExitCode.SIGINT),
+    ],
+)
+def test_codes(error: BaseException, code: int) -> None:
+    """A port that was taken meanwhile is nobody's failure: the job is started again, with another one."""
+    assert _code_after(error) == code
+
+
+def test_the_nodes_meet_at_a_port_that_is_free_when_the_first_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not minutes before; all of them at the same one."""
+    chosen: list[int] = []
+
+    def choose() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            chosen.append(probe.getsockname()[1])
+            return chosen[-1]
+
+    monkeypatch.setattr("holdfast.jobs.launchers._free_port", choose)
+    launchers = Launchers(job_spec(num_nodes=2, python="/bin/sleep"), tmp_path, 1)
+    assert chosen == []
+    for node in (0, 1):
+        launchers.start(node, {}, ())
+    plans: list[dict[str, Any]] = [
+        json.loads((tmp_path / "attempt-1" / f"node-{node}.json").read_bytes())["plan"] for node in (0, 1)
+    ]
+    assert [plan["master_port"] for plan in plans] == chosen * 2
+    while launchers.are_alive:
+        pass
