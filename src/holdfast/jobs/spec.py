@@ -10,10 +10,30 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast.errors import UsageError
+from holdfast.foundation.kinds import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
 from holdfast.training.settings import RunSettings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TEXTS = Kind(words="a tuple of texts", fits=lambda value: isinstance(value, tuple) and texts().fits(value))
+_KINDS = {
+    "name": TEXT,
+    "program": _TEXTS,
+    "is_module": FLAG,
+    "python": TEXT,
+    "working_dir": TEXT,
+    "num_nodes": whole(1),
+    "ranks_per_node": whole(1),
+    "cpu_per_node": whole(0),
+    "gpu_per_node": whole(0),
+    "settings": Kind(words="the run's settings", fits=lambda value: isinstance(value, RunSettings)),
+    "max_restarts": whole(0),
+    "env": VARIABLES,
+    "data_connection": TEXT.optional,
+    "priority": whole(),
+    "packages": _TEXTS,
+    "package_indexes": _TEXTS,
+}
 _LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir")
 
 
@@ -58,18 +78,13 @@ class JobSpec:
     package_indexes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        try:
+            check_fields(self, _KINDS)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         check_name(self.name)
         if not self.program:
             raise UsageError("the job has no program", hint="name a script, a module or a function")
-        for what, count, least in (
-            ("num_nodes", self.num_nodes, 1),
-            ("ranks_per_node", self.ranks_per_node, 1),
-            ("cpu_per_node", self.cpu_per_node, 0),
-            ("gpu_per_node", self.gpu_per_node, 0),
-            ("max_restarts", self.max_restarts, 0),
-        ):
-            if count < least:
-                raise UsageError(f"{what} {count} must be at least {least}")
         if not os.path.isabs(self.working_dir):
             raise UsageError(f"working_dir {self.working_dir!r} must be an absolute path")
         for variable, text in self.env.items():
@@ -99,7 +114,8 @@ class JobSpec:
         settings = {name: value for name, value in record.pop("settings").items() if name in _names(RunSettings)}
         values = {name: value for name, value in record.items() if name in _names(cls)}
         for name in ("program", "packages", "package_indexes"):
-            values[name] = tuple(values.get(name, ()))
+            listed: Any = values.get(name, ())
+            values[name] = tuple(listed) if isinstance(listed, list) else listed  # a text would become its letters
         return cls(settings=RunSettings(**settings), **values)
 
 

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.foundation.kinds import NAMED, PATH, TEXT, check_fields, whole
+
+_KINDS = {"pvc": NAMED, "working_dir": PATH.optional, "python": TEXT, "priority": whole()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalConfig:
@@ -28,7 +32,9 @@ class LocalConfig:
     priority: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self, _KINDS)
         for claim, folder in self.pvc.items():
+            PATH.check(f"pvc[{claim!r}]", folder)
             path = os.fspath(folder)
             if not claim or any(letter in claim for letter in "=,/") or not path or "," in path:
                 raise ValueError(f"pvc {claim!r}: {path!r} cannot stand for a claim: name a folder without commas")
