@@ -1,6 +1,5 @@
 """`holdfast submit`: `holdfast run` in the background, as a job that any later command finds."""
 
-import os
 import secrets
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from holdfast.cli.output import print_answer
 from holdfast.cli.run import check_resume
 from holdfast.cli.run_options import RunOptions, with_options
 from holdfast.errors import UsageError
+from holdfast.foundation.environment import current_folder
 
 
 @with_options
@@ -88,7 +88,7 @@ def submit(
         program=tuple(program),
         is_module=module,
         python=sys.executable,
-        working_dir=os.getcwd(),
+        working_dir=current_folder(),
         num_nodes=nnodes,
         ranks_per_node=ranks,
         cpu_per_node=ranks if cpu is None else cpu,

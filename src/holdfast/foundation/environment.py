@@ -5,6 +5,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from holdfast.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -70,4 +72,16 @@ def host_name() -> str:
     return socket.gethostname()
 
 
-__all__ = ["Place", "host_name"]
+def current_folder() -> str:
+    """The folder that this process works in.
+
+    Raises:
+        UsageError: it was deleted.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the current folder was deleted", hint="change to one that is there") from error
+
+
+__all__ = ["Place", "current_folder", "host_name"]

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
-from urllib.parse import urlsplit
 
 from holdfast.errors import UsageError
 from holdfast.foundation.kinds import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
@@ -15,6 +14,7 @@ from holdfast.training.settings import RunSettings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_USER_IN_ADDRESS = re.compile(r"(?P<scheme>[\w+.-]+)://(?P<user>[^/\s]*)@")
 _TEXTS = Kind(words="a tuple of texts", fits=lambda value: isinstance(value, tuple) and texts().fits(value))
 _KINDS = {
     "name": TEXT,
@@ -92,11 +92,21 @@ class JobSpec:
                 raise UsageError(
                     f"{variable!r} cannot be the name of an environment variable, or its value has a NUL"
                 )
-        if any("@" in urlsplit(url).netloc for url in self.package_indexes):  # the URL stays untold
-            raise UsageError(
-                "the address of a package index has a user name or password in it, and would be written down",
-                hint="put it into pip's configuration, ~/.netrc or PIP_INDEX_URL",
-            )
+        self._check_packages()
+
+    def _check_packages(self) -> None:
+        # Their texts stay untold: they may have passwords in them.
+        for what, given in (("the address of a package index", self.package_indexes), ("a package", self.packages)):
+            if any(_has_credentials(text) for text in given):
+                raise UsageError(
+                    f"{what} has a user name or password in it, and would be written down",
+                    hint="put it into pip's configuration, ~/.netrc or PIP_INDEX_URL",
+                )
+            if any(not text.strip() or text.strip().startswith("-") for text in given):
+                raise UsageError(
+                    f"{what} is empty, or is an option of pip's",
+                    hint="name packages only, such as 'peft>=0.18'; options belong into pip's configuration",
+                )
 
     def to_json(self) -> str:
         """A document from which `from_json` makes an equal value."""
@@ -114,9 +124,15 @@ class JobSpec:
         settings = {name: value for name, value in record.pop("settings").items() if name in _names(RunSettings)}
         values = {name: value for name, value in record.items() if name in _names(cls)}
         for name in ("program", "packages", "package_indexes"):
-            listed: Any = values.get(name, ())
-            values[name] = tuple(listed) if isinstance(listed, list) else listed  # a text would become its letters
+            # A text would become its letters.
+            values[name] = tuple(values[name]) if isinstance(values.get(name), list) else values.get(name, ())
         return cls(settings=RunSettings(**settings), **values)
+
+
+def _has_credentials(text: str) -> bool:
+    """Whether it has an address with a name or a password in it; the user of `git+ssh://git@…` is no secret."""
+    found = _USER_IN_ADDRESS.finditer(text)
+    return any(":" in address["user"] or not address["scheme"].endswith("ssh") for address in found)
 
 
 def check_name(name: str) -> None:

@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from holdfast.foundation.environment import current_folder
 from holdfast.foundation.kinds import NAMED, PATH, TEXT, check_fields, whole
 
 _KINDS = {"pvc": NAMED, "working_dir": PATH.optional, "python": TEXT, "priority": whole()}
@@ -46,7 +46,7 @@ class LocalConfig:
     @property
     def folder(self) -> str:
         """The folder that jobs run in; absolute."""
-        return os.path.abspath(self.working_dir if self.working_dir is not None else Path())
+        return current_folder() if self.working_dir is None else os.path.abspath(self.working_dir)
 
 
 __all__ = ["LocalConfig"]

@@ -130,6 +130,18 @@ def test_what_submit_refuses(arguments: list[str], code: int, said: str, project
     assert sorted(path.name for path in project.iterdir()) == [SCRIPT]
 
 
+def test_a_current_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said to be one, for a module and for a script elsewhere."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for program in (["-m", "json.tool"], [str(tmp_path / "project" / SCRIPT)]):
+        outcome = holdfast("submit", *program)
+        assert outcome.code == 2, outcome.stderr
+        assert "the current folder was deleted" in outcome.stderr
+    monkeypatch.chdir(tmp_path)
+
+
 COMMANDS: list[tuple[Callable[[], None], list[str], int, str]] = [
     (NOTHING, ["status", "absent"], 10, "there is no job 'absent'"),
     (NOTHING, ["status", ""], 10, "there is no job"),
