@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 from holdfast.foundation import clock
-from holdfast.foundation.units import format_age, format_duration, plural
+from holdfast.foundation.units import format_age, format_duration, plural, printable
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
 from holdfast.jobs.state import JobState
 from holdfast.training.progress import Progress
 
 HEAD = ("JOB", "STATE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "AGE", "COMMAND")
 _COMMAND_WIDTH = 48
+_OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
 
 
 def row(job: JobRecord, progress: Progress | None) -> list[str]:
@@ -55,24 +56,28 @@ def page(job: JobRecord, progress: Progress | None, attempts: list[AttemptRecord
     if output is not None:
         lines.append(f"  output      {output}")
     if progress is not None:
-        lines += [f"  {line}" for line in progress_lines(progress)]
+        lines += [f"  {line}" for line in progress_lines(progress, job.state)]
     if job.exit_code is not None and not job.state.holds_slots:
         lines.append(f"  exit code   {job.exit_code}")
     if attempts:
         lines.append("  attempts")
         lines += [f"    {_attempt(attempt)}" for attempt in attempts]
-    return [*lines, "", *(f"  {command}" for command in useful_commands(job))]
+    return [*map(printable, lines), "", *(f"  {command}" for command in useful_commands(job))]
 
 
-def progress_lines(progress: Progress) -> list[str]:
-    """Where the training is, in a few lines."""
+def progress_lines(progress: Progress, state: JobState) -> list[str]:
+    """Where the training is, in a few lines; its pace only where that is not an earlier attempt's."""
     of = f" of {progress.max_steps}" if progress.max_steps else ""
     percent = "" if progress.percent is None else f", {progress.percent:.1f} %"
-    left = "" if progress.remaining_s is None else f", {format_duration(progress.remaining_s)} left"
+    left = (
+        ""
+        if progress.remaining_s is None or state is not JobState.RUNNING
+        else f", {format_duration(progress.remaining_s)} left"
+    )
     lines = [f"step        {progress.step}{of}, epoch {progress.epoch:.2f}{percent}{left}"]
     if progress.loss is not None:
         lines.append(f"loss        {progress.loss:.5g}")
-    if progress.steps_per_s is not None:
+    if progress.steps_per_s is not None and state in _OWN_PACE:
         samples = "" if progress.samples_per_s is None else f", {progress.samples_per_s:.1f} samples/s"
         lines.append(f"pace        {progress.steps_per_s:.2f} steps/s{samples}")
     lines.append(f"safe        {_safe_point(progress)}")

@@ -57,12 +57,24 @@ def logs(
     """Print what the job's processes have printed; with several, each line says which."""
     import json
 
+    from holdfast.errors import NotFoundError
     from holdfast.jobs.local import LocalJobs
+    from holdfast.jobs.logs import FOLDER
 
     only = None if rank is None else range(rank, rank + 1)
     with LocalJobs() as jobs:
-        spec = jobs.job(name).spec
-        is_alone = only is not None or spec.num_nodes * spec.ranks_per_node == 1
+        job = jobs.job(name)
+        spec = job.spec
+        num_ranks = spec.num_nodes * spec.ranks_per_node
+        # One that has printed something before the job was scaled down still has.
+        if (
+            rank is not None
+            and rank >= num_ranks
+            and not (jobs.folder(job.name) / FOLDER / f"rank-{rank}.log").exists()
+        ):
+            there = "rank 0 only" if num_ranks == 1 else f"ranks 0 to {num_ranks - 1}"
+            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"it has {there}")
+        is_alone = only is not None or num_ranks == 1
         for line in jobs.logs(name, ranks=only, nodes=None if only is None else range(0), follow=follow):
             if as_json:
                 typer.echo(json.dumps({"source": line.source, "text": line.text}))

@@ -10,10 +10,12 @@ from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.foundation.kinds import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
+from holdfast.jobs.connections import IDENTITY
 from holdfast.training.settings import RunSettings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
 _USER_IN_ADDRESS = re.compile(r"(?P<scheme>[\w+.-]+)://(?P<user>[^/\s]*)@")
 _TEXTS = Kind(words="a tuple of texts", fits=lambda value: isinstance(value, tuple) and texts().fits(value))
 _KINDS = {
@@ -92,6 +94,12 @@ class JobSpec:
                 raise UsageError(
                     f"{variable!r} cannot be the name of an environment variable, or its value has a NUL"
                 )
+        keys = sorted(IDENTITY.intersection(self.env))
+        if keys:
+            raise UsageError(
+                f"env has {', '.join(keys)}, and all of env is written down; a data connection brings them",
+                hint="write them into connections.toml and name it: --connection NAME, or data_connection_name",
+            )
         self._check_packages()
 
     def _check_packages(self) -> None:
@@ -135,6 +143,11 @@ def _has_credentials(text: str) -> bool:
     return any(":" in address["user"] or not address["scheme"].endswith("ssh") for address in found)
 
 
+def names_of_secrets(env: Mapping[str, str]) -> list[str]:
+    """The variables whose names say that they may be secrets, which a job's `env` is no place for."""
+    return sorted(name for name in env if _SECRET.search(name))
+
+
 def check_name(name: str) -> None:
     """Raise UsageError for what cannot be the name of a job."""
     if not _NAME.fullmatch(name):
@@ -155,4 +168,4 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(item.name for item in fields(kind))
 
 
-__all__ = ["JobSpec", "check_name", "name_from"]
+__all__ = ["JobSpec", "check_name", "name_from", "names_of_secrets"]

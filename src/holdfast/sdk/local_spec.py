@@ -17,7 +17,7 @@ from holdfast.jobs.literals import as_options
 from holdfast.jobs.places import job_folder
 from holdfast.jobs.shipping import take_function
 from holdfast.jobs.slots import count_slots
-from holdfast.jobs.spec import JobSpec, check_name, name_from
+from holdfast.jobs.spec import JobSpec, check_name, name_from, names_of_secrets
 from holdfast.sdk.config import LocalConfig
 from holdfast.sdk.fields import CUSTOM_TRAINER, TRANSFORMERS_TRAINER
 from holdfast.sdk.resources import share_for
@@ -82,9 +82,15 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
     if trainer.image:
         _log.warning("image %s has no effect: jobs of this machine run with %s", trainer.image, config.python)
     program = _program(plain.func if own is None else own.function, trainer, config)
-    name = name or name_from(program.name, secrets.token_hex(2))
+    name = name_from(program.name, secrets.token_hex(2)) if name is None else name
     check_name(name)
     settings, env = _settings(_checked(plain.env), own)
+    secrets_like = names_of_secrets(env)
+    if secrets_like:
+        _log.warning(
+            "env has %s, and is written down in the job history: if they are secrets, keep them elsewhere",
+            ", ".join(secrets_like),
+        )
     env |= _claims(settings.output_dir, config, env)
     if own is not None:
         env |= own.storage_environment()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.job_answers import risk_of_suspending
+from holdfast.cli.job_answers import page, risk_of_suspending
 from holdfast.cli.watch import sparkline
 from holdfast.jobs.history import SCHEMA_VERSION, History
 from holdfast.jobs.places import history_file, job_folder, state_folder
@@ -18,6 +18,7 @@ from holdfast.jobs.state import JobState, Wanted
 from holdfast.training.progress import Progress, SaveFigures, State
 from holdfast.training.settings import RunSettings
 from tests.support.commands import holdfast
+from tests.support.job_values import job_record
 
 SCRIPT = "train.py"
 
@@ -91,6 +92,8 @@ SUBMIT: list[tuple[list[str], int, str]] = [
     (["--max-restarts", "-1", SCRIPT], 2, "max_restarts -1"),
     (["--env", "NOVALUE", SCRIPT], 2, "NAME=VALUE"),
     (["--env", "1A=b", SCRIPT], 2, "'1A'"),
+    (["--name", "", SCRIPT], 2, "job name ''"),
+    (["--env", "AWS_SECRET_ACCESS_KEY=sesame", SCRIPT], 2, "--connection"),
     (["--name", "Not A Name", SCRIPT], 2, "lower case"),
     (["--name", "x" * 64, SCRIPT], 2, "63"),
     (["--name", "../../etc", SCRIPT], 2, "lower case"),
@@ -140,6 +143,79 @@ def test_a_current_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.M
         assert outcome.code == 2, outcome.stderr
         assert "the current folder was deleted" in outcome.stderr
     monkeypatch.chdir(tmp_path)
+
+
+def test_a_mistyped_key_of_run_is_refused_by_submit_too(project: Path) -> None:
+    """What only `run` has is none of its business; what neither has is a mistake."""
+    (project / "holdfast.toml").write_text("[run]\nnode-rank = 0\n")
+    assert "there is no script" in holdfast("submit", "absent.py").stderr
+    (project / "holdfast.toml").write_text("[run]\nsave-step = 20\n")
+    outcome = holdfast("submit", "--json", SCRIPT)
+    assert outcome.code == 2
+    assert "save-step" in outcome.exit_error["message"]
+    assert outcome.exit_error["hint"] == "did you mean save-steps?"
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "events", "suspend", "resume", "delete"])
+def test_a_name_that_is_no_text(command: str) -> None:
+    """Bytes of the command line that are not UTF-8 are no job's name."""
+    outcome = holdfast(command, "--json", "\udcff")
+    assert outcome.code == 10, outcome.stderr
+    assert "there is no job" in outcome.exit_error["message"]
+
+
+def test_what_may_be_a_secret_is_said() -> None:
+    """Before the job is refused for another reason, which spares this test a supervisor."""
+    outcome = holdfast("submit", "--env", "HF_TOKEN=hf_x", "--env", "A=1", "--output-dir", "pvc://claim/x", SCRIPT)
+    assert outcome.code == 2
+    assert "warning: --env has HF_TOKEN, and is written down" in outcome.stderr
+    assert "hf_x" not in outcome.stderr
+
+
+def test_which_keys_are_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection whose name was mistyped means the environment's keys, and nobody should wonder."""
+    connections(f"[minio]\n{KEYS}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "environ")
+    output = ["--output-dir", "pvc://claim/x"]
+    assert "AWS_* of the environment are used" in holdfast("submit", "--connection", "mimio", *output, SCRIPT).stderr
+    assert "are used" not in holdfast("submit", "--connection", "minio", *output, SCRIPT).stderr
+
+
+def test_a_rank_that_the_job_has_not() -> None:
+    """It is not found, with those that there are; one of an earlier, larger attempt still is."""
+    add("two", JobState.COMPLETE, ranks_per_node=2)
+    folder = job_folder("two") / "logs"
+    folder.mkdir(parents=True)
+    (folder / "rank-7.log").write_text("before it was scaled\n")
+    outcome = holdfast("logs", "two", "--rank", "99", "--json")
+    assert outcome.code == 10
+    assert outcome.exit_error["message"] == "job two has no rank 99"
+    assert outcome.exit_error["hint"] == "it has ranks 0 to 1"
+    assert holdfast("logs", "two", "--rank", "1").code == 0
+    assert holdfast("logs", "two", "--rank", "7").stdout == "before it was scaled\n"
+
+
+def test_a_new_line_in_an_argument_stays_in_its_row() -> None:
+    """And so does whatever else would move a terminal's cursor."""
+    add("odd", JobState.COMPLETE, program=(SCRIPT, "a\nb\x1b[2J\udcff"))
+    lines = holdfast("list").stdout.splitlines()
+    assert len(lines) == 2
+    assert r"a\nb\x1b[2J\udcff" in lines[1]
+    assert r"a\nb\x1b[2J" in holdfast("status", "odd").stdout
+
+
+def test_while_it_resumes_no_pace_of_before_is_shown() -> None:
+    """The figures are those of the attempt before until the new one has told its own."""
+    progress = told("any", state=State.TRAINING)
+    running, resuming = (
+        "\n".join(page(job_record(state=state), progress, [], None))
+        for state in (JobState.RUNNING, JobState.RESUMING)
+    )
+    assert "steps/s" in running
+    assert " left" in running
+    assert "steps/s" not in resuming
+    assert " left" not in resuming
 
 
 COMMANDS: list[tuple[Callable[[], None], list[str], int, str]] = [

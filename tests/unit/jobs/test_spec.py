@@ -118,6 +118,8 @@ def test_a_name_can_be_made_of_anything(text: str) -> None:
         ({"env": {"1A": "x"}}, "'1A'"),
         ({"env": {"A=B": "x"}}, "'A=B'"),
         ({"env": {"A": "x\0"}}, "'A'"),
+        ({"env": {"AWS_SECRET_ACCESS_KEY": "x", "A": "b"}}, "env has AWS_SECRET_ACCESS_KEY, and.*written down"),
+        ({"env": {"AWS_SESSION_TOKEN": "x", "AWS_ACCESS_KEY_ID": "b"}}, "AWS_ACCESS_KEY_ID, AWS_SESSION_TOKEN"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes: dict[str, object], message: str) -> None:
