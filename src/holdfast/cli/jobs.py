@@ -1,6 +1,5 @@
 """The commands for jobs: list, status, logs, events, suspend, resume, scale, delete."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,8 +79,6 @@ def logs(
                 typer.echo(json.dumps({"source": line.source, "text": line.text}))
             else:
                 typer.echo(line.text if is_alone else f"{line.source} | {line.text}")
-            if follow:
-                sys.stdout.flush()
 
 
 def events(name: Name, as_json: Json = False) -> None:

@@ -1,5 +1,6 @@
 """`holdfast run`: an unchanged training script, on the ranks of this node."""
 
+import contextlib
 import os
 import sys
 from typing import Annotated
@@ -82,8 +83,9 @@ def run(
     check_resume(settings.resume)
     _check_place(settings.output_dir, settings.local_dir)
     code = launch(plan, settings)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(AttributeError, OSError):  # closed, or nobody reads it: the code stays what it is
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -146,6 +146,27 @@ def test_a_reader_that_leaves_ends_it_quietly(arguments: list[str], what: str, o
     assert not said
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["checkpoints", "show", "OUT"], ["list"]])
+@pytest.mark.parametrize(("stdout", "words"), [("/dev/full", "No space left on device"), ("&-", "stdout is closed")])
+def test_an_answer_that_cannot_be_written(
+    arguments: list[str], stdout: str, words: str, output: Path, tmp_path: Path
+) -> None:
+    """It is said in one line, and the code is no success."""
+    arguments = [str(output) if word == "OUT" else word for word in arguments]
+    shell = f'"$0" -c "from holdfast.cli.main import main; main()" "$@" >{stdout}'
+    done = subprocess.run(
+        ["sh", "-c", shell, sys.executable, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
+
+
 def test_a_closed_stderr_hides_no_code(tmp_path: Path) -> None:
     """The error cannot be told, and the command does not hang or claim success."""
     reader, writer = os.pipe()
