@@ -6,6 +6,7 @@ from typing import Any
 from holdfast.foundation import clock
 from holdfast.foundation.units import format_age, format_duration, plural, printable
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
+from holdfast.jobs.risk import safe_point
 from holdfast.jobs.state import JobState
 from holdfast.training.progress import Progress
 
@@ -80,36 +81,13 @@ def progress_lines(progress: Progress, state: JobState) -> list[str]:
     if progress.steps_per_s is not None and state in _OWN_PACE:
         samples = "" if progress.samples_per_s is None else f", {progress.samples_per_s:.1f} samples/s"
         lines.append(f"pace        {progress.steps_per_s:.2f} steps/s{samples}")
-    lines.append(f"safe        {_safe_point(progress)}")
+    lines.append(f"safe        {safe_point(progress)}")
     saves = progress.saves
     if saves.count:
         stall = "" if saves.mean_stall_s is None else f", training held {format_duration(saves.mean_stall_s)} each"
         durable = "" if saves.last_durable_s is None else f", durable after {format_duration(saves.last_durable_s)}"
         lines.append(f"saves       {saves.count}{stall}{durable}")
     return lines
-
-
-def _safe_point(progress: Progress) -> str:
-    if progress.safe_step is None:
-        return "nothing is saved yet"
-    if progress.safe_time is None:
-        return f"step {progress.safe_step}"
-    return f"step {progress.safe_step}, {format_age(clock.wall_s() - clock.parse_utc(progress.safe_time))} ago"
-
-
-def risk_of_suspending(progress: Progress | None, grace_s: float) -> str | None:
-    """What is to be lost when the job stops now, and a save does not fit its grace period; None when it fits."""
-    if (
-        progress is None
-        or progress.state.is_end
-        or progress.save_needed_s is None
-        or progress.save_needed_s <= grace_s
-    ):
-        return None
-    return (
-        f"last safe point {_safe_point(progress)}; a save needs about {format_duration(progress.save_needed_s)}, "
-        f"grace is {grace_s:g} s"
-    )
 
 
 def useful_commands(job: JobRecord) -> list[str]:
@@ -179,7 +157,6 @@ __all__ = [
     "job_document",
     "page",
     "progress_lines",
-    "risk_of_suspending",
     "row",
     "safe_step",
     "useful_commands",

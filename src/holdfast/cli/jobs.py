@@ -143,8 +143,7 @@ def scale(
     from holdfast.jobs.local import LocalJobs
 
     with LocalJobs() as jobs:
-        if jobs.job(name).state.holds_slots:
-            _ask_if_risky(jobs, name, yes=yes)
+        _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)
         lines = [f"job {job.name} has {nnodes} node{'s' if nnodes > 1 else ''} now, and is {job.state}"]
         print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
@@ -180,12 +179,12 @@ def delete(
 
 
 def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:
-    from holdfast.cli.job_answers import risk_of_suspending
     from holdfast.errors import ConflictError
     from holdfast.foundation.console import is_interactive
+    from holdfast.jobs.risk import risk_of_suspending
 
     job = jobs.job(name)
-    risk = risk_of_suspending(jobs.progress_of(job), job.spec.settings.grace_s) if job.state.holds_slots else None
+    risk = risk_of_suspending(job, jobs.progress_of(job))
     if risk is None:
         return
     if yes:

@@ -2,23 +2,26 @@
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.cli.job_answers import page, risk_of_suspending
+from holdfast.cli.job_answers import page
 from holdfast.cli.watch import sparkline
 from holdfast.jobs.history import SCHEMA_VERSION, History
 from holdfast.jobs.places import history_file, job_folder, state_folder
+from holdfast.jobs.risk import risk_of_suspending
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
 from holdfast.training.progress import Progress, SaveFigures, State
 from holdfast.training.settings import RunSettings
 from tests.support.commands import holdfast
-from tests.support.job_values import job_record
+from tests.support.job_values import job_record, job_spec, supervised
 
 SCRIPT = "train.py"
 
@@ -369,23 +372,52 @@ def test_delete_forgets_the_job_and_keeps_its_checkpoints(project: Path) -> None
     assert holdfast("status", "done").code == 10
 
 
+SLOW = {"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}
+
+
 @pytest.mark.parametrize(
     ("changes", "grace_s", "is_risky"),
     [
-        ({"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}, 30.0, True),
-        ({"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}, 60.0, False),
+        (SLOW, 30.0, True),
+        (SLOW, 50.0, True),  # the ranks leave 3 s before its end
+        (SLOW, 51.0, False),
         ({"state": State.TRAINING, "saves": SaveFigures()}, 30.0, False),
-        ({"state": State.INTERRUPTED, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}, 30.0, False),
+        ({**SLOW, "state": State.INTERRUPTED}, 30.0, False),
     ],
 )
 def test_a_suspension_that_does_not_fit_is_announced(changes: dict[str, Any], grace_s: float, is_risky: bool) -> None:
     """With what is safe, how old it is, what a save takes and what the platform grants."""
-    risk = risk_of_suspending(told("any", **changes), grace_s)
+    then = datetime.fromtimestamp(time.time() - 130.4, UTC).isoformat()
+    job = job_record(state=JobState.RUNNING)
+    job = replace(job, spec=job_spec(settings={"grace_s": grace_s}))
+    risk = risk_of_suspending(job, told("any", safe_step=1240, safe_time=then, **changes))
     assert (risk is not None) == is_risky
     if risk is not None:
-        assert "last safe point step 30" in risk
-        assert "a save needs about 48" in risk
-        assert "grace is 30 s" in risk
+        assert risk.startswith("last safe point step 1,240, 2 m 10 s ago; a save needs about 48 s")
+        assert f"grace is {grace_s:g} s, of which" in risk
+    unsaved = risk_of_suspending(job, told("any", safe_step=None, safe_time=None, **changes))
+    assert unsaved is None or unsaved.startswith("nothing is saved yet; a save needs about 48 s")
+
+
+def test_a_risky_suspension_is_asked_for_or_refused() -> None:
+    """In a script it is a conflict and nothing is done; `--yes` says the figures and goes on."""
+    with History() as history:
+        history.add(spec("held"), actor="test")
+        history.become("held", JobState.RUNNING, actor="test")
+    told("held", **SLOW)
+    with supervised("held"):
+        for command in (["suspend", "held"], ["scale", "held", "--nnodes", "2"]):
+            refused = holdfast(command[0], "--json", *command[1:])
+            assert refused.code == 11, refused.stderr
+            assert "a save needs about 48 s" in refused.exit_error["message"]
+            assert refused.exit_error["message"].endswith("nothing was done")
+            assert "--yes" in refused.exit_error["hint"]
+        untouched = holdfast("status", "held", "--json").document
+        assert (untouched["wanted"], untouched["num_nodes"]) == ("run", 1)
+        asked = holdfast("suspend", "held", "--yes", "--timeout", "0.1")
+        assert asked.code == 15, asked.stderr  # nobody is there to do it
+        assert "warning: last safe point step 30" in asked.stderr
+        assert holdfast("status", "held", "--json").document["wanted"] == "suspend"
 
 
 def test_the_curve_of_the_loss() -> None:
