@@ -56,6 +56,7 @@ def logs(
     """Print what the job's processes have printed; with several, each line says which."""
     import json
 
+    from holdfast.cli.job_answers import VERSION
     from holdfast.errors import NotFoundError
     from holdfast.jobs.local import LocalJobs
     from holdfast.jobs.logs import FOLDER
@@ -76,7 +77,7 @@ def logs(
         is_alone = only is not None or num_ranks == 1
         for line in jobs.logs(name, ranks=only, nodes=None if only is None else range(0), follow=follow):
             if as_json:
-                typer.echo(json.dumps({"source": line.source, "text": line.text}))
+                typer.echo(json.dumps({"version": VERSION, "source": line.source, "text": line.text}))
             else:
                 typer.echo(line.text if is_alone else f"{line.source} | {line.text}")
 
@@ -157,6 +158,7 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
+    from holdfast.cli.job_answers import VERSION
     from holdfast.errors import ConflictError
     from holdfast.foundation.console import is_interactive
     from holdfast.jobs.local import LocalJobs
@@ -173,9 +175,8 @@ def delete(
             typer.confirm(f"delete job {job.name} and all its checkpoints in {output}?", abort=True, err=True)
         jobs.delete(job.name, with_checkpoints=checkpoints, timeout_s=timeout)
     what = "its checkpoints are gone too" if checkpoints else f"its checkpoints stay in {output or 'their folder'}"
-    print_answer(
-        as_json, {"name": job.name, "checkpoints_deleted": checkpoints}, [f"job {job.name} is deleted; {what}"]
-    )
+    document = {"version": VERSION, "name": job.name, "checkpoints_deleted": checkpoints}
+    print_answer(as_json, document, [f"job {job.name} is deleted; {what}"])
 
 
 def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:

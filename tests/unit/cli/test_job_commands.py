@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.job_answers import page
-from holdfast.cli.watch import sparkline
+from holdfast.cli.watch import picture, sparkline
 from holdfast.jobs.history import SCHEMA_VERSION, History
 from holdfast.jobs.places import history_file, job_folder, state_folder
 from holdfast.jobs.risk import risk_of_suspending
@@ -284,7 +284,7 @@ def test_watch_needs_a_terminal() -> None:
     """It says what to use in a script."""
     outcome = holdfast("watch")
     assert outcome.code == 2
-    assert "holdfast list --json" in outcome.stderr
+    assert "use --json" in outcome.stderr
 
 
 def told(name: str, **changes: Any) -> Progress:
@@ -345,7 +345,7 @@ def test_logs_say_who_printed() -> None:
     assert holdfast("logs", "two").stdout == "rank 0 | hello from 0\nrank 1 | hello from 1\n"
     assert holdfast("logs", "two", "--rank", "1").stdout == "hello from 1\n"
     lines = holdfast("logs", "two", "--json").stdout.splitlines()
-    assert json.loads(lines[1]) == {"source": "rank 1", "text": "hello from 1"}
+    assert json.loads(lines[1]) == {"version": 1, "source": "rank 1", "text": "hello from 1"}
 
 
 def test_events_are_in_the_order_of_time() -> None:
@@ -425,3 +425,39 @@ def test_the_curve_of_the_loss() -> None:
     assert sparkline([]) == ""
     assert sparkline([1.0]) == "▁"
     assert sparkline([0.0, 3.5, 7.0]) == "▁▅█"
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_curve_takes_what_the_terminal_has_left(width: int) -> None:
+    """Its newest end; no other column shrinks, and no line is longer than the terminal."""
+    head = ("JOB", "STATE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "AGE")
+    full = ["train-it-1a2b", "Running", "12400/50000", "25 %", "2 h 10 m", "0.01234", "12400", "3 h"]
+    short = ["b", "Queued", "-", "-", "-", "-", "-", "5 s"]
+    losses = [*([9.0] * 400), *map(float, range(100))]
+    lines = picture(head, [full, short], [losses, []], width)
+    assert max(map(len, lines)) <= width
+    for line, cells in zip(lines, (head, full, short), strict=True):
+        assert all(cell in line for cell in cells)
+    curve = lines[1].split()[-1]
+    if width == 200:
+        assert len(curve) > 90
+    if width > 80:
+        assert curve == sparkline(losses[-len(curve) :])
+        assert len(lines[1]) == width
+
+
+def test_a_terminal_too_narrow_for_the_table_has_all_of_it_and_no_curve() -> None:
+    """It wraps there; nothing is cut."""
+    head, row = ("JOB", "STATE"), ["a" * 40, "Suspending"]
+    assert picture(head, [row], [[1.0, 2.0]], 40) == ["JOB".ljust(40) + "  STATE", "a" * 40 + "  Suspending"]
+
+
+def test_watch_for_a_program() -> None:
+    """A document in a line for each change, and the end with the job's; no terminal is needed."""
+    add("done", JobState.COMPLETE)
+    told("done")
+    outcome = holdfast("watch", "do", "--json")
+    assert outcome.code == 0, outcome.stderr
+    (document,) = map(json.loads, outcome.stdout.splitlines())
+    assert (document["version"], document["name"], document["state"]) == (1, "done", "Complete")
+    assert document["progress"]["step"] == 40
