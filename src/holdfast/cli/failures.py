@@ -26,7 +26,11 @@ _MEANINGS: dict[int, str] = {
     ExitCode.FAILED: "it failed",
     ExitCode.USAGE: "the arguments cannot be meant",
     ExitCode.NOTHING_VALID: "a checkpoint is damaged, or there is none",
+    ExitCode.CONFLICT: "somebody else holds the output folder, or the checkpoint contradicts the settings",
+    ExitCode.STORAGE: "the place for checkpoints cannot be used",
+    ExitCode.INTERRUPTED_SAVED: "interrupted, and saved; the same command goes on from there",
     ExitCode.SIGINT: "interrupted by SIGINT",
+    ExitCode.TERMINATED_UNSAVED: "terminated before anything could be saved; an older checkpoint still stands",
 }
 
 
@@ -72,10 +76,18 @@ def _run(root: CommandGroup, arguments: Sequence[str]) -> int:
         code = outcome if isinstance(outcome, int) else ExitCode.OK
         if code == ExitCode.OK or not asks_for_json(root, arguments):
             return code
-        failure = _Failure(code, _MEANINGS.get(code, f"it ended with {code}"), None)
+        tell_program(code)
+        return code
     sys.stderr.write(failure.json if asks_for_json(root, arguments) else failure.line)
     sys.stderr.flush()
     return failure.code
+
+
+def tell_program(code: int) -> None:
+    """The line for a program, when a command ends with `code` and people have been told why."""
+    if code != ExitCode.OK:
+        sys.stderr.write(_Failure(code, _MEANINGS.get(code, f"it ended with {code}"), None).json)
+        sys.stderr.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +205,4 @@ def _with_origin(message: str, root: CommandGroup, arguments: Sequence[str]) -> 
     return f"{message} ({', '.join(clauses)})" if clauses else message
 
 
-__all__ = ["asks_for_json", "exit_code_of", "run_command"]
+__all__ = ["asks_for_json", "exit_code_of", "run_command", "tell_program"]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.failures import tell_program
 from holdfast.cli.run_options import RunOptions, with_options
 
 
@@ -56,6 +57,10 @@ def run(
             help="Restarts after a failure of a rank.",
         ),
     ] = 3,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="End a failure with one line of JSON on stderr; stdout is the script's own."),
+    ] = False,
     *,
     options: RunOptions,
 ) -> None:
@@ -82,7 +87,10 @@ def run(
     )
     check_resume(settings.resume)
     _check_place(settings.output_dir, settings.local_dir)
-    code = launch(plan, settings)
+    tell = tell_program if as_json else None
+    code = launch(plan, settings, on_exit=tell)
+    if tell is not None:
+        tell(code)
     with contextlib.suppress(AttributeError, OSError):  # closed, or nobody reads it: the code stays what it is
         sys.stdout.flush()
         sys.stderr.flush()

@@ -44,7 +44,7 @@ def run(*arguments: str, prelude: str = "", **options: object) -> subprocess.Com
         (["checkpoints", "list", "ftp://host/x", "--json"], 2, "ftp"),
         (["checkpoints", "list", "nowhere", "--json"], 13, "no folder"),
         (["checkpoints", "show", "nowhere/checkpoint-3", "--json"], 13, "no folder"),
-        (["run", "--json", "train.py"], 2, "No such option: --json"),
+        (["run", "--json", "train.py"], 2, "there is no script"),
         (["config", "show", "--json", "too", "much"], 2, "unexpected extra"),
         (["doctor", "--grace", "-1", "--json"], 2, "--grace -1"),
     ],
