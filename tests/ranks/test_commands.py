@@ -117,8 +117,8 @@ def test_a_job_through_all_its_commands(place: Place) -> None:
 
 @pytest.mark.long
 def test_a_job_is_scaled_by_its_command(place: Place) -> None:
-    """To two nodes while it runs, and back when it is suspended; it goes on only where it went before."""
-    submit(place)
+    """While it runs: it is suspended, changed and resumed by one command, and comes to its end."""
+    submit(place, "--allow-batch-change")
     place.wait_for_mark(NAME, 2)
     scaled = json.loads(ask("scale", NAME, "--nnodes", "2", "--yes", "--json"))
     assert scaled["num_nodes"] == 2

@@ -1,7 +1,12 @@
 """The commands for jobs, without a training: what they refuse and how, and what they say of jobs that are there."""
 
+import contextlib
 import json
+import os
 import sqlite3
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,6 +61,52 @@ def connections(text: str, mode: int = 0o600) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(text)
     path.chmod(mode)
+
+
+_AS_NOBODY = """
+import os, sys
+from holdfast.cli.failures import run_command
+from holdfast.cli.main import root
+state = os.environ["XDG_STATE_HOME"]
+os.environ["XDG_STATE_HOME"] = "/dev/null"
+assert run_command(root(), sys.argv[1:]) == 13
+print("loaded", file=sys.stderr)
+os.environ["XDG_STATE_HOME"] = state
+if os.getuid() == 0:
+    os.setuid(65534)
+sys.exit(run_command(root(), sys.argv[1:]))
+"""
+"""It has imported everything when it has failed elsewhere: a user without rights may not read the interpreter."""
+
+
+@pytest.mark.parametrize("arguments", [["submit", "train.py"], ["list"], ["delete", "done"]])
+def test_a_state_folder_that_cannot_be_written(arguments: list[str]) -> None:
+    """By a user without rights; a process of root gives its own away first."""
+    with tempfile.TemporaryDirectory() as text:  # not below pytest's folder, which nobody else may enter
+        root = Path(text)
+        root.chmod(0o755)
+        state = root / "state" / "holdfast"
+        (root / "work").mkdir()
+        (root / "work" / SCRIPT).write_text("")
+        with History(state / "jobs.sqlite3") as history:
+            history.add(spec("done"), actor="test")
+            history.become("done", JobState.COMPLETE, actor="test")
+        for path in (state, *state.iterdir()):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        before = sorted(path.name for path in state.iterdir())
+        done = subprocess.run(
+            [sys.executable, "-c", _AS_NOBODY, *arguments],
+            cwd=root / "work",
+            env={**os.environ, "XDG_STATE_HOME": str(root / "state"), "HOME": str(root)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 13, done.stderr
+        assert "Traceback" not in done.stderr
+        assert str(state) in done.stderr.partition("loaded")[2]
+        assert not done.stdout
+        assert sorted(path.name for path in state.iterdir()) == before
 
 
 def newer_history() -> None:
@@ -260,16 +311,26 @@ COMMANDS: list[tuple[Callable[[], None], list[str], int, str]] = [
 def test_what_other_commands_refuse(
     before: Callable[[], None], arguments: list[str], code: int, said: str, tmp_path: Path
 ) -> None:
-    """Likewise, and the state folder is as it was."""
+    """Likewise, and the state folder is as it was; a history may have been made, with nothing in it."""
     before()
+    jobs_before = _jobs()
     there = _contents(tmp_path / "state")
     outcome = holdfast(*arguments[:1], "--json", *arguments[1:])
     assert outcome.code == code, outcome.stderr
     assert said in outcome.exit_error["message"] + str(outcome.exit_error["hint"])
     assert "sesame" not in outcome.stderr
     assert "Traceback" not in outcome.stderr
-    if there:
-        assert _contents(tmp_path / "state") == there
+    assert _contents(tmp_path / "state") in (there, [str(history_file())])
+    assert _jobs() == jobs_before
+
+
+def _jobs() -> list[tuple[object, ...]]:
+    """All that the history says of jobs, where there is one that can be read."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{history_file()}?mode=ro", uri=True)) as database:
+            return database.execute("SELECT * FROM job ORDER BY name").fetchall()
+    except sqlite3.DatabaseError:
+        return []
 
 
 _SIDE_FILES = {".sqlite3-wal", ".sqlite3-shm"}
