@@ -1,7 +1,6 @@
 """What the launcher's environment says about this process: torchrun's variables, read in one place."""
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,7 +68,7 @@ class Place:
 
 def host_name() -> str:
     """The name of this node, for people; never used to decide anything."""
-    return socket.gethostname()
+    return os.uname().nodename  # what socket.gethostname says, without importing it
 
 
 def current_folder() -> str:

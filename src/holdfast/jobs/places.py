@@ -9,7 +9,12 @@ from holdfast.errors import StorageError
 
 def state_folder() -> Path:
     """`$XDG_STATE_HOME/holdfast`, or `~/.local/state/holdfast`."""
-    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "holdfast"
+    return _below()
+
+
+def _below(*names: str) -> Path:
+    # In one go: a list of jobs asks a thousand times, and each `/` costs as much as reading a small file.
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "holdfast", *names)
 
 
 def history_file() -> Path:
@@ -19,7 +24,7 @@ def history_file() -> Path:
 
 def job_folder(name: str) -> Path:
     """What belongs to one job: its function, its output, its progress, the lock of its supervisor."""
-    return state_folder() / "jobs" / name
+    return _below("jobs", name)
 
 
 def new_job_folder() -> Path:

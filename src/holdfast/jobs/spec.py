@@ -129,8 +129,9 @@ class JobSpec:
     def from_json(cls, text: str) -> "JobSpec":
         """Read a document of this release or an older one; what a newer one added is ignored."""
         record: dict[str, Any] = json.loads(text)
-        settings = {name: value for name, value in record.pop("settings").items() if name in _names(RunSettings)}
-        values = {name: value for name, value in record.items() if name in _names(cls)}
+        of_settings, of_job = _names(RunSettings), _names(cls)
+        settings = {name: value for name, value in record.pop("settings").items() if name in of_settings}
+        values = {name: value for name, value in record.items() if name in of_job}
         for name in ("program", "packages", "package_indexes"):
             # A text would become its letters.
             values[name] = tuple(values[name]) if isinstance(values.get(name), list) else values.get(name, ())
@@ -164,8 +165,8 @@ def name_from(text: str, unique: str) -> str:
 
 
 @functools.cache  # a list of jobs asks a thousand times
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind))
+def _names(kind: type[Any]) -> Mapping[str, None]:
+    return dict.fromkeys(item.name for item in fields(kind))  # in their order, and found at once
 
 
 __all__ = ["JobSpec", "check_name", "name_from", "names_of_secrets"]
