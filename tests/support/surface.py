@@ -46,6 +46,7 @@ _READ = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()"([A-Z][A-Z0-9_]*)\""""
 """Any other variable, where it is read by name."""
 _BETWEEN_PROCESSES = {"record_folder", "launcher_pid", "keeper"}
 """Settings that the launcher makes for its ranks; nobody else sets them."""
+_METRICS = ("train_metrics", "eval_metrics", "trainMetrics", "evalMetrics")
 _OPEN = {
     "libraries",
     "metrics",
@@ -57,7 +58,7 @@ _OPEN = {
     "trainMetrics",
     "evalMetrics",
 }
-"""Objects whose keys are data."""
+"""Objects whose keys are data; those of `progress` are written down once, as `progress.json`."""
 
 
 def surface() -> dict[str, Any]:
