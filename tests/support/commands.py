@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import logging
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,8 @@ class Outcome:
 
 def holdfast(*arguments: object, command: Any = None) -> Outcome:
     """`command` is what is called instead of Holdfast's own."""
-    hook = sys.excepthook
+    hook, log = sys.excepthook, logging.getLogger("holdfast")
+    logging_before = log.handlers[:], log.level, log.propagate
     stdout, stderr = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
@@ -39,4 +41,5 @@ def holdfast(*arguments: object, command: Any = None) -> Outcome:
                 code = int(left.code or 0)
     finally:
         sys.excepthook = hook
+        log.handlers[:], log.level, log.propagate = logging_before
     return Outcome(code=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())

@@ -1,9 +1,13 @@
 """Jobs as values, for tests that start none."""
 
+import contextlib
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from holdfast.jobs.places import job_folder, supervisor_lock
 from holdfast.jobs.records import JobRecord
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
@@ -32,6 +36,27 @@ def job_record(
     spec = job_spec(name, cpu_per_node=cpu, gpu_per_node=gpu, priority=priority)
     created = f"2026-01-01T00:00:00.{500 - age:03d}Z"
     return JobRecord(name=name, spec=spec, state=state, wanted=wanted, created=created, changed=created, **figures)
+
+
+_HOLD = """
+import sys
+from pathlib import Path
+from holdfast.foundation.files import FolderLock
+lock = FolderLock.acquire(Path(sys.argv[1]), {})
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def supervised(name: str) -> Iterator[None]:
+    """As far as commands can see the job has a supervisor; it does nothing."""
+    job_folder(name).mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", _HOLD, str(supervisor_lock(name))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        yield
 
 
 def changed(job: JobRecord, **changes: Any) -> JobRecord:

@@ -1,9 +1,11 @@
-"""What users and their programs rely on, written down: commands, options, variables, exit codes, JSON, Python names.
+"""What users and their programs rely on, written down: commands, options, variables, exit codes, JSON, events,
+metrics, and the names and signatures of Python.
 
 `make surface` writes it anew into `tests/unit/surface.json`; the diff of that file is what a change does to others.
 New commands are found by themselves; to hold one to the keys of its JSON, give it a line in `documents`.
 """
 
+import inspect
 import json
 import os
 import re
@@ -11,28 +13,52 @@ import sys
 import tempfile
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 import holdfast as package
+from holdfast import sdk
 from holdfast.cli.lazy import walk
 from holdfast.cli.main import root
 from holdfast.doctor import examination
 from holdfast.doctor.software import TOO_SLOW
 from holdfast.errors import ExitCode
+from holdfast.foundation import events  # noqa: F401  declares all of them
+from holdfast.foundation.event_stream import Event
+from holdfast.jobs import local
+from holdfast.jobs.history import History
+from holdfast.jobs.local import LocalJobs
+from holdfast.jobs.places import job_folder
+from holdfast.jobs.state import JobState, Wanted
+from holdfast.training import prometheus_text
+from holdfast.training.progress import PROGRESS_NAME, Progress, SaveFigures, State
 from holdfast.training.settings import RunSettings, variable
+from holdfast.training.trainer_status import TrainerStatus
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import holdfast
 
 SNAPSHOT = Path(__file__).parents[1] / "unit" / "surface.json"
 _SOURCES = Path(package.__file__).parent
-_VARIABLE = re.compile(r"\b(?:HOLDFAST|PET|AWS)_[A-Z0-9_]*[A-Z0-9]\b")
+_VARIABLE = re.compile(r"\b(?:HOLDFAST|PET|AWS|KUBEFLOW|XDG)_[A-Z0-9_]*[A-Z0-9]\b")
+_READ = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()"([A-Z][A-Z0-9_]*)\"""")
+"""Any other variable, where it is read by name."""
 _BETWEEN_PROCESSES = {"record_folder", "launcher_pid", "keeper", "has_begun"}
 """Settings that the launcher makes for its ranks; nobody else sets them."""
-_OPEN = {"libraries", "metrics", "base", "local", "pvc"}
-"""Objects whose keys are data."""
+_METRICS = ("train_metrics", "eval_metrics", "trainMetrics", "evalMetrics")
+_OPEN = {
+    "libraries",
+    "metrics",
+    "base",
+    "local",
+    "pvc",
+    "train_metrics",
+    "eval_metrics",
+    "trainMetrics",
+    "evalMetrics",
+}
+"""Objects whose keys are data; those of `progress` are written down once, as `progress.json`."""
 
 
 def surface() -> dict[str, Any]:
@@ -41,7 +67,10 @@ def surface() -> dict[str, Any]:
         "commands": {" ".join(path): _parameters(command) for path, command in walk(root())},
         "variables": sorted(_variables()),
         "exit_codes": {code.name: int(code) for code in ExitCode},
-        "python": sorted(package.__all__),
+        "python": {name: _signatures(getattr(package, name)) for name in sorted(package.__all__)}
+        | {f"sdk.{name}": _signatures(getattr(sdk, name)) for name in sorted({*sdk.__all__} - {*package.__all__})},
+        "events": {_event_name(kind): _fields(kind) for kind in sorted(Event.__subclasses__(), key=_event_name)},
+        "metrics": _metrics(),
         "json": {name: _shape(document) for name, document in sorted(_documents().items())},
     }
 
@@ -68,10 +97,83 @@ def _parameters(command: TyperCommand) -> dict[str, Any]:
     return found
 
 
+def _signatures(value: Any) -> Any:
+    """Of a function, or of a class's own methods; values that differ by machine are named."""
+    if not isinstance(value, type):
+        return _signature(value) if callable(value) else type(value).__name__
+    methods = {name: method for name, method in vars(value).items() if not name.startswith("_") and callable(method)}
+    return {"": _signature(value)} | {name: _signature(method) for name, method in methods.items()}
+
+
+def _signature(function: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name != "self":
+            default = "required" if parameter.default is parameter.empty else _default(parameter.default)
+            by_name = parameter.kind in {parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD}
+            found[f"*, {name}" if by_name else name] = default
+    return found
+
+
+def _default(value: Any) -> str:
+    if value == sys.executable:
+        return "sys.executable"
+    text = repr(value)
+    return "made anew" if "factory" in text or " at 0x" in text else text
+
+
+def _event_name(kind: type[Event]) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def _fields(kind: type[Any]) -> dict[str, str]:
+    return {item.name: item.type if isinstance(item.type, str) else _type_name(item.type) for item in fields(kind)}
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+
+
+_PROGRESS = Progress(
+    time="2026-01-31T09:30:00.000Z",
+    state=State.TRAINING,
+    step=40,
+    max_steps=100,
+    epoch=0.4,
+    num_epochs=1.0,
+    loss=2.5,
+    train_metrics={"lr": 0.1},
+    eval_metrics={"eval_loss": 2.5},
+    step_s=0.5,
+    samples_per_step=8,
+    resumed_step=10,
+    safe_step=30,
+    safe_time="2026-01-31T09:29:00.000Z",
+    snapshot_step=35,
+    saves=SaveFigures(count=2, last_stall_s=0.1, mean_stall_s=0.1, last_durable_s=1.5, last_bytes=9, expected_s=1.5),
+)
+
+
+def _metrics() -> dict[str, Any]:
+    """What a run serves and posts, and `progress.json`."""
+    status = TrainerStatus.of(_PROGRESS, has_ended=False)
+    families = re.findall(r"^# TYPE (\S+) (\S+)$", prometheus_text.render(_PROGRESS, now_s=0), re.MULTILINE)
+    return {
+        "progress.json": _shape(json.loads(_PROGRESS.to_bytes()), json.loads(_EMPTY.to_bytes())),
+        "/metrics": _shape(json.loads(status.to_bytes())),
+        "status update": _shape(json.loads(status.to_request())),
+        "/metrics/prometheus": dict(families),
+    }
+
+
+_EMPTY = Progress(time="", state=State.TRAINING)
+
+
 def _variables() -> set[str]:
     found = {variable(item.name) for item in fields(RunSettings) if item.name not in _BETWEEN_PROCESSES}
     for path in _SOURCES.rglob("*.py"):
-        found.update(_VARIABLE.findall(path.read_text()))
+        text = path.read_text()
+        found.update(_VARIABLE.findall(text), _READ.findall(text))
     return found - {variable(name) for name in _BETWEEN_PROCESSES}
 
 
@@ -80,7 +182,8 @@ def _documents() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as text, mock.patch.dict(os.environ):
         for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "PET_", "AWS_"))]:
             del os.environ[name]
-        os.environ["XDG_CONFIG_HOME"] = text
+        os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = text
+        os.environ["HOLDFAST_GPU_SLOTS"] = "0"
         here = os.getcwd()
         os.chdir(text)
         try:
@@ -111,8 +214,54 @@ def _asked(folder: Path) -> dict[str, Any]:
     with mock.patch.object(examination, "look_at_torch", return_value=TOO_SLOW):
         for name, arguments in documents.items():
             found[name] = holdfast(*name.split(), *arguments, "--json").document
+    found |= _asked_of_jobs(folder)
     found["every failure, on stderr"] = holdfast("checkpoints", "list", "nowhere", "--json").exit_error
     return found
+
+
+def _asked_of_jobs(folder: Path) -> dict[str, Any]:
+    """What commands say of jobs that are in the history only: no supervisor is started."""
+    (folder / "train.py").touch()
+    with (
+        mock.patch.object(local, "start_supervisor"),
+        mock.patch.object(local, "revive"),
+        mock.patch.object(LocalJobs, "_remove", _forget),
+    ):
+        found = {"submit": holdfast("submit", "--json", "--name", "tiny", "train.py").document}
+        with History() as history:
+            history.begin_attempt("tiny", 1, 1)
+            history.end_attempt("tiny", 1, outcome="Suspended", exit_code=75)
+            history.want("tiny", Wanted.SUSPEND, actor="me", cause="lunch")
+            history.become("tiny", JobState.SUSPENDED, actor="me", safe_step=30, exit_code=75, attempt=1)
+        logs = job_folder("tiny") / "logs"
+        logs.mkdir()
+        (logs / "rank-0.log").write_text("hello\n")
+        (job_folder("tiny") / PROGRESS_NAME).write_bytes(_PROGRESS.to_bytes())
+        for name, arguments in {
+            "list": (),
+            "status": ("tiny",),
+            "logs": ("tiny",),
+            "watch": ("tiny",),
+            "events": ("tiny",),
+            "suspend": ("tiny",),
+            "scale": ("tiny", "--nnodes", "2"),
+            "resume": ("tiny",),
+            "delete": ("tiny",),
+        }.items():
+            outcome = holdfast(name, *arguments, "--json")
+            assert outcome.code == 0, outcome.stderr
+            found[name] = outcome.document
+        # What happened has figures of its own.
+        known = {"version", "time", "event", "actor", "cause"}
+        found["events"] = [{key: event[key] for key in event if key in known} for event in found["events"]]
+    return found
+
+
+def _forget(jobs: LocalJobs, name: str) -> bool:
+    """In the place of a supervisor."""
+    with History() as history:
+        history.forget(name)
+    return True
 
 
 def _shape(*documents: Any) -> Any:

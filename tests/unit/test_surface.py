@@ -12,7 +12,7 @@ def now() -> dict[str, object]:
     return json.loads(json.dumps(surface()))
 
 
-@pytest.mark.parametrize("part", ["commands", "variables", "exit_codes", "python", "json"])
+@pytest.mark.parametrize("part", ["commands", "variables", "exit_codes", "python", "events", "metrics", "json"])
 def test_the_public_surface_is_what_is_written_down(part: str, now: dict[str, object]) -> None:
     """If the change is meant, `make surface` writes it down; CHANGELOG.md tells users."""
     assert now[part] == json.loads(SNAPSHOT.read_text())[part]

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from holdfast.checkpoint.manifest import Manifest
+if TYPE_CHECKING:  # every command reads policies, and few of them manifests
+    from holdfast.checkpoint.manifest import Manifest
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORMS = "newest=N, every=STEPS, best=N:METRIC[:max], younger=2h (s, m, h, d), separated by commas"
@@ -37,7 +38,7 @@ class Candidate:
     is_in_use: bool = False
 
     @classmethod
-    def of(cls, manifest: Manifest, *, is_valid: bool = True, is_in_use: bool = False) -> "Candidate":
+    def of(cls, manifest: "Manifest", *, is_valid: bool = True, is_in_use: bool = False) -> "Candidate":
         """From what a checkpoint says of itself."""
         try:
             created_s = datetime.fromisoformat(manifest.created).timestamp()

@@ -19,6 +19,7 @@ from holdfast.checkpoint.repairing import repair
 from holdfast.checkpoint.retention import KeepBest, parse_policies
 from holdfast.checkpoint.verify import Fault
 from holdfast.cli.output import print_answer, table
+from holdfast.cli.place import Connection, find_place
 from holdfast.errors import CheckpointError, NothingValidError, PartlyDoneError, UsageError
 from holdfast.foundation import clock, console
 from holdfast.foundation.console import ProgressLine
@@ -38,7 +39,8 @@ _Place = Annotated[
     str,
     typer.Argument(
         metavar="LOCATION",
-        help="An output folder or s3://bucket/prefix, or one checkpoint in it: …/checkpoint-20, …/final.",
+        help="An output folder, s3://bucket/prefix or job:NAME, or one checkpoint in it: …/checkpoint-20, …/final.",
+        callback=find_place,
     ),
 ]
 _OURS = (Kind.CHECKPOINT, Kind.PART)
@@ -48,7 +50,7 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done
 
 
 @app.command("list")
-def list_(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None:
+def list_(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
     """List the checkpoints, newest first: step, age, trigger, size, files, and whether they are complete."""
     inventory, name = _open(location)
     items = inventory.items() if name is None else [inventory.item(name)]
@@ -74,7 +76,7 @@ def list_(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None
 
 
 @app.command()
-def show(location: _Place, as_json: _Json = False) -> None:
+def show(location: _Place, connection: Connection = None, as_json: _Json = False) -> None:
     """Show what a checkpoint says of itself, and its files; the newest complete one unless one is named."""
     inventory, name = _open(location)
     item = _pick(inventory, name)
@@ -97,7 +99,7 @@ def show(location: _Place, as_json: _Json = False) -> None:
 
 
 @app.command()
-def verify(location: _Place, as_json: _Json = False, deep: _Deep = False) -> None:
+def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
     """Check one checkpoint, or all of a location, and explain every fault; exit code 14 when there is one."""
     inventory, name = _open(location)
     # Of all, what is no checkpoint is not at fault; what is named is expected to be one.
@@ -136,6 +138,7 @@ def prune(
             help="What stays: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
         ),
     ],
+    connection: Connection = None,
     as_json: _Json = False,
     dry_run: _DryRun = False,
 ) -> None:
@@ -168,10 +171,14 @@ def prune(
 
 @app.command("copy")
 def copy(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint, or an output location for all of it.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", callback=find_place, help="A checkpoint, or an output location for all of it."),
+    ],
     target: Annotated[
         str, typer.Argument(metavar="DST", help="The output location that gets it, under its own name.")
     ],
+    connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
     """Copy one checkpoint, or all complete ones of a location, from any storage to any, verified on the way."""
@@ -210,9 +217,15 @@ def copy(
 @app.command()
 def export(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A checkpoint, or an output location for its final or newest model.")
+        str,
+        typer.Argument(
+            metavar="SRC",
+            callback=find_place,
+            help="A checkpoint, or an output location for its final or newest model.",
+        ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new folder or prefix.")],
+    connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
     """Write the model alone, as `from_pretrained` reads it, to a place of its own.
@@ -238,8 +251,11 @@ def export(
 
 @app.command()
 def diff(
-    before: Annotated[str, typer.Argument(metavar="A", help="A checkpoint, or a location for its newest one.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="Likewise.")],
+    before: Annotated[
+        str, typer.Argument(metavar="A", callback=find_place, help="A checkpoint, or a location for its newest one.")
+    ],
+    after: Annotated[str, typer.Argument(metavar="B", callback=find_place, help="Likewise.")],
+    connection: Connection = None,
     as_json: _Json = False,
     deep: Annotated[bool, typer.Option("--deep", help="Also read the tensors, and say which changed.")] = False,
 ) -> None:
@@ -260,6 +276,7 @@ def diff(
 @app.command("repair")
 def repair_(
     location: _Place,
+    connection: Connection = None,
     as_json: _Json = False,
     deep: _Deep = False,
     dry_run: _DryRun = False,

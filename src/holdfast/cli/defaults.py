@@ -75,9 +75,21 @@ def defaults_from_files(command: TyperCommand, path: Sequence[str], root: TyperG
     configuration = Configuration.load()
     for table in configuration.tables:
         _check_table(table, root)
+    _check_shared(command, path, root, configuration)
     found = {options(command)[name].name: value for name, (value, _) in _values(command, path, configuration).items()}
     _make_known(configuration)
     return found
+
+
+def _check_shared(command: TyperCommand, path: Sequence[str], root: TyperGroup, configuration: Configuration) -> None:
+    """What a shared table says and this command has not must mean something to the table's own command."""
+    shared = _SHARED.get(tuple(path))
+    if shared is None or not configuration.settings(*shared).keys() - options(command).keys():
+        return
+    owner: Any = root
+    for name in shared:
+        owner = owner.load(name)
+    _values(owner, shared, configuration)
 
 
 def effective(command: TyperCommand, path: Sequence[str], configuration: Configuration) -> Iterator[Effective]:

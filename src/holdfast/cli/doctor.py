@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 from holdfast.cli.defaults import effective
 from holdfast.cli.lazy import CommandGroup
 from holdfast.cli.output import print_answer
+from holdfast.cli.place import Connection
 from holdfast.doctor.examination import examine
 from holdfast.doctor.finding import Finding, Status
 from holdfast.errors import HoldfastError
@@ -42,6 +43,7 @@ def doctor(
             help="Time between SIGTERM and SIGKILL that the platform grants.  [as `holdfast run` would]",
         ),
     ] = None,
+    connection: Connection = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check this machine and the place for checkpoints, before a training relies on them.

@@ -2,7 +2,8 @@
 
 Promises: with `--json` among the command's options, the last line on stderr of every failure is
 `{"type": "exit_error", "code": …, "message": …, "hint": …}`, whatever failed: the arguments, a settings file, the
-work, or Holdfast itself. A reader that closes stdout early, such as `head`, ends the command quietly.
+work, writing the answer, or Holdfast itself. A reader that closes stdout early, such as `head`, ends the command
+quietly.
 """
 
 import json
@@ -25,7 +26,11 @@ _MEANINGS: dict[int, str] = {
     ExitCode.FAILED: "it failed",
     ExitCode.USAGE: "the arguments cannot be meant",
     ExitCode.NOTHING_VALID: "a checkpoint is damaged, or there is none",
+    ExitCode.CONFLICT: "somebody else holds the output folder, or the checkpoint contradicts the settings",
+    ExitCode.STORAGE: "the place for checkpoints cannot be used",
+    ExitCode.INTERRUPTED_SAVED: "interrupted, and saved; the same command goes on from there",
     ExitCode.SIGINT: "interrupted by SIGINT",
+    ExitCode.TERMINATED_UNSAVED: "terminated before anything could be saved; an older checkpoint still stands",
 }
 
 
@@ -50,7 +55,7 @@ def _run(root: CommandGroup, arguments: Sequence[str]) -> int:
     plain: dict[str, Any] = {"color": False} if os.environ.get("NO_COLOR") or os.environ.get("CI") else {}
     try:
         outcome = root.main(list(arguments), prog_name="holdfast", standalone_mode=False, **plain)
-        sys.stdout.flush()
+        _end_answer()
     except HoldfastError as error:
         failure = _Failure(exit_code_of(error), _with_origin(error.message, root, arguments), error.hint)
     except typer.TyperException as error:
@@ -58,16 +63,31 @@ def _run(root: CommandGroup, arguments: Sequence[str]) -> int:
             show()  # with the command's usage
             return error.exit_code
         failure = _usage(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if _can_be_written():
+            raise
+        _forget_unwritten()
+        failure = _Failure(ExitCode.FAILED, f"the answer cannot be written to stdout: {error.strerror}", None)
     except typer.Abort:
         failure = _Failure(ExitCode.FAILED, "no answer was given; nothing was done", None)
     else:
         code = outcome if isinstance(outcome, int) else ExitCode.OK
         if code == ExitCode.OK or not asks_for_json(root, arguments):
             return code
-        failure = _Failure(code, _MEANINGS.get(code, f"it ended with {code}"), None)
+        tell_program(code)
+        return code
     sys.stderr.write(failure.json if asks_for_json(root, arguments) else failure.line)
     sys.stderr.flush()
     return failure.code
+
+
+def tell_program(code: int) -> None:
+    """The line for a program, when a command ends with `code` and people have been told why."""
+    if code != ExitCode.OK:
+        sys.stderr.write(_Failure(code, _MEANINGS.get(code, f"it ended with {code}"), None).json)
+        sys.stderr.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +119,30 @@ def _usage(error: typer.TyperException) -> _Failure:
     return _Failure(error.exit_code, error.format_message().strip(), f"see `{command} --help`")
 
 
+def _end_answer() -> None:
+    stdout: Any = sys.stdout
+    if stdout is None:
+        raise HoldfastError("stdout is closed; the answer is lost", hint="redirect it, to /dev/null for example")
+    stdout.flush()
+
+
 def _leave_quietly() -> int:
-    # What is still buffered has no reader either, and the interpreter would complain about it.
+    _forget_unwritten()
+    return _CLOSED_PIPE
+
+
+def _can_be_written() -> bool:
+    """Whether stdout takes anything; the line that tries it stands before a traceback."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _forget_unwritten() -> None:
+    """Drop what is buffered and cannot be written: the interpreter would complain about it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
@@ -108,7 +150,6 @@ def _leave_quietly() -> int:
                 stream.flush()
             except (OSError, ValueError):
                 os.dup2(nowhere, stream.fileno())
-    return _CLOSED_PIPE
 
 
 class _Unexpected:
@@ -164,4 +205,4 @@ def _with_origin(message: str, root: CommandGroup, arguments: Sequence[str]) -> 
     return f"{message} ({', '.join(clauses)})" if clauses else message
 
 
-__all__ = ["asks_for_json", "exit_code_of", "run_command"]
+__all__ = ["asks_for_json", "exit_code_of", "run_command", "tell_program"]

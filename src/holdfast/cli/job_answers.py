@@ -4,13 +4,17 @@ import json
 from typing import Any
 
 from holdfast.foundation import clock
-from holdfast.foundation.units import format_age, format_duration, plural
+from holdfast.foundation.units import format_age, format_duration, plural, printable
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
+from holdfast.jobs.risk import safe_point
 from holdfast.jobs.state import JobState
 from holdfast.training.progress import Progress
 
+VERSION = 1
+"""Of the documents; a later one may take something away or give it another meaning."""
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
 _COMMAND_WIDTH = 48
+_OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
 
 
 def row(job: JobRecord, progress: Progress | None) -> list[str]:
@@ -55,56 +59,34 @@ def page(job: JobRecord, progress: Progress | None, attempts: list[AttemptRecord
     if output is not None:
         lines.append(f"  output      {output}")
     if progress is not None:
-        lines += [f"  {line}" for line in progress_lines(progress)]
+        lines += [f"  {line}" for line in progress_lines(progress, job.state)]
     if job.exit_code is not None and not job.state.holds_slots:
         lines.append(f"  exit code   {job.exit_code}")
     if attempts:
         lines.append("  attempts")
         lines += [f"    {_attempt(attempt)}" for attempt in attempts]
-    return [*lines, "", *(f"  {command}" for command in useful_commands(job))]
+    return [*map(printable, lines), "", *(f"  {command}" for command in useful_commands(job))]
 
 
-def progress_lines(progress: Progress) -> list[str]:
-    """Where the training is, in a few lines."""
+def progress_lines(progress: Progress, state: JobState) -> list[str]:
+    """Where the training is, in a few lines; its pace only where that is not an earlier attempt's."""
     of = f" of {progress.max_steps}" if progress.max_steps else ""
     percent = "" if progress.percent is None else f", {progress.percent:.1f} %"
-    left = "" if not progress.remaining_s else f", {format_duration(progress.remaining_s)} left"
+    left_s = progress.remaining_s if state is JobState.RUNNING else None
+    left = f", {format_duration(left_s)} left" if left_s else ""
     lines = [f"step        {progress.step}{of}, epoch {progress.epoch:.2f}{percent}{left}"]
     if progress.loss is not None:
         lines.append(f"loss        {progress.loss:.5g}")
-    if progress.steps_per_s is not None:
+    if progress.steps_per_s is not None and state in _OWN_PACE:
         samples = "" if progress.samples_per_s is None else f", {progress.samples_per_s:.1f} samples/s"
         lines.append(f"pace        {progress.steps_per_s:.2f} steps/s{samples}")
-    lines.append(f"safe        {_safe_point(progress)}")
+    lines.append(f"safe        {safe_point(progress)}")
     saves = progress.saves
     if saves.count:
         stall = "" if saves.mean_stall_s is None else f", training held {format_duration(saves.mean_stall_s)} each"
         durable = "" if saves.last_durable_s is None else f", durable after {format_duration(saves.last_durable_s)}"
         lines.append(f"saves       {saves.count}{stall}{durable}")
     return lines
-
-
-def _safe_point(progress: Progress) -> str:
-    if progress.safe_step is None:
-        return "nothing is saved yet"
-    if progress.safe_time is None:
-        return f"step {progress.safe_step}"
-    return f"step {progress.safe_step}, {format_age(clock.wall_s() - clock.parse_utc(progress.safe_time))} ago"
-
-
-def risk_of_suspending(progress: Progress | None, grace_s: float) -> str | None:
-    """What is to be lost when the job stops now, and a save does not fit its grace period; None when it fits."""
-    if (
-        progress is None
-        or progress.state.is_end
-        or progress.save_needed_s is None
-        or progress.save_needed_s <= grace_s
-    ):
-        return None
-    return (
-        f"last safe point {_safe_point(progress)}; a save needs about {format_duration(progress.save_needed_s)}, "
-        f"grace is {grace_s:g} s"
-    )
 
 
 def useful_commands(job: JobRecord) -> list[str]:
@@ -120,6 +102,7 @@ def job_document(job: JobRecord, progress: Progress | None) -> dict[str, Any]:
     """The job as JSON; see docs/jobs.md."""
     spec = job.spec
     return {
+        "version": VERSION,
         "name": job.name,
         "state": str(job.state),
         "wanted": str(job.wanted),
@@ -156,7 +139,14 @@ def attempt_document(attempt: AttemptRecord) -> dict[str, Any]:
 
 def event_document(event: JobEvent) -> dict[str, Any]:
     """An event as JSON."""
-    return {"time": event.time, "event": event.name, "actor": event.actor, "cause": event.cause, **event.detail}
+    return {
+        "version": VERSION,
+        "time": event.time,
+        "event": event.name,
+        "actor": event.actor,
+        "cause": event.cause,
+        **event.detail,
+    }
 
 
 def _attempt(attempt: AttemptRecord) -> str:
@@ -169,12 +159,12 @@ def _attempt(attempt: AttemptRecord) -> str:
 
 __all__ = [
     "HEAD",
+    "VERSION",
     "attempt_document",
     "event_document",
     "job_document",
     "page",
     "progress_lines",
-    "risk_of_suspending",
     "row",
     "safe_step",
     "useful_commands",

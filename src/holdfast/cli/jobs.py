@@ -1,6 +1,5 @@
 """The commands for jobs: list, status, logs, events, suspend, resume, scale, delete."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,19 +56,28 @@ def logs(
     """Print what the job's processes have printed; with several, each line says which."""
     import json
 
+    from holdfast.cli.job_answers import VERSION
+    from holdfast.errors import NotFoundError
     from holdfast.jobs.local import LocalJobs
+    from holdfast.jobs.logs import FOLDER
+    from holdfast.jobs.places import job_folder
 
     only = None if rank is None else range(rank, rank + 1)
     with LocalJobs() as jobs:
-        spec = jobs.job(name).spec
-        is_alone = only is not None or spec.num_nodes * spec.ranks_per_node == 1
+        job = jobs.job(name)
+        spec = job.spec
+        num_ranks = spec.num_nodes * spec.ranks_per_node
+        # One that has printed something before the job was scaled down still has.
+        has_printed = (job_folder(job.name) / FOLDER / f"rank-{rank}.log").exists()
+        if rank is not None and rank >= num_ranks and not has_printed:
+            there = "rank 0 only" if num_ranks == 1 else f"ranks 0 to {num_ranks - 1}"
+            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"it has {there}")
+        is_alone = only is not None or num_ranks == 1
         for line in jobs.logs(name, ranks=only, nodes=None if only is None else range(0), follow=follow):
             if as_json:
-                typer.echo(json.dumps({"source": line.source, "text": line.text}))
+                typer.echo(json.dumps({"version": VERSION, "source": line.source, "text": line.text}))
             else:
                 typer.echo(line.text if is_alone else f"{line.source} | {line.text}")
-            if follow:
-                sys.stdout.flush()
 
 
 def events(name: Name, as_json: Json = False) -> None:
@@ -152,8 +160,7 @@ def scale(
     from holdfast.jobs.local import LocalJobs
 
     with LocalJobs() as jobs:
-        if jobs.job(name).state.holds_slots:
-            _ask_if_risky(jobs, name, yes=yes)
+        _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)
         lines = [f"job {job.name} has {nnodes} node{'s' if nnodes > 1 else ''} now, and is {job.state}"]
         print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
@@ -167,6 +174,7 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
+    from holdfast.cli.job_answers import VERSION
     from holdfast.errors import ConflictError, StorageError
     from holdfast.foundation.console import is_interactive
     from holdfast.foundation.units import plural
@@ -193,17 +201,17 @@ def delete(
         if checkpoints
         else f"its checkpoints stay in {where}"
     )
-    document = {"name": name, "checkpoints_deleted": num_deleted}
+    document = {"version": VERSION, "name": name, "checkpoints_deleted": num_deleted}
     print_answer(as_json, document, [f"job {name} is deleted; {what}"])
 
 
 def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:
-    from holdfast.cli.job_answers import risk_of_suspending
     from holdfast.errors import ConflictError
     from holdfast.foundation.console import is_interactive
+    from holdfast.jobs.risk import risk_of_suspending
 
     job = jobs.job(name)
-    risk = risk_of_suspending(jobs.progress_of(job), job.spec.settings.grace_s) if job.state.holds_slots else None
+    risk = risk_of_suspending(job, jobs.progress_of(job))
     if risk is None:
         return
     if yes:

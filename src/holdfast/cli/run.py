@@ -1,11 +1,13 @@
 """`holdfast run`: an unchanged training script, on the ranks of this node."""
 
+import contextlib
 import os
 import sys
 from typing import Annotated
 
 import typer
 
+from holdfast.cli.failures import tell_program
 from holdfast.cli.run_options import RunOptions, with_options
 
 
@@ -55,6 +57,10 @@ def run(
             help="Restarts after a failure of a rank.",
         ),
     ] = 3,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="End a failure with one line of JSON on stderr; stdout is the script's own."),
+    ] = False,
     *,
     options: RunOptions,
 ) -> None:
@@ -81,9 +87,13 @@ def run(
     )
     check_resume(settings.resume)
     _check_place(settings.output_dir, settings.local_dir)
-    code = launch(plan, settings)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    tell = tell_program if as_json else None
+    code = launch(plan, settings, on_exit=tell)
+    if tell is not None:
+        tell(code)
+    with contextlib.suppress(AttributeError, OSError):  # closed, or nobody reads it: the code stays what it is
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

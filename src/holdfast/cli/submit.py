@@ -1,6 +1,5 @@
 """`holdfast submit`: `holdfast run` in the background, as a job that any later command finds."""
 
-import os
 import secrets
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from holdfast.cli.output import print_answer
 from holdfast.cli.run import check_resume
 from holdfast.cli.run_options import RunOptions, with_options
 from holdfast.errors import UsageError
+from holdfast.foundation import console
+from holdfast.foundation.environment import current_folder
 
 
 @with_options
@@ -74,21 +75,22 @@ def submit(
     from holdfast.cli.job_answers import job_document
     from holdfast.jobs.local import LocalJobs
     from holdfast.jobs.slots import count_slots, remark_on
-    from holdfast.jobs.spec import JobSpec, name_from
+    from holdfast.jobs.spec import JobSpec, name_from, names_of_secrets
     from holdfast.training.launch import LaunchPlan
 
     machine = count_slots()
     ranks = _ranks(nproc_per_node, machine.gpu or machine.cpu)
     gpus = (ranks if machine.gpu else 0) if gpu is None else gpu
     settings = options.settings()
+    log = console.set_up(settings.verbosity)
     check_resume(settings.resume)
     LaunchPlan(program=tuple(program), is_module=module)  # looks for the program
     spec = JobSpec(
-        name=name or name_from(Path(program[0]).stem, secrets.token_hex(2)),
+        name=name_from(Path(program[0]).stem, secrets.token_hex(2)) if name is None else name,
         program=tuple(program),
         is_module=module,
         python=sys.executable,
-        working_dir=os.getcwd(),
+        working_dir=current_folder(),
         num_nodes=nnodes,
         ranks_per_node=ranks,
         cpu_per_node=ranks if cpu is None else cpu,
@@ -99,6 +101,12 @@ def submit(
         data_connection=connection,
         priority=priority,
     )
+    doubtful = names_of_secrets(spec.env)
+    if doubtful:
+        log.warning(
+            "--env has %s, and is written down in the job history: if they are secrets, keep them elsewhere",
+            ", ".join(doubtful),
+        )
     with LocalJobs() as jobs:
         job = jobs.submit(spec)
         if remark := remark_on(spec, machine):

@@ -1,19 +1,27 @@
 """`holdfast watch`: the jobs, live."""
 
+import json
+import shutil
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.output import table
 from holdfast.errors import UsageError
+from holdfast.foundation import clock
 
 if TYPE_CHECKING:
     from holdfast.jobs.local import LocalJobs
     from holdfast.jobs.records import JobRecord
+    from holdfast.training.progress import Progress
 
 _BARS = "▁▂▃▄▅▆▇█"
-_POINTS = 60
+_POINTS = 500
+_CURVE = "LOSS CURVE"
+_GAP = 2
 
 
 def watch(
@@ -21,49 +29,106 @@ def watch(
         str | None, typer.Argument(metavar="[JOB]", help="One job; all that are active when none is named.")
     ] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Look this often.", min=0.1)] = 1.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document, in a line, for each change of a job.")
+    ] = False,
 ) -> None:
     """Show jobs as they go, with the curve of the loss; Ctrl-C ends it, and stops no job.
 
     Watching one job ends with the job.
     """
-    from rich.console import Console
-    from rich.live import Live
-
-    from holdfast.foundation import clock
     from holdfast.jobs.local import LocalJobs
 
-    console = Console()
-    if not console.is_terminal:
-        raise UsageError("watch needs a terminal", hint="use `holdfast list --json` or `holdfast status --json`")
-    losses: dict[str, Losses] = {}
-    with LocalJobs() as jobs, Live(console=console, auto_refresh=False) as live:
-        while True:
-            found = [jobs.job(name)] if name else [job for job in jobs.jobs() if job.state.is_active]
-            live.update(_picture(found, jobs, losses), refresh=True)
-            if name and not found[0].needs_supervisor:
-                return
-            try:
-                clock.sleep(interval)
-            except KeyboardInterrupt:
-                return
+    if not (as_json or sys.stdout.isatty()):
+        raise UsageError("watch needs a terminal", hint="use --json, or `holdfast list`")
+    show: Any = _Changes() if as_json else _Screen()
+    with LocalJobs() as jobs:
+        try:
+            for found in _looks(jobs, name, interval):
+                show([(job, jobs.progress_of(job)) for job in found])
+        except KeyboardInterrupt:
+            return
 
 
-def _picture(found: "Sequence[JobRecord]", jobs: "LocalJobs", losses: "dict[str, Losses]") -> Any:
-    from rich.table import Table
-    from rich.text import Text
+def _looks(jobs: "LocalJobs", name: str | None, interval_s: float) -> "Iterator[list[JobRecord]]":
+    """The jobs to show, again and again; one that has just ended is shown once more."""
+    before: set[str] = set()
+    while True:
+        if name is not None:
+            found = [jobs.job(name)]
+            name = found[0].name  # the beginning of it may come to mean another one
+        else:
+            found = [job for job in jobs.jobs() if job.state.is_active or job.name in before]
+            before = {job.name for job in found if job.state.is_active}
+        yield found
+        if name is not None and not found[0].needs_supervisor:
+            return
+        clock.sleep(interval_s)
 
-    from holdfast.cli.job_answers import HEAD, row
 
-    picture = Table(box=None, pad_edge=False)
-    for title in (*HEAD[:-1], "LOSS CURVE"):
-        picture.add_column(title, no_wrap=True)
-    for job in found:
-        progress = jobs.progress_of(job)
-        curve = losses.setdefault(job.name, Losses())
-        if progress is not None and progress.loss is not None:
-            curve.add(progress.step, progress.loss)
-        picture.add_row(*row(job, progress)[:-1], Text(sparkline(curve.values)))
-    return picture if found else Text("no active jobs")
+class _Changes:
+    """A JSON document for every job that is not as it was."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, str] = {}
+
+    def __call__(self, found: "Sequence[tuple[JobRecord, Progress | None]]") -> None:
+        from holdfast.cli.job_answers import job_document
+
+        for job, progress in found:
+            text = json.dumps(job_document(job, progress))
+            if self._told.get(job.name) != text:
+                self._told[job.name] = text
+                typer.echo(text)
+
+
+class _Screen:
+    """A table that is written over the one before."""
+
+    def __init__(self) -> None:
+        self._losses: dict[str, Losses] = {}
+        self._width = self._height = 0
+
+    def __call__(self, found: "Sequence[tuple[JobRecord, Progress | None]]") -> None:
+        from holdfast.cli.job_answers import HEAD, row
+
+        for job, progress in found:
+            curve = self._losses.setdefault(job.name, Losses())
+            if progress is not None and progress.loss is not None:
+                curve.add(progress.step, progress.loss)
+        size = shutil.get_terminal_size()
+        rows = [row(job, progress)[:-1] for job, progress in found]
+        curves = [self._losses[job.name].values for job, _ in found]
+        lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
+        if len(lines) >= size.lines:
+            lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]
+        # Where the terminal has another width now, nobody knows where the last picture began.
+        back = f"\033[{self._height}F" if self._height and self._width == size.columns else "\033[H\033[2J"
+        sys.stdout.write((back if self._width else "") + "".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
+        sys.stdout.flush()
+        # A line that is too long for the terminal goes on in the next one.
+        self._height = sum(max(1, -(-len(line) // size.columns)) for line in lines)
+        self._width = size.columns
+
+
+def picture(
+    head: Sequence[str], rows: Sequence[Sequence[str]], curves: Sequence[Sequence[float]], width: int
+) -> list[str]:
+    """The table with a curve of the losses behind each row, in what the terminal has left for it.
+
+    Args:
+        head: titles of the columns.
+        rows: a row for each job; no cell is ever cut.
+        curves: its losses, oldest first; the newest are shown.
+        width: of the terminal, in characters.
+    """
+    lines = table(head, rows)
+    begin = max(map(len, lines)) + _GAP
+    room = width - begin
+    if room < 1:
+        return lines
+    drawn = [_CURVE if room >= len(_CURVE) else "", *(sparkline(values[-room:]) for values in curves)]
+    return [f"{line.ljust(begin)}{curve}".rstrip() for line, curve in zip(lines, drawn, strict=True)]
 
 
 class Losses:
@@ -93,4 +158,4 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
 
 
-__all__ = ["Losses", "sparkline", "watch"]
+__all__ = ["Losses", "picture", "sparkline", "watch"]

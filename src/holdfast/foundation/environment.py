@@ -1,9 +1,10 @@
 """What the launcher's environment says about this process: torchrun's variables, read in one place."""
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from holdfast.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,19 @@ class Place:
 
 def host_name() -> str:
     """The name of this node, for people; never used to decide anything."""
-    return socket.gethostname()
+    return os.uname().nodename  # what socket.gethostname says, without importing it
 
 
-__all__ = ["Place", "host_name"]
+def current_folder() -> str:
+    """The folder that this process works in.
+
+    Raises:
+        UsageError: it was deleted.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the current folder was deleted", hint="change to one that is there") from error
+
+
+__all__ = ["Place", "current_folder", "host_name"]

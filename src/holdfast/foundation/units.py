@@ -42,6 +42,8 @@ def format_age(seconds: float) -> str:
 
 def printable(text: str) -> str:
     """`text` with everything escaped that could move a terminal's cursor or hide what follows."""
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 

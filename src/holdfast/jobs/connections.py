@@ -12,6 +12,7 @@ AWS_S3_ENDPOINT = "https://minio.example:9000"
 Values go into the environment of a job's launchers and nowhere else.
 """
 
+import logging
 import os
 import re
 import stat
@@ -25,6 +26,7 @@ from holdfast.foundation.configuration import user_file
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _POSITION = re.compile(r"line \d+, column \d+|end of document")
+_log = logging.getLogger("holdfast")
 _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
@@ -61,6 +63,7 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
     table = _read(path).get(name)
     if table is None:
         if all(environ.get(key) for key in _NEEDED):
+            _log.warning("there is no data connection %r in %s: AWS_* of the environment are used", name, path)
             return {key: value for key, value in environ.items() if key.startswith("AWS_")}
         raise NotFoundError(
             f"there is no data connection {name!r} in {path}, and the environment has no keys either",

@@ -224,11 +224,13 @@ class History:
 
     def name_of(self, name: str) -> str:
         """The name itself, or the only one that begins so; see `job`."""
+        if not name.isascii() or not name:  # every name is, and SQLite takes no text that is not UTF-8
+            raise NotFoundError(f"there is no job {name!r}", hint="`holdfast list` shows all")
         with self._explained():
             rows = self._db.execute(
                 "SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", (len(name), name)
             )
-            names = [row[0] for row in rows] if name else []
+            names = [row[0] for row in rows]
         if name in names:
             return name
         if not names:

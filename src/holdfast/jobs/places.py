@@ -1,5 +1,6 @@
 """Where jobs are kept on this machine: the history and a folder for each job, below the XDG state folder."""
 
+import functools
 import os
 import uuid
 from pathlib import Path
@@ -13,10 +14,12 @@ def state_folder() -> Path:
     Without links: a job's processes are known by the name of its folder. A relative one would be another folder for
     each process, and is ignored, as its specification says.
     """
-    home = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(home):
-        home = os.path.expanduser("~/.local/state")
-    return Path(os.path.realpath(home), "holdfast")
+    return Path(_home(os.environ.get("XDG_STATE_HOME", "")), "holdfast")
+
+
+@functools.cache  # a list of jobs asks a thousand times, and each link is looked up in the file system
+def _home(said: str) -> str:
+    return os.path.realpath(said if os.path.isabs(said) else os.path.expanduser("~/.local/state"))
 
 
 def history_file() -> Path:
@@ -26,7 +29,7 @@ def history_file() -> Path:
 
 def job_folder(name: str) -> Path:
     """What belongs to one job: its function, its output, its progress, the lock of its supervisor."""
-    return state_folder() / "jobs" / name
+    return Path(state_folder(), "jobs", name)
 
 
 def new_job_folder() -> Path:

@@ -7,13 +7,35 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
-from urllib.parse import urlsplit
 
 from holdfast.errors import UsageError
+from holdfast.foundation.kinds import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
+from holdfast.jobs.connections import IDENTITY
 from holdfast.training.settings import RunSettings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
+_USER_IN_ADDRESS = re.compile(r"(?P<scheme>[\w+.-]+)://(?P<user>[^/\s]*)@")
+_TEXTS = Kind(words="a tuple of texts", fits=lambda value: isinstance(value, tuple) and texts().fits(value))
+_KINDS = {
+    "name": TEXT,
+    "program": _TEXTS,
+    "is_module": FLAG,
+    "python": TEXT,
+    "working_dir": TEXT,
+    "num_nodes": whole(1),
+    "ranks_per_node": whole(1),
+    "cpu_per_node": whole(0),
+    "gpu_per_node": whole(0),
+    "settings": Kind(words="the run's settings", fits=lambda value: isinstance(value, RunSettings)),
+    "max_restarts": whole(0),
+    "env": VARIABLES,
+    "data_connection": TEXT.optional,
+    "priority": whole(),
+    "packages": _TEXTS,
+    "package_indexes": _TEXTS,
+}
 _LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir", "has_begun")
 
 
@@ -58,18 +80,13 @@ class JobSpec:
     package_indexes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        try:
+            check_fields(self, _KINDS)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         check_name(self.name)
         if not self.program:
             raise UsageError("the job has no program", hint="name a script, a module or a function")
-        for what, count, least in (
-            ("num_nodes", self.num_nodes, 1),
-            ("ranks_per_node", self.ranks_per_node, 1),
-            ("cpu_per_node", self.cpu_per_node, 0),
-            ("gpu_per_node", self.gpu_per_node, 0),
-            ("max_restarts", self.max_restarts, 0),
-        ):
-            if count < least:
-                raise UsageError(f"{what} {count} must be at least {least}")
         if not os.path.isabs(self.working_dir):
             raise UsageError(f"working_dir {self.working_dir!r} must be an absolute path")
         for variable, text in self.env.items():
@@ -77,11 +94,27 @@ class JobSpec:
                 raise UsageError(
                     f"{variable!r} cannot be the name of an environment variable, or its value has a NUL"
                 )
-        if any("@" in urlsplit(url).netloc for url in self.package_indexes):  # the URL stays untold
+        keys = sorted(IDENTITY.intersection(self.env))
+        if keys:
             raise UsageError(
-                "the address of a package index has a user name or password in it, and would be written down",
-                hint="put it into pip's configuration, ~/.netrc or PIP_INDEX_URL",
+                f"env has {', '.join(keys)}, and all of env is written down; a data connection brings them",
+                hint="write them into connections.toml and name it: --connection NAME, or data_connection_name",
             )
+        self._check_packages()
+
+    def _check_packages(self) -> None:
+        # Their texts stay untold: they may have passwords in them.
+        for what, given in (("the address of a package index", self.package_indexes), ("a package", self.packages)):
+            if any(_has_credentials(text) for text in given):
+                raise UsageError(
+                    f"{what} has a user name or password in it, and would be written down",
+                    hint="put it into pip's configuration, ~/.netrc or PIP_INDEX_URL",
+                )
+            if any(not text.strip() or text.strip().startswith("-") for text in given):
+                raise UsageError(
+                    f"{what} is empty, or is an option of pip's",
+                    hint="name packages only, such as 'peft>=0.18'; options belong into pip's configuration",
+                )
 
     def to_json(self) -> str:
         """A document from which `from_json` makes an equal value."""
@@ -96,11 +129,24 @@ class JobSpec:
     def from_json(cls, text: str) -> "JobSpec":
         """Read a document of this release or an older one; what a newer one added is ignored."""
         record: dict[str, Any] = json.loads(text)
-        settings = {name: value for name, value in record.pop("settings").items() if name in _names(RunSettings)}
-        values = {name: value for name, value in record.items() if name in _names(cls)}
+        of_settings, of_job = _names(RunSettings), _names(cls)
+        settings = {name: value for name, value in record.pop("settings").items() if name in of_settings}
+        values = {name: value for name, value in record.items() if name in of_job}
         for name in ("program", "packages", "package_indexes"):
-            values[name] = tuple(values.get(name, ()))
+            # A text would become its letters.
+            values[name] = tuple(values[name]) if isinstance(values.get(name), list) else values.get(name, ())
         return cls(settings=RunSettings(**settings), **values)
+
+
+def _has_credentials(text: str) -> bool:
+    """Whether it has an address with a name or a password in it; the user of `git+ssh://git@…` is no secret."""
+    found = _USER_IN_ADDRESS.finditer(text)
+    return any(":" in address["user"] or not address["scheme"].endswith("ssh") for address in found)
+
+
+def names_of_secrets(env: Mapping[str, str]) -> list[str]:
+    """The variables whose names say that they may be secrets, which a job's `env` is no place for."""
+    return sorted(name for name in env if _SECRET.search(name))
 
 
 def check_name(name: str) -> None:
@@ -119,8 +165,8 @@ def name_from(text: str, unique: str) -> str:
 
 
 @functools.cache  # a list of jobs asks a thousand times
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind))
+def _names(kind: type[Any]) -> Mapping[str, None]:
+    return dict.fromkeys(item.name for item in fields(kind))  # in their order, and found at once
 
 
-__all__ = ["JobSpec", "check_name", "name_from"]
+__all__ = ["JobSpec", "check_name", "name_from", "names_of_secrets"]

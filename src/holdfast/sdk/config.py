@@ -4,7 +4,11 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from holdfast.foundation.environment import current_folder
+from holdfast.foundation.kinds import NAMED, PATH, TEXT, check_fields, whole
+
+_KINDS = {"pvc": NAMED, "working_dir": PATH.optional, "python": TEXT, "priority": whole()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,9 @@ class LocalConfig:
     priority: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self, _KINDS)
         for claim, folder in self.pvc.items():
+            PATH.check(f"pvc[{claim!r}]", folder)
             path = os.fspath(folder)
             if not claim or any(letter in claim for letter in "=,/") or not path or "," in path:
                 raise ValueError(f"pvc {claim!r}: {path!r} cannot stand for a claim: name a folder without commas")
@@ -40,7 +46,7 @@ class LocalConfig:
     @property
     def folder(self) -> str:
         """The folder that jobs run in; absolute."""
-        return os.path.abspath(self.working_dir if self.working_dir is not None else Path())
+        return current_folder() if self.working_dir is None else os.path.abspath(self.working_dir)
 
 
 __all__ = ["LocalConfig"]

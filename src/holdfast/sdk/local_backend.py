@@ -18,6 +18,7 @@ from holdfast.foundation import clock
 from holdfast.jobs.local import LocalJobs
 from holdfast.jobs.outputs import open_output
 from holdfast.jobs.records import JobRecord
+from holdfast.jobs.risk import risk_of_suspending
 from holdfast.jobs.slots import count_slots
 from holdfast.jobs.state import JobState
 from holdfast.sdk.config import LocalConfig
@@ -213,7 +214,8 @@ class LocalBackend(RuntimeBackend):
     # ---- what Kubeflow's client has not ---------------------------------------------------------------------------
 
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
-        """Stop a job with a checkpoint, and wait for that."""
+        """Stop a job with a checkpoint, and wait for that; what may be lost by it is warned of."""
+        self._warn_of_risk(name)
         return self._changed(name, lambda jobs: jobs.suspend(name, timeout_s=timeout))
 
     def resume_job(self, name: str) -> TrainJob:
@@ -222,7 +224,15 @@ class LocalBackend(RuntimeBackend):
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
         """Suspend a job, change its number of nodes, and let it go on as before."""
+        self._warn_of_risk(name)
         return self._changed(name, lambda jobs: jobs.scale(name, num_nodes, timeout_s=timeout))
+
+    def _warn_of_risk(self, name: str) -> None:
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            job = jobs.job(name)
+            risk = risk_of_suspending(job, jobs.progress_of(job))
+        if risk is not None:
+            _log.warning("job %s is stopped all the same: %s", job.name, risk)
 
     def _changed(self, name: str, change: Callable[[LocalJobs], JobRecord]) -> TrainJob:
         with as_kubeflow_raises(), LocalJobs() as jobs:

@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.foundation.configuration import Configuration
+from holdfast.foundation.kinds import check_fields
+from holdfast.foundation.modules import is_importable
 from holdfast.jobs.literals import as_options
 from holdfast.jobs.places import job_folder
 from holdfast.jobs.shipping import take_function
 from holdfast.jobs.slots import count_slots
-from holdfast.jobs.spec import JobSpec, check_name, name_from
+from holdfast.jobs.spec import JobSpec, check_name, name_from, names_of_secrets
 from holdfast.sdk.config import LocalConfig
+from holdfast.sdk.fields import CUSTOM_TRAINER, TRANSFORMERS_TRAINER
 from holdfast.sdk.resources import share_for
 from holdfast.sdk.trainers import TransformersTrainer
 from holdfast.sdk.upstream import types
@@ -70,16 +74,23 @@ def local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | Non
 def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | None) -> LocalJob:
     own = trainer if isinstance(trainer, TransformersTrainer) else None
     plain: Any = trainer  # half of its fields have no type
+    check_fields(trainer, CUSTOM_TRAINER if own is None else TRANSFORMERS_TRAINER)
     num_nodes = 1 if trainer.num_nodes is None else trainer.num_nodes
     share = share_for(plain.resources_per_node, num_nodes=num_nodes, machine=count_slots())
     for remark in share.remarks:
         _log.warning("%s", remark)
     if trainer.image:
         _log.warning("image %s has no effect: jobs of this machine run with %s", trainer.image, config.python)
-    program = _program(plain.func if own is None else own.function, plain.func_args, config.folder)
-    name = name or name_from(program.name, secrets.token_hex(2))
+    program = _program(plain.func if own is None else own.function, trainer, config)
+    name = name_from(program.name, secrets.token_hex(2)) if name is None else name
     check_name(name)
     settings, env = _settings(_checked(plain.env), own)
+    secrets_like = names_of_secrets(env)
+    if secrets_like:
+        _log.warning(
+            "env has %s, and is written down in the job history: if they are secrets, keep them elsewhere",
+            ", ".join(secrets_like),
+        )
     env |= _claims(settings.output_dir, config, env)
     if own is not None:
         env |= own.storage_environment()
@@ -105,7 +116,9 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
     return LocalJob(spec=spec, files={} if program.script is None else {SCRIPT: program.script.encode()})
 
 
-def _program(function: Any, arguments: dict[str, Any] | None, folder: str) -> _Program:
+def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
+    arguments: dict[str, Any] | None = trainer.func_args
+    folder = config.folder
     if not isinstance(function, str):
         shipment = take_function(function, arguments)
         return _Program(name=shipment.name, command=(), script=shipment.script(look_in=folder))
@@ -117,6 +130,9 @@ def _program(function: Any, arguments: dict[str, Any] | None, folder: str) -> _P
         raise UsageError(f"there is no script {path}", hint="check the path; it is relative to the working folder")
     if not all(part.isidentifier() for part in function.split(".")):
         raise UsageError(f"func {function!r} is neither a script nor the name of a module")
+    is_ours = config.python == sys.executable and not trainer.packages_to_install  # else nobody knows what is there
+    if is_ours and not is_importable(function, folder):
+        raise UsageError(f"there is no module {function}", hint="check its name and PYTHONPATH")
     return _Program(name=function.rpartition(".")[2], command=(function, *options), is_module=True)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from holdfast.checkpoint.retention import parse_policies
 from holdfast.errors import UsageError
-from holdfast.foundation.quantities import parse_bytes
+from holdfast.foundation.kinds import TEXT, check_fields
+from holdfast.foundation.quantities import parse_bytes, parse_duration
+from holdfast.sdk.fields import PERIODIC_CHECKPOINT_CONFIG, TRANSFORMERS_TRAINER
 from holdfast.sdk.output_uri import normalize_output_dir
 from holdfast.sdk.stand_in import original_of, stand_in_for
 from holdfast.sdk.upstream import constants, types
@@ -34,12 +36,11 @@ class PeriodicCheckpointConfig:
     save_total_limit: int | None = 3
 
     def __post_init__(self) -> None:
+        check_fields(self, PERIODIC_CHECKPOINT_CONFIG)
         if self.save_strategy not in SAVE_STRATEGIES:
             raise ValueError(f"save_strategy {self.save_strategy!r} must be one of {', '.join(SAVE_STRATEGIES)}")
         if self.save_strategy == "steps" and self.save_steps is None:
             raise ValueError("save_steps must be given with save_strategy='steps'")
-        if self.save_total_limit is not None and self.save_total_limit < 1:
-            raise ValueError(f"save_total_limit {self.save_total_limit} must be at least 1, or None for no limit")
 
 
 @dataclass
@@ -117,7 +118,7 @@ class TransformersTrainer(types.CustomTrainer):
         given: Any = self.function
         if not callable(given) and not (isinstance(given, str) and given.strip()):
             raise ValueError(f"func must be callable, or a script's path, or a module's name, not {given!r}")
-        self._check_metrics()
+        check_fields(self, TRANSFORMERS_TRAINER)
         if self.output_dir:
             self.output_dir = normalize_output_dir(self.output_dir)
             self.enable_jit_checkpoint = True
@@ -125,48 +126,46 @@ class TransformersTrainer(types.CustomTrainer):
                 raise ValueError(
                     f"data_connection_name is needed with output_dir {self.output_dir!r}: it names the keys"
                 )
-        self._check_saving()
+        self._check_config()
+        self._check_retention()
+        self._check_quantities()
         try:
             self.run_settings()
         except UsageError as error:
             raise ValueError(str(error)) from error
         self.func = stand_in_for(self)  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    def _check_metrics(self) -> None:
-        for name, value, least, most in (
-            ("metrics_port", self.metrics_port, 1024, 65535),
-            ("metrics_poll_interval_seconds", self.metrics_poll_interval_seconds, 5, 300),
-        ):
-            if not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(f"{name} must be a whole number, not {value!r}")  # noqa: TRY004  as the original
-            if not least <= value <= most:
-                raise ValueError(f"{name} {value} must be from {least} to {most}")
-
-    def _check_saving(self) -> None:
+    def _check_config(self) -> None:
         config = self.periodic_checkpoint_config
+        if config is None:
+            return
         names = [item.name for item in dataclasses.fields(PeriodicCheckpointConfig)]
-        if config is not None and not all(hasattr(config, name) for name in names):
+        if not all(hasattr(config, name) for name in names):
             raise ValueError(f"periodic_checkpoint_config must be a PeriodicCheckpointConfig, not {config!r}")
-        if self.save_every is not None and config is not None and config.save_strategy != "no":
+        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)  # it may be of another class
+        if self.save_every is not None and config.save_strategy != "no":
             raise ValueError(
                 f"save_every {self.save_every!r} contradicts save_strategy {config.save_strategy!r} of "
                 "periodic_checkpoint_config: leave one of them out, or set save_strategy='no'"
             )
-        retention = self.retention
-        if retention is not None and not isinstance(retention, str):
-            unknown = set(retention) - {"local", "store"}
+
+    def _check_retention(self) -> None:
+        if isinstance(self.retention, Mapping):
+            unknown = set(self.retention) - {"local", "store"}
             if unknown:
                 raise ValueError(f"retention has {', '.join(map(repr, sorted(unknown)))}; use local and store")
+            for name, policies in self.retention.items():
+                TEXT.optional.check(f"retention[{name!r}]", policies)
         for text in self._policies():
-            try:
-                parse_policies(text)
-            except ValueError as error:
-                raise ValueError(f"retention: {error}") from error
-        if self.staging_size is not None:
-            try:
-                parse_bytes(self.staging_size)
-            except ValueError as error:
-                raise ValueError(f"staging_size: {error}") from error
+            _read("retention", parse_policies, text)
+
+    def _check_quantities(self) -> None:
+        if self.staging_size is not None and _read("staging_size", parse_bytes, self.staging_size) == 0:
+            raise ValueError(f"staging_size {self.staging_size!r} must be more than nothing")
+        if self.save_every in {None, "auto"}:
+            return
+        if _read("save_every", parse_duration, self.save_every) == 0:
+            raise ValueError(f"save_every {self.save_every!r} must be longer than nothing")
 
     def _policies(self) -> tuple[str | None, str | None]:
         """For the folder, and for the object store."""
@@ -220,6 +219,14 @@ class TransformersTrainer(types.CustomTrainer):
         if self.ca_bundle is not None:
             environ["AWS_CA_BUNDLE"] = os.path.abspath(self.ca_bundle)
         return environ
+
+
+def _read(name: str, parse: Callable[[Any], Any], text: Any) -> Any:
+    """What `parse` makes of a field."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 __all__ = ["PeriodicCheckpointConfig", "TransformersTrainer"]

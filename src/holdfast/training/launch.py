@@ -16,12 +16,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FrameType
 
 from holdfast.errors import ExitCode, UsageError
 from holdfast.foundation import clock, console
+from holdfast.foundation.environment import current_folder
+from holdfast.foundation.modules import is_importable
 from holdfast.snapshot import block
 from holdfast.snapshot.keeper_host import KeeperHost
 from holdfast.snapshot.keeper_process import KeeperPlan
@@ -66,7 +67,7 @@ class LaunchPlan:
             raise UsageError("no script was named", hint="holdfast run [OPTIONS] SCRIPT [ARGS…]")
         if not self.is_module and not Path(self.program[0]).is_file():
             raise UsageError(f"there is no script {self.program[0]}", hint="check the path; it is relative to here")
-        if self.is_module and not _is_importable(self.program[0]):
+        if self.is_module and not is_importable(self.program[0], current_folder()):
             raise UsageError(f"there is no module {self.program[0]}", hint="check its name and PYTHONPATH")
         if self.nproc_per_node not in {"auto", "cpu", "gpu"} and not (
             self.nproc_per_node.isdecimal() and int(self.nproc_per_node) > 0
@@ -82,14 +83,6 @@ class LaunchPlan:
             raise UsageError(f"--master-port {self.master_port} must be a port number")
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts {self.max_restarts} must not be negative")
-
-
-def _is_importable(module: str) -> bool:
-    # Only the first part: looking for the rest would run the package.
-    try:
-        return PathFinder.find_spec(module.partition(".")[0], [os.getcwd(), *sys.path]) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], None] | None = None) -> int:

@@ -193,7 +193,7 @@ class Progress:
             ValueError: it is not one.
         """
         try:
-            record = cast("dict[str, Any]", _of(dict, json.loads(data, parse_constant=lambda _: None)))
+            record = cast("dict[str, Any]", _of(dict, _DECODER.decode(data.decode())))
         except RecursionError as error:
             raise ValueError("it is nested too deep") from error
         of_saves = cast("dict[str, Any]", _of(dict, record.get("saves", {})))
@@ -240,8 +240,12 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # made once: a list of jobs reads a thousand records
+_STATES = frozenset(State)
+
+
 def _state(value: Any) -> State:
-    return State(value) if value in set(State) else State.TRAINING  # one that a later release has added
+    return State(value) if value in _STATES else State.TRAINING  # one that a later release has added
 
 
 def _metrics(value: Any) -> dict[str, float | None]:

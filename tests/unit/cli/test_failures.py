@@ -44,7 +44,7 @@ def run(*arguments: str, prelude: str = "", **options: object) -> subprocess.Com
         (["checkpoints", "list", "ftp://host/x", "--json"], 2, "ftp"),
         (["checkpoints", "list", "nowhere", "--json"], 13, "no folder"),
         (["checkpoints", "show", "nowhere/checkpoint-3", "--json"], 13, "no folder"),
-        (["run", "--json", "train.py"], 2, "No such option: --json"),
+        (["run", "--json", "train.py"], 2, "there is no script"),
         (["config", "show", "--json", "too", "much"], 2, "unexpected extra"),
         (["doctor", "--grace", "-1", "--json"], 2, "--grace -1"),
     ],
@@ -144,6 +144,27 @@ def test_a_reader_that_leaves_ends_it_quietly(arguments: list[str], what: str, o
     _, said = process.communicate(timeout=60)
     assert process.returncode == 141
     assert not said
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["checkpoints", "show", "OUT"], ["list"]])
+@pytest.mark.parametrize(("stdout", "words"), [("/dev/full", "No space left on device"), ("&-", "stdout is closed")])
+def test_an_answer_that_cannot_be_written(
+    arguments: list[str], stdout: str, words: str, output: Path, tmp_path: Path
+) -> None:
+    """It is said in one line, and the code is no success."""
+    arguments = [str(output) if word == "OUT" else word for word in arguments]
+    shell = f'"$0" -c "from holdfast.cli.main import main; main()" "$@" >{stdout}'
+    done = subprocess.run(
+        ["sh", "-c", shell, sys.executable, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
 
 
 def test_a_closed_stderr_hides_no_code(tmp_path: Path) -> None:

@@ -1,23 +1,32 @@
 """The commands for jobs, without a training: what they refuse and how, and what they say of jobs that are there."""
 
+import contextlib
 import json
+import os
 import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.cli.job_answers import risk_of_suspending
-from holdfast.cli.watch import sparkline
+from holdfast.cli.job_answers import page
+from holdfast.cli.watch import picture, sparkline
 from holdfast.jobs.history import SCHEMA_VERSION, History
 from holdfast.jobs.places import history_file, job_folder, state_folder
+from holdfast.jobs.risk import risk_of_suspending
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
 from holdfast.training.progress import Progress, SaveFigures, State
 from holdfast.training.settings import RunSettings
 from tests.support.commands import holdfast
+from tests.support.job_values import job_record, job_spec, supervised
 
 SCRIPT = "train.py"
 
@@ -52,6 +61,52 @@ def connections(text: str, mode: int = 0o600) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(text)
     path.chmod(mode)
+
+
+_AS_NOBODY = """
+import os, sys
+from holdfast.cli.failures import run_command
+from holdfast.cli.main import root
+state = os.environ["XDG_STATE_HOME"]
+os.environ["XDG_STATE_HOME"] = "/dev/null"
+assert run_command(root(), sys.argv[1:]) == 13
+print("loaded", file=sys.stderr)
+os.environ["XDG_STATE_HOME"] = state
+if os.getuid() == 0:
+    os.setuid(65534)
+sys.exit(run_command(root(), sys.argv[1:]))
+"""
+"""It has imported everything when it has failed elsewhere: a user without rights may not read the interpreter."""
+
+
+@pytest.mark.parametrize("arguments", [["submit", "train.py"], ["list"], ["delete", "done"]])
+def test_a_state_folder_that_cannot_be_written(arguments: list[str]) -> None:
+    """By a user without rights; a process of root gives its own away first."""
+    with tempfile.TemporaryDirectory() as text:  # not below pytest's folder, which nobody else may enter
+        root = Path(text)
+        root.chmod(0o755)
+        state = root / "state" / "holdfast"
+        (root / "work").mkdir()
+        (root / "work" / SCRIPT).write_text("")
+        with History(state / "jobs.sqlite3") as history:
+            history.add(spec("done"), actor="test")
+            history.become("done", JobState.COMPLETE, actor="test")
+        for path in (state, *state.iterdir()):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        before = sorted(path.name for path in state.iterdir())
+        done = subprocess.run(
+            [sys.executable, "-c", _AS_NOBODY, *arguments],
+            cwd=root / "work",
+            env={**os.environ, "XDG_STATE_HOME": str(root / "state"), "HOME": str(root)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 13, done.stderr
+        assert "Traceback" not in done.stderr
+        assert str(state) in done.stderr.partition("loaded")[2]
+        assert not done.stdout
+        assert sorted(path.name for path in state.iterdir()) == before
 
 
 def newer_history() -> None:
@@ -91,6 +146,8 @@ SUBMIT: list[tuple[list[str], int, str]] = [
     (["--max-restarts", "-1", SCRIPT], 2, "max_restarts -1"),
     (["--env", "NOVALUE", SCRIPT], 2, "NAME=VALUE"),
     (["--env", "1A=b", SCRIPT], 2, "'1A'"),
+    (["--name", "", SCRIPT], 2, "job name ''"),
+    (["--env", "AWS_SECRET_ACCESS_KEY=sesame", SCRIPT], 2, "--connection"),
     (["--name", "Not A Name", SCRIPT], 2, "lower case"),
     (["--name", "x" * 64, SCRIPT], 2, "63"),
     (["--name", "../../etc", SCRIPT], 2, "lower case"),
@@ -128,6 +185,91 @@ def test_what_submit_refuses(arguments: list[str], code: int, said: str, project
     assert holdfast("list", "--json").document == []
     assert not list((state_folder() / "jobs").glob("*"))
     assert sorted(path.name for path in project.iterdir()) == [SCRIPT]
+
+
+def test_a_current_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said to be one, for a module and for a script elsewhere."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for program in (["-m", "json.tool"], [str(tmp_path / "project" / SCRIPT)]):
+        outcome = holdfast("submit", *program)
+        assert outcome.code == 2, outcome.stderr
+        assert "the current folder was deleted" in outcome.stderr
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_mistyped_key_of_run_is_refused_by_submit_too(project: Path) -> None:
+    """What only `run` has is none of its business; what neither has is a mistake."""
+    (project / "holdfast.toml").write_text("[run]\nnode-rank = 0\n")
+    assert "there is no script" in holdfast("submit", "absent.py").stderr
+    (project / "holdfast.toml").write_text("[run]\nsave-step = 20\n")
+    outcome = holdfast("submit", "--json", SCRIPT)
+    assert outcome.code == 2
+    assert "save-step" in outcome.exit_error["message"]
+    assert outcome.exit_error["hint"] == "did you mean save-steps?"
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "events", "suspend", "resume", "delete"])
+def test_a_name_that_is_no_text(command: str) -> None:
+    """Bytes of the command line that are not UTF-8 are no job's name."""
+    outcome = holdfast(command, "--json", "\udcff")
+    assert outcome.code == 10, outcome.stderr
+    assert "there is no job" in outcome.exit_error["message"]
+
+
+def test_what_may_be_a_secret_is_said() -> None:
+    """Before the job is refused for another reason, which spares this test a supervisor."""
+    outcome = holdfast("submit", "--env", "HF_TOKEN=hf_x", "--env", "A=1", "--output-dir", "pvc://claim/x", SCRIPT)
+    assert outcome.code == 2
+    assert "warning: --env has HF_TOKEN, and is written down" in outcome.stderr
+    assert "hf_x" not in outcome.stderr
+
+
+def test_which_keys_are_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection whose name was mistyped means the environment's keys, and nobody should wonder."""
+    connections(f"[minio]\n{KEYS}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "environ")
+    output = ["--output-dir", "pvc://claim/x"]
+    assert "AWS_* of the environment are used" in holdfast("submit", "--connection", "mimio", *output, SCRIPT).stderr
+    assert "are used" not in holdfast("submit", "--connection", "minio", *output, SCRIPT).stderr
+
+
+def test_a_rank_that_the_job_has_not() -> None:
+    """It is not found, with those that there are; one of an earlier, larger attempt still is."""
+    add("two", JobState.COMPLETE, ranks_per_node=2)
+    folder = job_folder("two") / "logs"
+    folder.mkdir(parents=True)
+    (folder / "rank-7.log").write_text("before it was scaled\n")
+    outcome = holdfast("logs", "two", "--rank", "99", "--json")
+    assert outcome.code == 10
+    assert outcome.exit_error["message"] == "job two has no rank 99"
+    assert outcome.exit_error["hint"] == "it has ranks 0 to 1"
+    assert holdfast("logs", "two", "--rank", "1").code == 0
+    assert holdfast("logs", "two", "--rank", "7").stdout == "before it was scaled\n"
+
+
+def test_a_new_line_in_an_argument_stays_in_its_row() -> None:
+    """And so does whatever else would move a terminal's cursor."""
+    add("odd", JobState.COMPLETE, program=(SCRIPT, "a\nb\x1b[2J\udcff"))
+    lines = holdfast("list").stdout.splitlines()
+    assert len(lines) == 2
+    assert r"a\nb\x1b[2J\udcff" in lines[1]
+    assert r"a\nb\x1b[2J" in holdfast("status", "odd").stdout
+
+
+def test_while_it_resumes_no_pace_of_before_is_shown() -> None:
+    """The figures are those of the attempt before until the new one has told its own."""
+    progress = told("any", state=State.TRAINING)
+    running, resuming = (
+        "\n".join(page(job_record(state=state), progress, [], None))
+        for state in (JobState.RUNNING, JobState.RESUMING)
+    )
+    assert "steps/s" in running
+    assert " left" in running
+    assert "steps/s" not in resuming
+    assert " left" not in resuming
 
 
 COMMANDS: list[tuple[Callable[[], None], list[str], int, str]] = [
@@ -169,16 +311,26 @@ COMMANDS: list[tuple[Callable[[], None], list[str], int, str]] = [
 def test_what_other_commands_refuse(
     before: Callable[[], None], arguments: list[str], code: int, said: str, tmp_path: Path
 ) -> None:
-    """Likewise, and the state folder is as it was."""
+    """Likewise, and the state folder is as it was; a history may have been made, with nothing in it."""
     before()
+    jobs_before = _jobs()
     there = _contents(tmp_path / "state")
     outcome = holdfast(*arguments[:1], "--json", *arguments[1:])
     assert outcome.code == code, outcome.stderr
     assert said in outcome.exit_error["message"] + str(outcome.exit_error["hint"])
     assert "sesame" not in outcome.stderr
     assert "Traceback" not in outcome.stderr
-    if there:
-        assert _contents(tmp_path / "state") == there
+    assert _contents(tmp_path / "state") in (there, [str(history_file())])
+    assert _jobs() == jobs_before
+
+
+def _jobs() -> list[tuple[object, ...]]:
+    """All that the history says of jobs, where there is one that can be read."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{history_file()}?mode=ro", uri=True)) as database:
+            return database.execute("SELECT * FROM job ORDER BY name").fetchall()
+    except sqlite3.DatabaseError:
+        return []
 
 
 _SIDE_FILES = {".sqlite3-wal", ".sqlite3-shm"}
@@ -193,7 +345,7 @@ def test_watch_needs_a_terminal() -> None:
     """It says what to use in a script."""
     outcome = holdfast("watch")
     assert outcome.code == 2
-    assert "holdfast list --json" in outcome.stderr
+    assert "use --json" in outcome.stderr
 
 
 def told(name: str, **changes: Any) -> Progress:
@@ -311,7 +463,7 @@ def test_logs_say_who_printed() -> None:
     assert holdfast("logs", "two").stdout == "rank 0 | hello from 0\nrank 1 | hello from 1\n"
     assert holdfast("logs", "two", "--rank", "1").stdout == "hello from 1\n"
     lines = holdfast("logs", "two", "--json").stdout.splitlines()
-    assert json.loads(lines[1]) == {"source": "rank 1", "text": "hello from 1"}
+    assert json.loads(lines[1]) == {"version": 1, "source": "rank 1", "text": "hello from 1"}
 
 
 def test_events_are_in_the_order_of_time() -> None:
@@ -353,23 +505,52 @@ def test_delete_forgets_the_job_and_keeps_its_checkpoints(project: Path) -> None
     assert holdfast("status", "done").code == 10
 
 
+SLOW = {"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}
+
+
 @pytest.mark.parametrize(
     ("changes", "grace_s", "is_risky"),
     [
-        ({"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}, 30.0, True),
-        ({"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}, 60.0, False),
+        (SLOW, 30.0, True),
+        (SLOW, 50.0, True),  # the ranks leave 3 s before its end
+        (SLOW, 51.0, False),
         ({"state": State.TRAINING, "saves": SaveFigures()}, 30.0, False),
-        ({"state": State.INTERRUPTED, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}, 30.0, False),
+        ({**SLOW, "state": State.INTERRUPTED}, 30.0, False),
     ],
 )
 def test_a_suspension_that_does_not_fit_is_announced(changes: dict[str, Any], grace_s: float, is_risky: bool) -> None:
     """With what is safe, how old it is, what a save takes and what the platform grants."""
-    risk = risk_of_suspending(told("any", **changes), grace_s)
+    then = datetime.fromtimestamp(time.time() - 130.4, UTC).isoformat()
+    job = job_record(state=JobState.RUNNING)
+    job = replace(job, spec=job_spec(settings={"grace_s": grace_s}))
+    risk = risk_of_suspending(job, told("any", safe_step=1240, safe_time=then, **changes))
     assert (risk is not None) == is_risky
     if risk is not None:
-        assert "last safe point step 30" in risk
-        assert "a save needs about 48" in risk
-        assert "grace is 30 s" in risk
+        assert risk.startswith("last safe point step 1,240, 2 m 10 s ago; a save needs about 48 s")
+        assert f"grace is {grace_s:g} s, of which" in risk
+    unsaved = risk_of_suspending(job, told("any", safe_step=None, safe_time=None, **changes))
+    assert unsaved is None or unsaved.startswith("nothing is saved yet; a save needs about 48 s")
+
+
+def test_a_risky_suspension_is_asked_for_or_refused() -> None:
+    """In a script it is a conflict and nothing is done; `--yes` says the figures and goes on."""
+    with History() as history:
+        history.add(spec("held"), actor="test")
+        history.become("held", JobState.RUNNING, actor="test")
+    told("held", **SLOW)
+    with supervised("held"):
+        for command in (["suspend", "held"], ["scale", "held", "--nnodes", "2"]):
+            refused = holdfast(command[0], "--json", *command[1:])
+            assert refused.code == 11, refused.stderr
+            assert "a save needs about 48 s" in refused.exit_error["message"]
+            assert refused.exit_error["message"].endswith("nothing was done")
+            assert "--yes" in refused.exit_error["hint"]
+        untouched = holdfast("status", "held", "--json").document
+        assert (untouched["wanted"], untouched["num_nodes"]) == ("run", 1)
+        asked = holdfast("suspend", "held", "--yes", "--timeout", "0.1")
+        assert asked.code == 15, asked.stderr  # nobody is there to do it
+        assert "warning: last safe point step 30" in asked.stderr
+        assert holdfast("status", "held", "--json").document["wanted"] == "suspend"
 
 
 def test_the_curve_of_the_loss() -> None:
@@ -377,3 +558,39 @@ def test_the_curve_of_the_loss() -> None:
     assert sparkline([]) == ""
     assert sparkline([1.0]) == "▁"
     assert sparkline([0.0, 3.5, 7.0]) == "▁▅█"
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_curve_takes_what_the_terminal_has_left(width: int) -> None:
+    """Its newest end; no other column shrinks, and no line is longer than the terminal."""
+    head = ("JOB", "STATE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "AGE")
+    full = ["train-it-1a2b", "Running", "12400/50000", "25 %", "2 h 10 m", "0.01234", "12400", "3 h"]
+    short = ["b", "Queued", "-", "-", "-", "-", "-", "5 s"]
+    losses = [*([9.0] * 400), *map(float, range(100))]
+    lines = picture(head, [full, short], [losses, []], width)
+    assert max(map(len, lines)) <= width
+    for line, cells in zip(lines, (head, full, short), strict=True):
+        assert all(cell in line for cell in cells)
+    curve = lines[1].split()[-1]
+    if width == 200:
+        assert len(curve) > 90
+    if width > 80:
+        assert curve == sparkline(losses[-len(curve) :])
+        assert len(lines[1]) == width
+
+
+def test_a_terminal_too_narrow_for_the_table_has_all_of_it_and_no_curve() -> None:
+    """It wraps there; nothing is cut."""
+    head, row = ("JOB", "STATE"), ["a" * 40, "Suspending"]
+    assert picture(head, [row], [[1.0, 2.0]], 40) == ["JOB".ljust(40) + "  STATE", "a" * 40 + "  Suspending"]
+
+
+def test_watch_for_a_program() -> None:
+    """A document in a line for each change, and the end with the job's; no terminal is needed."""
+    add("done", JobState.COMPLETE)
+    told("done")
+    outcome = holdfast("watch", "do", "--json")
+    assert outcome.code == 0, outcome.stderr
+    (document,) = map(json.loads, outcome.stdout.splitlines())
+    assert (document["version"], document["name"], document["state"]) == (1, "done", "Complete")
+    assert document["progress"]["step"] == 40

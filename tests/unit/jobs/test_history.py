@@ -294,7 +294,15 @@ def test_a_file_that_is_damaged_in_the_middle_is_noticed_where_it_is_read(histor
 
 
 @pytest.mark.parametrize(
-    ("column", "text"), [("spec", "{"), ("spec", "{}"), ("state", "Dancing"), ("wanted", "rest")]
+    ("column", "text"),
+    [
+        ("spec", "{"),
+        ("spec", "{}"),
+        ("spec", job_spec("a").to_json().replace('"priority": 0', '"priority": "high"')),
+        ("spec", job_spec("a").to_json().replace('["train.py"]', '"train.py"')),
+        ("state", "Dancing"),
+        ("wanted", "rest"),
+    ],
 )
 def test_one_entry_that_was_altered_keeps_the_others_from_nothing(
     history: History, path: Path, column: str, text: str, caplog: pytest.LogCaptureFixture

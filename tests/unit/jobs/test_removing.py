@@ -74,7 +74,9 @@ def test_a_folder_that_was_never_made_holds_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
-def test_a_store_and_the_folder_in_front_of_it(tmp_path: Path, moto: MotoServer) -> None:
+def test_a_store_and_the_folder_in_front_of_it(
+    tmp_path: Path, moto: MotoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both: the next run there would take what one of them still has. The job's own variables say which store."""
     committed = trained(tmp_path / "made", 10, 20)
     for prefix in ("gone", "stays"):
@@ -86,15 +88,15 @@ def test_a_store_and_the_folder_in_front_of_it(tmp_path: Path, moto: MotoServer)
     front = place_output(location, local_dir=None).folder
     front.parent.mkdir(parents=True)
     shutil.copytree(committed, front)
-    spec = job_spec(output_dir=location, env=moto.variables)
+    for name, value in moto.variables.items():
+        monkeypatch.setenv(name, value)
+    spec = job_spec(output_dir=location)
     assert remove_checkpoints(location, spec) == 2
     assert not list(moto.store("gone").list()) or all("checkpoint-" not in o.key for o in moto.store("gone").list())
     assert visible(front) == []
     assert any(item.key.startswith("checkpoint-20/") for item in moto.store("stays").list())
     shutil.copytree(committed, tmp_path / "local")
-    spec = job_spec(
-        output_dir=location, env=moto.variables, settings={"local_dir": "local"}, working_dir=str(tmp_path)
-    )
+    spec = job_spec(output_dir=location, settings={"local_dir": "local"}, working_dir=str(tmp_path))
     assert remove_checkpoints(location, spec) == 2
     assert visible(tmp_path / "local") == []
 

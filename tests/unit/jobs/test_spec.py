@@ -30,7 +30,7 @@ specs = st.builds(
     env=st.dictionaries(variables, st.text(st.characters(exclude_characters="\0"), max_size=9), max_size=3),
     data_connection=st.none() | texts,
     priority=st.integers(-9, 9),
-    packages=st.lists(texts, max_size=3).map(tuple),
+    packages=st.lists(texts.map("a{}".format), max_size=3).map(tuple),
     settings=st.fixed_dictionaries(
         {}, optional={"save_steps": st.integers(1, 9), "grace_s": st.floats(1, 99), "from_scratch": st.booleans()}
     ),
@@ -105,9 +105,21 @@ def test_a_name_can_be_made_of_anything(text: str) -> None:
         ({"gpu_per_node": -1}, "gpu_per_node -1"),
         ({"max_restarts": -1}, "max_restarts -1"),
         ({"working_dir": "here"}, "must be an absolute path"),
+        ({"num_nodes": 1.5}, "num_nodes must be a whole number, not 1.5"),
+        ({"num_nodes": True}, "num_nodes must be a whole number, not True"),
+        ({"priority": "high"}, "priority must be a whole number, not 'high'"),
+        ({"priority": 1.5}, "priority must be a whole number, not 1.5"),
+        ({"priority": None}, "priority must be a whole number, not None"),
+        ({"program": "train.py"}, "program must be a tuple of texts, not 'train.py'"),
+        ({"env": ["A=1"]}, "env must be a mapping of names to texts, not a value of type list"),
+        ({"env": {"A": 1}}, "env must be a mapping"),
+        ({"data_connection": 5}, "data_connection must be a text or None, not 5"),
+        ({"is_module": 1}, "is_module must be True or False, not 1"),
         ({"env": {"1A": "x"}}, "'1A'"),
         ({"env": {"A=B": "x"}}, "'A=B'"),
         ({"env": {"A": "x\0"}}, "'A'"),
+        ({"env": {"AWS_SECRET_ACCESS_KEY": "x", "A": "b"}}, "env has AWS_SECRET_ACCESS_KEY, and.*written down"),
+        ({"env": {"AWS_SESSION_TOKEN": "x", "AWS_ACCESS_KEY_ID": "b"}}, "AWS_ACCESS_KEY_ID, AWS_SESSION_TOKEN"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes: dict[str, object], message: str) -> None:
@@ -116,8 +128,29 @@ def test_what_cannot_be_meant_is_refused(changes: dict[str, object], message: st
         job_spec(**changes)
 
 
-def test_a_password_in_the_address_of_an_index_is_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"package_indexes": ("https://me:geheim@host/simple",)}, "address of a package index has a user name"),
+        ({"package_indexes": ("https://host/simple", "http://geheim@host")}, "address of a package index has a user"),
+        ({"packages": ("git+https://geheim:token@github.com/a/b",)}, "a package has a user name or password"),
+        ({"packages": ("git+https://geheim@github.com/a/b@main",)}, "a package has a user name or password"),
+        ({"packages": ("thing @ https://a:geheim@host/thing.whl",)}, "a package has a user name or password"),
+        ({"packages": ("git+ssh://a:geheim@host/thing",)}, "a package has a user name or password"),
+        ({"packages": ("peft", "--index-url=http://u:geheim@x")}, "a package has a user name or password"),
+        ({"packages": ("--index-url=http://x/geheim",)}, "is an option of pip's"),
+        ({"packages": (" -r geheim.txt",)}, "is an option of pip's"),
+        ({"packages": ("",)}, "is empty"),
+    ],
+)
+def test_a_password_among_packages_is_refused_and_not_repeated(changes: dict[str, object], message: str) -> None:
     """The history, the command line of pip and its log would have it."""
-    with pytest.raises(UsageError, match="address of a package index") as caught:
-        job_spec(package_indexes=("https://me:geheim@host/simple",))
+    with pytest.raises(UsageError, match=message) as caught:
+        job_spec(**changes)
     assert "geheim" not in str(caught.value)
+
+
+def test_packages_from_a_repository() -> None:
+    """Without a password; the user of ssh is everybody's, and a revision is no user."""
+    wanted = ("git+ssh://git@github.com/a/b.git@v1", "thing @ git+https://github.com/a/b@v1", "peft>=0.18")
+    assert job_spec(packages=wanted).packages == wanted

@@ -13,12 +13,15 @@ from kubernetes import client as kubernetes_client
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.jobs.history import History
+from holdfast.jobs.places import job_folder
 from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState, Wanted
 from holdfast.sdk import LocalConfig, TrainerClient, TrainJob, TransformersTrainer
 from holdfast.sdk.local_backend import LocalBackend
 from holdfast.sdk.upstream import RuntimeBackend, common_options, kubernetes_options, types
 from holdfast.sdk.upstream import trainer as kubeflow
+from holdfast.training.progress import Progress, SaveFigures, State
+from tests.support.job_values import supervised
 
 
 @pytest.fixture
@@ -39,6 +42,21 @@ def add_job(name: str, state: JobState, *, message: str = "", exit_code: int | N
 def methods_of(kind: type) -> dict[str, inspect.Signature]:
     found = inspect.getmembers(kind, inspect.isfunction)
     return {name: inspect.signature(method) for name, method in found if not name.startswith("_")}
+
+
+def test_a_risky_suspension_is_warned_of(client: TrainerClient, caplog: pytest.LogCaptureFixture) -> None:
+    """With the figures; whoever calls a method has decided already."""
+    add_job("held", JobState.RUNNING)
+    saves = SaveFigures(count=1, mean_stall_s=0.01, last_durable_s=38.0, expected_s=38.0)
+    progress = Progress(time="2026-01-31T09:30:00.000Z", state=State.TRAINING, step=40, step_s=10.0, saves=saves)
+    job_folder("held").mkdir(parents=True)
+    (job_folder("held") / "progress.json").write_bytes(progress.to_bytes())
+    with supervised("held"), caplog.at_level(logging.WARNING, "holdfast"):
+        for ask in (client.suspend_job, lambda name, timeout: client.scale_job(name, 3, timeout=timeout)):
+            caplog.clear()
+            with pytest.raises(TimeoutError):
+                ask("held", timeout=0.1)
+            assert "job held is stopped all the same: nothing is saved yet; a save needs about 48 s" in caplog.text
 
 
 @pytest.mark.parametrize(("own", "theirs"), [(TrainerClient, kubeflow.TrainerClient), (LocalBackend, RuntimeBackend)])

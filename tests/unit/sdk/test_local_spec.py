@@ -50,6 +50,7 @@ def test_a_script_and_a_module(machine: Path) -> None:
     for wrong, message in (
         ("missing.py", "there is no script"),
         ("no/such", "no script"),
+        ("no.such.mod", "there is no module no.such.mod"),
         ("a-b", "neither a script"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -100,6 +101,28 @@ def test_kubeflows_own_trainer(machine: Path) -> None:
     assert (spec.num_nodes, spec.ranks_per_node) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_nodes": "2"}, "num_nodes must be a whole number or None, not '2'"),
+        ({"env": ["A=1"]}, "env must be a mapping"),
+        ({"func_args": [1]}, "func_args must be a mapping"),
+        ({"resources_per_node": "cpu"}, "resources_per_node must be a mapping"),
+        ({"packages_to_install": "torch"}, "packages_to_install must be a list of requirements"),
+        ({"packages_to_install": ["-r x"]}, "is an option of pip's"),
+    ],
+)
+def test_what_kubeflows_own_trainer_leaves_unchecked(values: dict[str, Any], message: str) -> None:
+    """Is checked when it is to be a job."""
+    with pytest.raises(UsageError, match=message):
+        made(types.CustomTrainer(train_it, **values))
+
+
+def test_a_module_of_another_interpreter_may_be_there(tmp_path: Path) -> None:
+    """Or come with the job's own packages: nobody can know here."""
+    assert made(TransformersTrainer("no.such.mod", packages_to_install=["no-such"])).spec.is_module
+
+
 def test_claims_are_folders(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the client, of the environment, of a file of settings, in this order; or the error says how."""
     trainer = TransformersTrainer(train_it, output_dir="pvc://data/run")
@@ -130,7 +153,6 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
         ({"env": {"A": 1}}, r"env\['A'\] is 1; the values of variables are texts"),
         ({"env": {"A B": "1"}}, "'A B' cannot be the name"),
         ({"env": {"HOLDFAST_SAVE_STEPS": "0"}}, "must be at least 1"),
-        ({"num_nodes": 0}, "num_nodes 0 must be at least 1"),
         ({"resources_per_node": {"tpu": 1}}, "tpu"),
         ({"ca_bundle": "/no/such.pem"}, "ca_bundle /no/such.pem is no file"),
         ({"func_args": {"rate": 1}}, "unexpected keyword argument 'rate'"),
@@ -148,6 +170,12 @@ def test_what_cannot_be_meant(values: dict[str, Any], message: str) -> None:
         ({"pvc": {"a": "x,y"}}, "cannot stand for a claim"),
         ({"pvc": {"a=b": "x"}}, "cannot stand for a claim"),
         ({"pvc": {"a": ""}}, "cannot stand for a claim"),
+        ({"pvc": "x"}, "pvc must be a mapping"),
+        ({"pvc": {"a": 5}}, r"pvc\['a'\] must be a path, not 5"),
+        ({"priority": "high"}, "priority must be a whole number, not 'high'"),
+        ({"priority": 1.5}, "priority must be a whole number, not 1.5"),
+        ({"working_dir": 5}, "working_dir must be a path or None, not 5"),
+        ({"python": None}, "python must be a text, not None"),
         ({"working_dir": "/no/such"}, "'/no/such' is no folder"),
         ({"python": "python-that-is-not-there"}, "is no interpreter"),
     ],

@@ -93,13 +93,41 @@ def test_it_is_a_custom_trainer() -> None:
             {"save_every": "10m", "periodic_checkpoint_config": PeriodicCheckpointConfig()},
             "save_every '10m' contradicts",
         ),
+        ({"output_dir": 5}, "output_dir must be a text or None, not 5"),
+        ({"data_connection_name": 5}, "data_connection_name must be a text or None, not 5"),
+        ({"num_nodes": "2"}, "num_nodes must be a whole number or None, not '2'"),
+        ({"num_nodes": 0}, "num_nodes 0 must be at least 1"),
+        ({"env": ["A=1"]}, "env must be a mapping"),
+        ({"func_args": [1]}, "func_args must be a mapping"),
+        ({"resources_per_node": "cpu"}, "resources_per_node must be a mapping"),
+        ({"packages_to_install": "torch"}, "packages_to_install must be a list of requirements or None, not 'torch'"),
+        ({"pip_index_urls": "https://host"}, "pip_index_urls must be a list of addresses, not 'https://host'"),
+        ({"pip_index_urls": None}, "pip_index_urls must be a list of addresses, not None"),
+        ({"ca_bundle": 5}, "ca_bundle must be a path or None, not 5"),
+        ({"verify_cloud_storage_ssl": "false"}, "verify_cloud_storage_ssl must be True or False, not 'false'"),
+        ({"verify_cloud_storage_access": 0}, "verify_cloud_storage_access must be True or False, not 0"),
+        ({"metrics_port": True}, "metrics_port must be a whole number, not True"),
+        ({"grace_period_seconds": "30"}, "grace_period_seconds must be a positive number of seconds"),
+        ({"grace_period_seconds": -1}, "grace_period_seconds must be a positive number of seconds"),
+        ({"retention": 5}, "retention must be a text or a mapping or None, not 5"),
+        ({"retention": {"local": 5}}, r"retention\['local'\] must be a text or None, not 5"),
+        ({"staging_size": 0}, "staging_size 0 must be more than nothing"),
+        ({"staging_size": 1.5}, "staging_size must be a size in bytes"),
+        ({"save_every": 600}, "save_every must be a text such as 10m, or auto or None, not 600"),
+        ({"save_every": "0m"}, "save_every '0m' must be longer than nothing"),
+        ({"snapshot_steps": 1.5}, "snapshot_steps must be a positive number of steps"),
+        (
+            {"periodic_checkpoint_config": SimpleNamespace(save_strategy="no", save_steps="2", save_total_limit=1)},
+            "save_steps must",
+        ),
         ({"snapshot_steps": 0}, "must be a positive number of steps, or auto"),
     ],
 )
 def test_what_cannot_be_meant_is_a_value_error(values: dict[str, Any], message: str) -> None:
-    """It names the field and the value."""
-    with pytest.raises(ValueError, match=message):
+    """It names the field and the value, and no option of a command."""
+    with pytest.raises(ValueError, match=message) as caught:
         TransformersTrainer(**{"func": train, **values})
+    assert "--" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +138,11 @@ def test_what_cannot_be_meant_is_a_value_error(values: dict[str, Any], message: 
         ({"save_strategy": "steps"}, "save_steps must be given"),
         ({"save_total_limit": 0}, "save_total_limit 0 must be at least 1"),
         ({"save_total_limit": -1}, "save_total_limit -1"),
+        ({"save_total_limit": "3"}, "save_total_limit must be a whole number or None, not '3'"),
+        ({"save_total_limit": 2.5}, "save_total_limit must be a whole number or None, not 2.5"),
+        ({"save_strategy": "steps", "save_steps": "20"}, "save_steps must be a whole number or None, not '20'"),
+        ({"save_strategy": "steps", "save_steps": 1.5}, "save_steps must be a whole number or None, not 1.5"),
+        ({"save_strategy": "steps", "save_steps": 0}, "save_steps 0 must be at least 1"),
     ],
 )
 def test_a_config_that_cannot_be_meant(values: dict[str, Any], message: str) -> None:
