@@ -119,13 +119,14 @@ def check_size(spec: JobSpec, capacity: Slots) -> None:
         raise UsageError(
             f"the job takes {gpu} gpu, and this machine has {capacity.gpu}", hint="ask for fewer, or for none"
         )
-    ranks, cpu = spec.num_nodes * spec.ranks_per_node, spec.num_nodes * spec.cpu_per_node
+    # Processes are what a machine has too many of; cores, as for a cluster's node, are shared and only counted.
+    ranks = spec.num_nodes * spec.ranks_per_node
     most = min(_MOST_RANKS, _RANKS_PER_CORE * max(1, capacity.cpu))
-    if max(ranks, cpu) > most:
+    if ranks > most:
         raise UsageError(
-            f"the job has {ranks} ranks on {spec.num_nodes} nodes and takes {cpu} cpu; this machine has "
-            f"{capacity.cpu}, on which {most} can run at most; nothing was done",
-            hint="ask for fewer; HOLDFAST_CPU_SLOTS says how many it has, where that was counted wrongly",
+            f"the job has {ranks} ranks on {spec.num_nodes} nodes, and {most} can run at most on this machine with "
+            f"{capacity.cpu} cores; nothing was done",
+            hint="ask for fewer; HOLDFAST_CPU_SLOTS says how many cores it has, where they were counted wrongly",
         )
 
 

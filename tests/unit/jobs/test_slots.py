@@ -214,6 +214,7 @@ class TestSize:
             ),
             ({"num_nodes": 8}, 2, "takes 8 cpu"),
             ({"num_nodes": 4}, 1, "takes 4 cpu"),
+            ({"num_nodes": 2, "cpu_per_node": 32}, 2, "takes 64 cpu"),
         ],
     )
     def test_a_laptop_may_try_a_few_ranks_more(self, fields: dict[str, Any], cores: int, remark: str) -> None:
@@ -228,14 +229,13 @@ class TestSize:
         [
             ({"num_nodes": 1000}, 2),
             ({"num_nodes": 9}, 2),
-            ({"cpu_per_node": 9}, 2),
             ({"num_nodes": 3, "ranks_per_node": 3, "cpu_per_node": 0}, 2),
             ({"num_nodes": 32, "ranks_per_node": 32}, 100_000),
         ],
     )
     def test_what_the_machine_could_never_do_is_refused(self, fields: dict[str, Any], cores: int) -> None:
         """Before a thousand launchers are started, and with the variable that says otherwise."""
-        with pytest.raises(UsageError, match=f"this machine has {cores}.*HOLDFAST_CPU_SLOTS"):
+        with pytest.raises(UsageError, match=f"on this machine with {cores} cores.*HOLDFAST_CPU_SLOTS"):
             check_size(job_spec(**fields), Slots(cpu=cores, gpu=0))
 
 
