@@ -43,7 +43,7 @@ def fill(history: History, name: str) -> None:
     history.begin_attempt(name, 1, 2)
     for node in range(2):
         process = ProcessId(pid=100 + node, start_ticks=7, boot="b")
-        history.add_node(name, 1, NodeRecord(node=node, process=process, gpus=(node, 5)))
+        history.add_node(name, 1, NodeRecord(node=node, process=process, gpus=(str(node), "5")))
     history.end_attempt(name, 1, outcome="Failed", exit_code=3)
     history.become(name, JobState.FAILED, actor="supervisor 1", message="exit code 3", exit_code=3, attempt=1)
 
@@ -57,7 +57,7 @@ def test_what_was_written_is_read(history: History) -> None:
     [attempt] = history.attempts("a")
     assert (attempt.number, attempt.num_nodes, attempt.outcome, attempt.exit_code) == (1, 2, "Failed", 3)
     assert attempt.ended is not None
-    assert [node.gpus for node in history.nodes("a", 1)] == [(0, 5), (1, 5)]
+    assert [node.gpus for node in history.nodes("a", 1)] == [("0", "5"), ("1", "5")]
     assert [(event.name, event.actor, event.cause) for event in history.events("a")] == [
         ("submitted", "me", ""),
         ("failed", "supervisor 1", "exit code 3"),
@@ -363,7 +363,7 @@ def test_a_folder_that_cannot_be_written_is_said_to_be_one(what: str) -> None:
             [sys.executable, "-c", _OPEN, str(folder / "jobs.sqlite3")], capture_output=True, text=True, check=True
         )
         Path(name).chmod(0o700)
-    assert done.stdout.startswith("StorageError"), done.stderr
+    assert done.stdout.startswith("HistoryError"), done.stderr
     assert str(folder) in done.stdout
 
 

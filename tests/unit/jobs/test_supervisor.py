@@ -454,7 +454,8 @@ class TestNodes:
         place.add("a", "wait 75", "wait 75", num_nodes=2, gpu_per_node=1)
         thread = Thread()
         place.wait_for_launchers(2)
-        assert [node.gpus for node in place.history.nodes("a", 1)] == [("6",), ("7",)]
+        nodes = wait_until(lambda: found if len(found := place.history.nodes("a", 1)) == 2 else None)
+        assert [node.gpus for node in nodes] == [("6",), ("7",)]
         place.history.want("a", Wanted.SUSPEND, actor="me")
         thread.end()
 
