@@ -123,7 +123,8 @@ def test_a_checkpoint_that_was_named_is_where_it_begins_once(place: Place, refer
 @long
 def test_scaled_up_and_down_no_sample_is_lost(place: Place) -> None:
     """1 → 2 → 1 nodes; each time it goes on from the step at which it stopped."""
-    place.jobs.submit(place.training("a", "--resumed-step-ms", "300"))
+    # The loop's sampler deals samples by the number of ranks.
+    place.jobs.submit(place.training("a", "--resumed-step-ms", "300", settings={"allow_batch_change": True}))
     place.wait_for_mark("a", 2)
     assert place.jobs.scale("a", 2, timeout_s=60).spec.num_nodes == 2
     place.wait_for_mark("a", 7, rank=1)
