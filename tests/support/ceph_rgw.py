@@ -64,7 +64,7 @@ class CephRgw:
     """One cluster in `folder`, which should be short: its sockets lie there."""
 
     bucket = "checkpoints"
-    keys = ("holdfast", "holdfast-secret")
+    keys = ("HFKEY7Q2ZK4M9", "hf-secret-7q2zk4m9")  # found nowhere else, so that tests can look for them
     other_keys = ("stranger", "stranger-secret")
 
     def __init__(self, folder: Path) -> None:
