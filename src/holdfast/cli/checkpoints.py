@@ -124,7 +124,9 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
         raise CheckpointError(
             f"{num_damaged} of {plural(len(items), 'checkpoint')} in {inventory.store.location} "
             f"{'is' if num_damaged == 1 else 'are'} damaged",
-            hint="see the faults; a resume takes the newest valid one",
+            hint="see the faults; a resume takes the newest valid one"
+            if num_damaged < len(items)
+            else "see the faults; none is left to go on from: restore one, or begin anew with --from-scratch",
         )
 
 
