@@ -229,7 +229,9 @@ def slow(reachable: Server) -> Iterator[tuple[FaultProxy, dict[str, str]]]:
 
 
 def begin_export(source: str, target: str, variables: dict[str, str]) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "holdfast.cli.main", "checkpoints", "export", source, target]
+    # Whoever runs the tests in the background may have SIGINT ignored, and a program keeps to that.
+    heard = ["env", "--default-signal=INT"]
+    command = [*heard, sys.executable, "-m", "holdfast.cli.main", "checkpoints", "export", source, target]
     return subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
 
 
