@@ -52,7 +52,8 @@ class Terminal:
     def __init__(self, folder: Path, language: str) -> None:
         self._is_bash = language == "console"
         self._process = subprocess.Popen(
-            _BASH if self._is_bash else [sys.executable, "-u", "-c", _PYTHON],
+            # Whoever runs the tests in the background may have ^C ignored, and programs keep to that.
+            ["env", "--default-signal=INT", *(_BASH if self._is_bash else [sys.executable, "-u", "-c", _PYTHON])],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -294,7 +294,7 @@ def test_what_failed_is_tried_again_when_a_person_says_so(place: Place) -> None:
     Path(spec.program[0]).write_text("print('yes')")
     place.jobs.resume("a")
     assert place.complete("a").attempt == 2
-    assert place.printed("a")[-1] == "yes"
+    assert "yes" in place.printed("a")
 
 
 @long
