@@ -198,6 +198,7 @@ def test_only_damaged_checkpoints_stop_the_job_with_14(finished: Path, tmp_path:
     assert len(list(output.glob("set-aside-*/checkpoint-*"))) == 2
 
 
+@pytest.mark.long
 def test_a_named_checkpoint_is_where_the_run_goes_on(finished: Path, tmp_path: Path) -> None:
     """--resume PATH rolls back; what is newer is moved aside."""
     output = tmp_path / "run"
@@ -209,6 +210,7 @@ def test_a_named_checkpoint_is_where_the_run_goes_on(finished: Path, tmp_path: P
     assert list(output.glob("set-aside-*/checkpoint-8"))
 
 
+@pytest.mark.long
 def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     """--save-total-limit counts committed checkpoints, newest first."""
     output = tmp_path / "run"
@@ -220,6 +222,7 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     assert [event["step"] for event in read_events(output, "pruned")] == [2, 4]
 
 
+@pytest.mark.long
 def test_files_added_by_a_callback_belong_to_the_checkpoint(tmp_path: Path) -> None:
     """on_save callbacks may add files to the folder; the manifest names them and the checkpoint stays valid."""
     output = tmp_path / "run"

@@ -75,6 +75,7 @@ def test_signal_before_the_first_step_saves_it(tmp_path: Path) -> None:
     assert assert_saved_and_valid(output) == 1
 
 
+@pytest.mark.long
 def test_signal_during_a_periodic_save_needs_no_further_step(tmp_path: Path) -> None:
     """A signal while a checkpoint is being written ends the run with that checkpoint or the next step's."""
     output = tmp_path / "run"
@@ -92,6 +93,7 @@ def test_signal_during_a_periodic_save_needs_no_further_step(tmp_path: Path) -> 
     assert len(saved) == len(set(saved))
 
 
+@pytest.mark.long
 def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> None:
     """An evaluation does not delay the exit; the next start begins with it."""
     output = tmp_path / "run"
@@ -135,6 +137,7 @@ def test_a_step_that_would_miss_the_deadline_is_given_up(tmp_path: Path) -> None
     assert assert_saved_and_valid(output) == 1
 
 
+@pytest.mark.long
 def test_a_signal_to_the_launcher_after_the_ranks_changes_nothing(tmp_path: Path) -> None:
     """One rank was signalled, all have saved and left; the launcher, signalled then, still says that it is saved."""
     output = tmp_path / "run"
@@ -240,6 +243,7 @@ def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> 
     assert restarted["reason"] in job.text
 
 
+@pytest.mark.long
 def test_restarts_are_counted(tmp_path: Path) -> None:
     """With --max-restarts 0 the killed rank's fate is the job's: 128 + 9."""
     output = tmp_path / "run"
@@ -346,6 +350,7 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path) -> None:
     assert committed_steps(output) == [4, 7]
 
 
+@pytest.mark.long
 def test_files_of_callbacks_are_in_the_last_checkpoint(tmp_path: Path) -> None:
     """What callbacks of any rank add when told of a save is named in the manifest after an interruption too."""
     output = tmp_path / "run"
@@ -361,6 +366,7 @@ def test_files_of_callbacks_are_in_the_last_checkpoint(tmp_path: Path) -> None:
     assert {"notes-0.txt", "notes-1.txt"} <= names
 
 
+@pytest.mark.long
 def test_one_process_without_any_launcher(tmp_path: Path) -> None:
     """`python -m holdfast.training SCRIPT` alone saves, exits 75 and resumes."""
     output = tmp_path / "run"

@@ -162,6 +162,7 @@ def test_signal_while_the_keeper_writes_saves_the_last_step(tmp_path: Path) -> N
 # ---- other launchers --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_under_plain_torchrun_the_first_rank_starts_the_keeper(tmp_path: Path) -> None:
     """torchrun: saves beside the training, a killed rank's job goes on from memory, nothing is left."""
     output, temp = tmp_path / "run", _temp(tmp_path)

@@ -110,6 +110,7 @@ def test_one_agent_with_two_ranks_one_rank_signalled(tmp_path: Path) -> None:
         step = assert_one_agreed_checkpoint(output, trial)
 
 
+@pytest.mark.long
 def test_signal_to_one_node_while_models_load_ends_both(tmp_path: Path) -> None:
     """Interrupted before anything could be saved: both agents say 143."""
     output = tmp_path / "run"

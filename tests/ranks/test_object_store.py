@@ -193,8 +193,11 @@ def _movers(job: Job) -> list[int]:
     [
         ("s3://no-such-bucket/run", {}, 13, "no such bucket"),
         ("s3://checkpoints/run", {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, 13, "cannot be reached"),
-        ("s3://checkpoints/run", {"AWS_ENDPOINT_URL_S3": "ftp://127.0.0.1"}, 2, "must begin with http"),
-        ("S4://bucket/run", {}, 2, "unknown scheme"),
+        pytest.param(
+            *("s3://checkpoints/run", {"AWS_ENDPOINT_URL_S3": "ftp://127.0.0.1"}, 2, "must begin with http"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param("S4://bucket/run", {}, 2, "unknown scheme", marks=pytest.mark.long),
         ("pvc://claim/run", {}, 2, "can only be used in a pod"),
     ],
 )

@@ -40,7 +40,7 @@ def _accelerated_alone(output: Path, *arguments: str) -> Job:
     return holdfast(output, program=[str(LOOP), "--accelerate", "--out", str(output), *arguments])
 
 
-_LONG = {"holdfast run", "accelerate", "accelerate alone"}
+_LONG = {"holdfast run", "two ranks", "accelerate", "accelerate alone"}
 STARTS: dict[str, tuple[Start, int]] = {
     "python": (_plain, 1),
     "holdfast run": (_launched, 1),
@@ -84,6 +84,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(way: str, tmp_path: Path)
         assert same(mine, expected)
 
 
+@pytest.mark.long
 def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
     """The same command again: it loads the end, and ends."""
     output = tmp_path / "run"

@@ -63,6 +63,7 @@ def test_newest_snapshot_is_committed_in_time(num_ranks: int, receiver: str, pac
     _assert_goes_on(output, done, *ranks)
 
 
+@pytest.mark.long
 def test_a_durable_snapshot_needs_no_second_commit(tmp_path: Path) -> None:
     """When the newest snapshot is a checkpoint already, the ranks just leave with it."""
     output = tmp_path / "run"

@@ -126,6 +126,7 @@ def test_several_trainers_in_one_script(tmp_path: Path) -> None:
     assert_same_run(second, tmp_path / "reference-1")
 
 
+@pytest.mark.long
 def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
     """save_only_model=True: before the first step, with the reason and what to do."""
     output = tmp_path / "run"
