@@ -118,9 +118,10 @@ class Launchers:
     @property
     def are_alive(self) -> bool:
         """Whether any of them is."""
+        alive = any(node.process.is_alive for node in self._nodes)
         for process in self._children.values():
-            process.poll()  # a child that nobody asks about stays as a zombie
-        return any(node.process.is_alive for node in self._nodes)
+            process.poll()  # after the look: one that ended in between would stay as a zombie
+        return alive
 
     def ask_to_stop(self) -> None:
         """SIGTERM to each, once, as pods get it; the grace period begins."""
