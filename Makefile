@@ -9,6 +9,9 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .PHONY: help venv demo surface test test-long test-strategies test-versions test-s3 test-gpu check lint bench clean
 
+# Every rank of every test is a new interpreter: modules are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed

@@ -4,6 +4,8 @@
 - `holdfast list` and `holdfast list --json` with finished jobs in the history;
 - `holdfast status` of one of them.
 
+Modules are compiled before, as those of an installed package are.
+
 Limits: Python that does nothing, and Python that imports Typer. On the clock and, hardly changed by other work on the
 machine, as processor time of the process and its children.
 """
@@ -78,6 +80,9 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        for command in commands.values():
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
         fill(options.jobs, Path(folder))
         print_machine("commands")
         clock_s, processor_s = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)

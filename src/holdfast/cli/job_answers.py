@@ -1,11 +1,10 @@
 """What the commands say of a job: a row, a page, a JSON document."""
 
-import json
 from typing import Any
 
 from holdfast.foundation import clock
 from holdfast.foundation.units import format_age, format_duration, plural, printable
-from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
+from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord, JobSummary
 from holdfast.jobs.risk import safe_point
 from holdfast.jobs.state import JobState
 from holdfast.training.progress import Progress
@@ -17,7 +16,7 @@ _COMMAND_WIDTH = 48
 _OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
 
 
-def row(job: JobRecord, progress: Progress | None) -> list[str]:
+def row(job: JobRecord | JobSummary, progress: Progress | None) -> list[str]:
     """The job in a table with the columns of `HEAD`."""
     step = "-" if progress is None else str(progress.step)
     if progress is not None and progress.max_steps:
@@ -40,7 +39,7 @@ def row(job: JobRecord, progress: Progress | None) -> list[str]:
     ]
 
 
-def safe_step(job: JobRecord, progress: Progress | None) -> int | None:
+def safe_step(job: JobRecord | JobSummary, progress: Progress | None) -> int | None:
     """The newest step that is known to be committed."""
     known = [
         step for step in (job.safe_step, progress.safe_step if progress is not None else None) if step is not None
@@ -121,7 +120,7 @@ def job_document(job: JobRecord, progress: Progress | None) -> dict[str, Any]:
         "attempt": job.attempt,
         "exit_code": job.exit_code,
         "safe_step": safe_step(job, progress),
-        "progress": None if progress is None else json.loads(progress.to_bytes()),
+        "progress": None if progress is None else progress.to_document(),
     }
 
 

@@ -1,6 +1,6 @@
 """The commands for jobs: list, status, logs, events, suspend, resume, scale, delete."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,13 +24,18 @@ def list_(
     """List the jobs, newest first: state, step, time left, loss, what is safe."""
     from holdfast.cli.job_answers import HEAD, job_document, row
     from holdfast.jobs.local import LocalJobs
+    from holdfast.jobs.state import JobState
+
+    def is_meant(state: JobState) -> bool:
+        return state.is_active or not active
 
     with LocalJobs() as jobs:
-        found = [job for job in reversed(jobs.jobs()) if job.state.is_active or not active]
-        told = [jobs.progress_of(job) for job in found]
-    write = job_document if as_json else row
-    answers: list[Any] = [write(job, progress) for job, progress in zip(found, told, strict=True)]
-    print_answer(as_json, answers, [] if as_json else table(HEAD, answers) if answers else ["no jobs"])
+        if as_json:
+            told = [job_document(job, jobs.progress_of(job)) for job in reversed(jobs.jobs()) if is_meant(job.state)]
+            print_answer(as_json, told, [])
+            return
+        rows = [row(job, jobs.progress_of(job)) for job in reversed(jobs.summaries()) if is_meant(job.state)]
+        print_answer(as_json, None, table(HEAD, rows) if rows else ["no jobs"])
 
 
 def status(name: Name, as_json: Json = False) -> None:

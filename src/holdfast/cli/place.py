@@ -60,20 +60,19 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
 @contextlib.contextmanager
 def _identity(name: str | None, env: Mapping[str, str]) -> Generator[None]:
     """Until the command has ended, its process has the keys of the connection, and these variables."""
-    from holdfast.jobs.connections import IDENTITY, keys_of
+    from holdfast.jobs.connections import keys_of, with_keys
 
     before = dict(os.environ)
     try:
-        if name is not None:
-            keys = keys_of(name)
-            for variable in IDENTITY:
-                os.environ.pop(variable, None)
-            os.environ.update(keys)
-        os.environ.update(env)
+        _replace_environment({**with_keys(before, {} if name is None else keys_of(name)), **env})
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        _replace_environment(before)
+
+
+def _replace_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 Connection = Annotated[

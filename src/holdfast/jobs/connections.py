@@ -46,6 +46,17 @@ IDENTITY = frozenset(
 """Who asks, and whom: a connection brings all of it, and none of it may come from somewhere else."""
 
 
+def with_keys(environ: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the keys of a connection, and nothing of another identity between them.
+
+    Args:
+        environ: the variables.
+        keys: see `keys_of`; where there are none, the environment's own identity stays.
+    """
+    kept = {name: text for name, text in environ.items() if not keys or name not in IDENTITY}
+    return {**kept, **keys}
+
+
 def connections_file() -> Path:
     """Where they are written down: beside the user's own settings."""
     return user_file().with_name("connections.toml")
@@ -113,4 +124,4 @@ def _position(error: ValueError) -> str:
     return match[0] if match else "somewhere"
 
 
-__all__ = ["IDENTITY", "connections_file", "keys_of"]
+__all__ = ["IDENTITY", "connections_file", "keys_of", "with_keys"]

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.errors import ExitCode
 from holdfast.foundation import clock
 from holdfast.jobs import processes, told
-from holdfast.jobs.connections import IDENTITY
+from holdfast.jobs.connections import with_keys
 from holdfast.jobs.node import read_exit_code, write_plan
 from holdfast.jobs.processes import JOB_VARIABLE
 from holdfast.jobs.records import NodeRecord
@@ -188,10 +188,7 @@ def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: 
         for name, text in os.environ.items()
         if name in _KEPT or (not name.startswith(_OURS) and name not in _TORCHRUN)
     }
-    if secrets:  # nothing of another identity may mix with them
-        environ = {name: text for name, text in environ.items() if name not in IDENTITY}
-    environ |= secrets
-    environ |= spec.env
+    environ = {**with_keys(environ, secrets), **spec.env}
     if extra_path is not None:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(extra_path), environ.get("PYTHONPATH", ""))))
     return environ

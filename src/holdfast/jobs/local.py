@@ -17,7 +17,7 @@ from holdfast.jobs.history import History, this_user
 from holdfast.jobs.logs import LogLine, read_logs
 from holdfast.jobs.output_location import output_of, place_of, with_claims
 from holdfast.jobs.places import job_folder, make_private, new_job_folder, supervisor_lock
-from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord
+from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord, JobSummary
 from holdfast.jobs.removing import remove_job, remove_remains
 from holdfast.jobs.reviving import revive, start_supervisor
 from holdfast.jobs.slots import check_size, count_slots
@@ -61,6 +61,10 @@ class LocalJobs:
         """All jobs, oldest first."""
         return self._history.jobs()
 
+    def summaries(self) -> list[JobSummary]:
+        """All jobs in short, oldest first."""
+        return self._history.summaries()
+
     def job(self, name: str) -> JobRecord:
         """One job, by its name or the beginning of it."""
         return self._history.job(name)
@@ -80,7 +84,7 @@ class LocalJobs:
         """What the first rank told last."""
         return told.progress(job_folder(self.job(name).name))
 
-    def progress_of(self, job: JobRecord) -> Progress | None:
+    def progress_of(self, job: JobRecord | JobSummary) -> Progress | None:
         """Likewise, of a job that was looked up a moment ago."""
         return told.progress(job_folder(job.name))
 

@@ -14,12 +14,13 @@ def state_folder() -> Path:
     Without links: a job's processes are known by the name of its folder. A relative one would be another folder for
     each process, and is ignored, as its specification says.
     """
-    return Path(_home(os.environ.get("XDG_STATE_HOME", "")), "holdfast")
+    return _below(os.environ.get("XDG_STATE_HOME", ""))
 
 
 @functools.cache  # a list of jobs asks a thousand times, and each link is looked up in the file system
-def _home(said: str) -> str:
-    return os.path.realpath(said if os.path.isabs(said) else os.path.expanduser("~/.local/state"))
+def _below(said: str) -> Path:
+    home = said if os.path.isabs(said) else os.path.expanduser("~/.local/state")
+    return Path(os.path.realpath(home), "holdfast")
 
 
 def history_file() -> Path:
@@ -29,7 +30,7 @@ def history_file() -> Path:
 
 def job_folder(name: str) -> Path:
     """What belongs to one job: its function, its output, its progress, the lock of its supervisor."""
-    return Path(state_folder(), "jobs", name)
+    return state_folder() / "jobs" / name
 
 
 def new_job_folder() -> Path:

@@ -1,6 +1,7 @@
 """What the history says of a job: values, as they were when they were read."""
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,26 @@ class JobRecord:
     @property
     def command(self) -> str:
         """What it runs, as a person would type it."""
-        return shlex.join((*(["-m"] if self.spec.is_module else []), *self.spec.program))
+        return as_typed(self.spec.program, is_module=self.spec.is_module)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """What a list of many jobs says of one; most of its specification is not looked at for that.
+
+    Args:
+        name: unique.
+        state: what it is.
+        created: RFC 3339 UTC.
+        safe_step: the newest step known to be committed.
+        command: what it runs, as a person would type it.
+    """
+
+    name: str
+    state: JobState
+    created: str
+    safe_step: int | None
+    command: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,4 +150,9 @@ class JobEvent:
     detail: dict[str, Any]
 
 
-__all__ = ["AttemptRecord", "JobEvent", "JobRecord", "NodeRecord"]
+def as_typed(program: Iterable[str], *, is_module: bool) -> str:
+    """Script and arguments, or module and arguments, as a person would type them behind `python`."""
+    return shlex.join((*(["-m"] if is_module else []), *program))
+
+
+__all__ = ["AttemptRecord", "JobEvent", "JobRecord", "JobSummary", "NodeRecord", "as_typed"]

@@ -4,13 +4,13 @@ For readers that must work on a folder of this machine and on an object store al
 `pathlib.Path` and `StorePath` both are.
 """
 
-import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, Literal, Protocol, Self, cast
+from typing import BinaryIO, Literal, Protocol, Self, cast
 
 from holdfast.errors import ObjectNotFoundError, StorageError
+from holdfast.storage.raw_reader import RawReader
 from holdfast.storage.read_ahead import Stretch, stream_ahead
 from holdfast.storage.store import Content, Store
 
@@ -222,36 +222,14 @@ class StorePath:
         return next((key for key, known in self._tree.found.items() if found.get(key) != known), None)
 
 
-class _Reader(io.RawIOBase):
+class _Reader(RawReader):
     def __init__(self, tree: _Tree, key: str, size_bytes: int) -> None:
+        super().__init__(size_bytes)
         self._tree = tree
         self._key = key
-        self._size_bytes = size_bytes
-        self._place = 0
 
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size_bytes}[whence]
-        if origin + offset < 0:
-            raise OSError("a place before the beginning")
-        self._place = origin + offset
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def readinto(self, buffer: Any, /) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._size_bytes - self._place))
-        if count:
-            view[:count] = self._tree.read(self._key, self._place, count)
-            self._place += count
-        return count
+    def read_range(self, start: int, length: int) -> bytes:
+        return self._tree.read(self._key, start, length)
 
 
 def browse(store: Store, prefix: str = "", *, on_read: OnRead | None = None) -> StorePath:

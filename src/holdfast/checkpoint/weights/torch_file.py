@@ -13,6 +13,7 @@ from holdfast.checkpoint.weights.inert_pickle import read_inert
 from holdfast.checkpoint.weights.weight import Run
 from holdfast.errors import CheckpointError
 from holdfast.storage.browsing import ReadablePath
+from holdfast.storage.raw_reader import RawReader
 
 _LOCAL_HEADER_BYTES = 30
 _MAX_PICKLE_BYTES = 1 << 30
@@ -166,39 +167,17 @@ def _numbers(values: Any) -> tuple[int, ...]:
     return numbers
 
 
-class _Window(io.RawIOBase):
+class _Window(RawReader):
     """A part of a file, as a file."""
 
     def __init__(self, file: BinaryIO, begin: int, length: int | None) -> None:
+        super().__init__(file.seek(0, io.SEEK_END) - begin if length is None else length)
         self._file = file
         self._begin = begin
-        self._length = file.seek(0, io.SEEK_END) - begin if length is None else length
-        self._place = 0
 
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._length}[whence]
-        if origin + offset < 0:
-            raise OSError("a place before the beginning")
-        self._place = origin + offset
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def readinto(self, buffer: Any, /) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._length - self._place))
-        self._file.seek(self._begin + self._place)
-        data = self._file.read(count)
-        view[: len(data)] = data
-        self._place += len(data)
-        return len(data)
+    def read_range(self, start: int, length: int) -> bytes:
+        self._file.seek(self._begin + start)
+        return self._file.read(length)
 
 
 def strides_of(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -177,7 +177,7 @@ class Finishing:
             if status != last:
                 last, last_s = status, clock.monotonic_s()
             with contextlib.suppress(StorageError):  # the mover says so, if it lasts
-                if newest in remote.steps() and uploads.is_idle:
+                if uploads.is_idle and newest in remote.steps():
                     return
             clock.sleep(_LOOK_EVERY_S)
 
