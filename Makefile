@@ -49,7 +49,7 @@ lint: $(INSTALLED)
 surface: $(INSTALLED) ## write down anew what users rely on, after a change that is meant
 	$(BIN)/python -m tests.support.surface
 
-check: lint ## formatting, lint, types, layers and the unit tests (a minute and a half)
+check: lint ## formatting, lint, types, layers and the unit tests
 	$(BIN)/pytest -m 'not ranks and not s3'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
@@ -61,12 +61,13 @@ test-s3: $(INSTALLED) ## the storage tests on a real S3 server, Ceph RGW; instal
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (a minute)
 	$(BIN)/pytest -m gpu tests/gpu
 
-test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (an hour)
+test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (hours)
 	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \
 	  --deselect tests/ranks/test_zero_ranks.py
 	HOLDFAST_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
 	HOLDFAST_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
 	HOLDFAST_TEST_SNAPSHOT_KILLS=200 $(BIN)/pytest tests/ranks/test_snapshot_kills.py
+	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m 's3 and long'; fi
 
 test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters; ZeRO on other ranks
 	$(BIN)/pytest tests/ranks/test_strategies.py tests/ranks/test_zero_ranks.py

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 _FINAL = "final/"
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=[pytest.mark.s3, pytest.mark.long])])
 def server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
     return request.getfixturevalue(request.param)
 

@@ -32,7 +32,7 @@ def server(moto: MotoServer) -> MotoServer:
     params=[
         pytest.param("moto", marks=pytest.mark.long),  # RGW does the same in `make test-s3`
         pytest.param("rgw", marks=pytest.mark.s3),
-        pytest.param("bad", marks=pytest.mark.s3),
+        pytest.param("bad", marks=[pytest.mark.s3, pytest.mark.long]),
     ]
 )
 def any_server(request: pytest.FixtureRequest) -> Iterator[MotoServer | CephRgw]:

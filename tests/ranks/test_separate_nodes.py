@@ -34,7 +34,7 @@ def server(moto: MotoServer) -> MotoServer:
     return moto
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=[pytest.mark.s3, pytest.mark.long])])
 def any_server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
     return request.getfixturevalue(request.param)
 

@@ -148,11 +148,13 @@ class Launchers:
     def kill(self) -> None:
         """End every process of the job at once."""
         processes.kill(processes.processes_of(self._folder))
+        for node in self._nodes:  # one that was just started may have no variables yet, by which it is found
+            node.process.send(signal.SIGKILL)
 
     def wait_until_gone(self) -> None:
         """Until no process of the job is left: keepers end a moment after their launchers, with a commit perhaps."""
         deadline_s = clock.monotonic_s() + max(_GONE_WITHIN_S, self._spec.settings.grace_s)
-        while processes.processes_of(self._folder):
+        while self.are_alive or processes.processes_of(self._folder):
             if clock.monotonic_s() >= deadline_s:
                 self.kill()
             clock.sleep(0.05)

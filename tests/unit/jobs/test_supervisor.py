@@ -70,7 +70,14 @@ class Place:
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def wait_for_launchers(self, count: int = 1, name: str = "a") -> list[int]:
-        return wait_until(lambda: pids if len(pids := self.running(name)) >= count else None)
+        """Until they run and are written down; a supervisor that is killed in between has started none."""
+        pids = wait_until(lambda: pids if len(pids := self.running(name)) >= count else None)
+        wait_until(lambda: self._written_down(name).issuperset(pids))
+        return pids
+
+    def _written_down(self, name: str) -> set[int]:
+        attempts = self.history.attempts(name)
+        return {node.process.pid for one in attempts for node in self.history.nodes(name, one.number)}
 
     def states(self, name: str = "a") -> list[str]:
         return [event.name for event in self.history.events(name) if not event.name.endswith("_requested")][1:]
@@ -362,7 +369,7 @@ class TestAsked:
         monkeypatch.setenv("NODES", "1")
         place.add("a", "stubborn", packages=("anything",))
         thread = Thread()
-        place.wait_for_launchers()  # pip is run by the job's interpreter, which waits
+        wait_until(place.running)  # pip is run by the job's interpreter, which waits
         place.history.want("a", Wanted.SUSPEND, actor="me")
         thread.end()
         assert (place.job().state, place.job().exit_code) == (SUSPENDED, None)
@@ -516,7 +523,7 @@ class TestKilled:
         environ = {**os.environ, **job.spec.env}
         place.history.add_node("a", 1, launchers.start(0, environ, ()))
         launchers.start(1, environ, ())
-        place.wait_for_launchers(2)
+        wait_until(lambda: len(place.running()) == 2)
         supervisor.run()
         assert (place.job().state, place.job().attempt) == (COMPLETE, 2)
         assert not launchers.are_alive
