@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.jobs.history import History
 from holdfast.jobs.local import LocalJobs
 from holdfast.jobs.places import job_folder
@@ -20,6 +22,7 @@ from holdfast.jobs.processes import processes_of
 from holdfast.jobs.state import JobState, Wanted
 from tests.support.equality import finals, same
 from tests.support.jobs_local import Place, jobs_in, tell_to_stop
+from tests.support.moto_server import MotoServer
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 long = pytest.mark.long
@@ -185,6 +188,27 @@ def test_whatever_is_killed_the_job_ends_as_if_nothing_had_been(
         first = place.jobs.attempts("a")[0]
         assert "it was killed" in first.outcome
         assert first.exit_code is None
+
+
+@long
+@pytest.mark.parametrize("kinds", [("mover",), ("mover", "launcher"), ("mover", "supervisor")], ids="+".join)
+def test_who_brings_checkpoints_to_a_store_may_be_killed(
+    place: Place, reference: Place, moto: MotoServer, kinds: tuple[str, ...]
+) -> None:
+    """The job ends as if nothing had been, and the store has its last step."""
+    connections = Path(os.environ["XDG_CONFIG_HOME"], "holdfast", "connections.toml")
+    connections.parent.mkdir(parents=True)
+    connections.touch(mode=0o600)
+    connections.write_text("[store]\n" + "".join(f'{name} = "{text}"\n' for name, text in moto.variables.items()))
+    prefix = f"jobs-{uuid.uuid4().hex[:8]}"
+    settings = {"output_dir": str(moto.location(prefix)), "local_dir": str(place.output("a")), "save_steps": 2}
+    place.jobs.submit(place.training("a", settings=settings, data_connection="store"))
+    place.wait_for("an upload", lambda: place.events("a", "uploaded"), "a")
+    place.kill("a", *kinds)
+    job = place.complete("a")
+    assert (job.exit_code, job.attempt) == (0, 2 if "launcher" in kinds else 1), place.story("a")
+    assert_same(place.output("a"), reference.output("alone"))
+    assert f"checkpoint-{LAST_STEP}/{MANIFEST_NAME}" in [item.key for item in moto.store(prefix).list()]
 
 
 @long

@@ -171,9 +171,19 @@ def test_upload_failure_stops_the_run_when_asked_to(server: MotoServer, tmp_path
 
 
 def test_a_killed_mover_is_started_again(server: MotoServer, tmp_path: Path) -> None:
-    """SIGKILL to the mover: training does not notice, and everything arrives."""
+    """SIGKILL to the mover: training does not notice, and everything arrives. The keys are those of a connection."""
     output = tmp_path / "run"
-    job = start(server, "killed", output, "--save-steps", "5", arguments=("--step-ms", "150", "--max-steps", "30"))
+    connections = tmp_path / "holdfast" / "connections.toml"
+    connections.parent.mkdir()
+    connections.touch(mode=0o600)
+    connections.write_text("[store]\n" + "".join(f'{name} = "{text}"\n' for name, text in server.variables.items()))
+    job = holdfast(
+        output,
+        *("--output-dir", str(server.location("killed")), "--local-dir", str(output), "--connection", "store"),
+        *("--nproc-per-node", "2", "--save-steps", "5"),
+        program=tiny(output, "--step-ms", "150", "--max-steps", "30"),
+        XDG_CONFIG_HOME=str(tmp_path),
+    )
     with no_orphans(job):
         job.wait_for_event("uploaded")
         for pid in _movers(job):

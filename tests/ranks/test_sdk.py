@@ -294,6 +294,46 @@ def test_chapter_6_saves_by_epochs(client: TrainerClient, ingredients: Path, tmp
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("config", "steps"),
+    [
+        (PeriodicCheckpointConfig(save_strategy="steps", save_steps=10, save_total_limit=2), [24, 20, 10]),
+        (PeriodicCheckpointConfig(save_strategy="epoch", save_total_limit=2), [24, 16, 8]),
+    ],
+    ids=["steps", "epoch"],
+)
+def test_chapter_6_in_an_object_store(
+    client: TrainerClient, bucket: Bucket, ingredients: Path, config: PeriodicCheckpointConfig, steps: list[int]
+) -> None:
+    """Both strategies, suspended once; what had not begun to go to the store then is left to the newer one."""
+    trainer = TransformersTrainer(
+        func=train_fn,
+        func_args={"model_path": str(ingredients / "model"), "pause_s": 0.3},
+        num_nodes=2,
+        resources_per_node={"nvidia.com/gpu": 2},
+        output_dir=bucket.location,
+        data_connection_name="s3-storage-connection",
+        periodic_checkpoint_config=config,
+    )
+    name = client.train(trainer=trainer)
+    wait_until(client, name, is_at_step(12))
+    job = client.suspend_job(name)
+    stopped_at = job.safe_step
+    assert job.status == "Suspended"
+    assert stopped_at is not None
+    client.resume_job(name)
+    job = client.wait_for_job_status(name, timeout=500, polling_interval=1)
+    assert isinstance(job, TrainJob)
+    assert job.progress is not None
+    assert (job.progress.step, job.progress.world_size) == (24, 4)
+    found = {one.step for one in client.list_checkpoints(name) if one.name != "final"}
+    assert {steps[0], stopped_at} <= found <= {*steps, stopped_at}
+    saved = {event.message for event in client.get_job_events(name) if event.reason == "Saved"}
+    assert all(any(f"step {step}" in message for message in saved) for step in steps), saved
+    assert all(one.is_complete and one.path.startswith(bucket.location) for one in client.list_checkpoints(name))
+
+
+@pytest.mark.long
 def test_scaled_up_and_down(client: TrainerClient, ingredients: Path, tmp_path: Path) -> None:
     """1 → 2 → 1 nodes: each time it goes on from the step where it was stopped, and a step sees the same samples."""
     trainer = TransformersTrainer(

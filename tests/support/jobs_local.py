@@ -110,14 +110,18 @@ class Place:
             return [node.process.pid for node in history.nodes(name, self.jobs.job(name).attempt)]
 
     def processes(self, name: str, kind: str) -> list[int]:
-        """All processes of a kind: `supervisor`, `launcher`, `keeper`, `rank`, or `all` of them."""
+        """All processes of a kind: `supervisor`, `launcher`, `keeper`, `rank`, `mover`, or `all` of them."""
         if kind == "supervisor":
             return [pid for pid in [supervisor_pid(name)] if pid is not None]
         if kind == "launcher":
             return [pid for pid in self.launchers(name) if identify(pid) is not None]
         if kind == "all":
             return [*self.processes(name, "supervisor"), *processes_of(job_folder(name))]
-        module = {"keeper": b"holdfast.snapshot.keeper_process", "rank": b"holdfast.training"}[kind]
+        module = {
+            "keeper": b"holdfast.snapshot.keeper_process",
+            "rank": b"holdfast.training",
+            "mover": b"holdfast.checkpoint.mover_process",
+        }[kind]
         found: list[int] = []
         for pid in processes_of(job_folder(name)):
             with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.failures import tell_program
+from holdfast.cli.place import Connection
 from holdfast.cli.run_options import RunOptions, with_options
 
 
@@ -57,6 +58,7 @@ def run(
             help="Restarts after a failure of a rank.",
         ),
     ] = 3,
+    connection: Connection = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="End a failure with one line of JSON on stderr; stdout is the script's own."),
