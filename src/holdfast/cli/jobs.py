@@ -4,12 +4,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.job_names import complete_job
 from holdfast.cli.output import print_answer, table
 
 if TYPE_CHECKING:
     from holdfast.jobs.local import LocalJobs
 
-Name = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, or the beginning of it.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="The job's name, or the beginning of it.", autocompletion=complete_job),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Wait no longer than this.  [for ever]", min=0.1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.job_names import complete_job
 from holdfast.cli.output import table
 from holdfast.errors import UsageError
 from holdfast.foundation import clock
@@ -26,7 +27,10 @@ _GAP = 2
 
 def watch(
     name: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="One job; all that are active when none is named.")
+        str | None,
+        typer.Argument(
+            metavar="[JOB]", help="One job; all that are active when none is named.", autocompletion=complete_job
+        ),
     ] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Look this often.", min=0.1)] = 1.0,
     as_json: Annotated[

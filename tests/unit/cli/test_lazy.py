@@ -10,8 +10,10 @@ import pytest
 
 from holdfast.cli.lazy import own_options, walk
 from holdfast.cli.main import root
+from holdfast.jobs.history import History
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import holdfast
+from tests.support.job_values import job_spec
 
 _CHILD = """
 import contextlib, io, json, sys
@@ -125,6 +127,20 @@ def test_shells_complete_commands_and_options(
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
     outcome = holdfast()
     assert (outcome.code, outcome.stdout.split()) == (0, offered)
+
+
+@pytest.mark.parametrize("words", [["status", "b"], ["watch", "b"], ["logs", "-f", "b"]])
+def test_shells_complete_names_of_jobs(words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those that begin so; none, and nothing made, where there is no history."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["holdfast", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    assert (holdfast().stdout.split(), (tmp_path / "holdfast").exists()) == ([], False)
+    with History() as history:
+        for name in ("bear", "cat", "bee"):
+            history.add(job_spec(name), actor="me")
+    assert sorted(holdfast().stdout.split()) == ["bear", "bee"]
 
 
 def test_the_completion_script_is_for_this_command(monkeypatch: pytest.MonkeyPatch) -> None:
