@@ -11,6 +11,7 @@ import pytest
 from holdfast.cli.lazy import own_options, walk
 from holdfast.cli.main import root
 from holdfast.jobs.history import History
+from holdfast.jobs.state import JobState
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import holdfast
 from tests.support.job_values import job_spec
@@ -72,6 +73,20 @@ def test_no_command_imports_torch_before_it_trains(tmp_path: Path) -> None:
     assert [item["arguments"] for item in seen if "torch" in item["modules"]] == []
     codes = {" ".join(item["arguments"][:2]): item["code"] for item in seen[len(explained) :]}
     assert set(codes.values()) == {0}, codes
+
+
+def test_no_command_for_jobs_imports_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What trains are the processes that they start."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with History() as history:
+        history.add(job_spec("done"), actor="me")
+        history.become("done", JobState.COMPLETE, actor="me", exit_code=0)
+    looks = [["list"], ["list", "--json"], ["watch", "done", "--json"]]
+    looks += [[name, "done"] for name in ("status", "events", "logs")]
+    refused = [["suspend", "done", "--yes"], ["resume", "done"], ["scale", "done", "--nnodes", "2"]]
+    seen = modules_after(*looks, *refused, ["submit", "absent.py"], ["delete", "done", "--yes"])
+    assert [item["code"] for item in seen] == [0] * len(looks) + [11] * len(refused) + [2, 0]
+    assert [item["arguments"] for item in seen if "torch" in item["modules"]] == []
 
 
 def test_lists_of_jobs_import_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
