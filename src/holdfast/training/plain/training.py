@@ -5,7 +5,6 @@ leaving.
 """
 
 import contextlib
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,15 +14,10 @@ import torch
 
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import Interrupted, PeerError, UsageError
-from holdfast.foundation.events import StopRequested
+from holdfast.errors import Interrupted, UsageError
 from holdfast.snapshot.stepping import before_changes
 from holdfast.training.engine.agreement import Agreement
-from holdfast.training.engine.cadence import Cadence
-from holdfast.training.engine.deadline import Deadline
-from holdfast.training.engine.saver import RunFacts, Saver
-from holdfast.training.engine.saves import Saves
-from holdfast.training.engine.snapshots import Snapshots
+from holdfast.training.engine.boundary import Boundary
 from holdfast.training.output_place import place_output
 from holdfast.training.peers import Peers
 from holdfast.training.plain.framework import PlainFramework
@@ -144,21 +138,10 @@ class Training:
         session, place, framework = self._session, self._session.place, self._framework
         if start.point is not None:
             self._load(start)
-        facts = RunFacts(
-            run_id=start.attempt.run_id, attempt=start.attempt.attempt, attempt_id=start.attempt.attempt_id
-        )
         samples = self._feed.batch_size * place.world_size
         begin_figures(session, start, self._output, self._location, global_batch=samples)
-        self._saver = Saver(session, self._peers, framework, self._output, start.folders, facts)
-        self._snapshots = Snapshots(
-            session, self._peers, framework, self._saver, self._output, start.folders, start.attempt.attempt_id
-        )
-        self._snapshots.prepare()
-        self._saves = Saves(session, framework, self._agreement, self._snapshots, self._saver, self._output.root)
-        if start.point is not None and not start.point.is_durable:
-            self._saves.postpone(Trigger.PERIODIC)
-        self._deadline = Deadline(session, self._agreement, self._snapshots)
-        self._cadence = Cadence(session.settings.snapshot_steps)
+        self._boundary = Boundary(session, self._peers, framework, self._agreement, self._output, start)
+        self._boundary.prepare()
         announce(session, self._peers, start.attempt, global_batch=samples)
         ineffective = self._periodic.begin(self._feed)
         if ineffective and place.is_first:
@@ -172,10 +155,7 @@ class Training:
                 ", ".join(left_out),
             )
         self._hook = before_changes(self._before_optimizer)
-        self._snapshots.begin_loop()
-        session.step = framework.step
-        session.look_at_time = self._deadline.look
-        session.termination.enter_training()
+        self._boundary.loop_begins()
         session.figures.loop_begins()
         self._agreement.boundary_ends()
         self._agreement.step_begins(framework.step)
@@ -224,19 +204,20 @@ class Training:
     def _finish(self) -> None:
         """The loop has come to its end: what is not saved yet is."""
         session, step = self._session, self._framework.step
+        saves = self._boundary.saves
         self._agreement.settle(step)
-        self._saves.finish()
+        saves.finish()
         if 0 < step != session.saved_step:
             stops = self._agreement.decision.stop
-            self._saves.save(Trigger.JIT if stops else Trigger.PERIODIC, self._framework.write_again(), is_last=True)
-            self._saves.finish()
+            saves.save(Trigger.JIT if stops else Trigger.PERIODIC, self._framework.write_again(), is_last=True)
+            saves.finish()
         if self._agreement.decision.stop:
             raise self._leave()
         session.termination.leave_training()
         self._tell_progress(is_last=True)
         session.training_ended(step)
         if self._location is not None:
-            self._saver.save_final(self._location)
+            self._boundary.saver.save_final(self._location)
 
     def _say_why(self, error: BaseException) -> None:
         """The program ends by an error of its own."""
@@ -249,8 +230,8 @@ class Training:
         self._reading.close()
         if self._hook is not None:
             self._hook.remove()
-        if hasattr(self, "_snapshots"):
-            self._snapshots.close(is_orderly=is_orderly)
+        if hasattr(self, "_boundary"):
+            self._boundary.snapshots.close(is_orderly=is_orderly)
         is_kept = not is_orderly and session.keeping.is_connected
         self._output.release(self._start.attempt.attempt_id if self._start and not is_kept else None)
 
@@ -272,25 +253,19 @@ class Training:
             raise UsageError("step() was called outside the session's `with` statement")
         if self._session.interrupted is not None:
             raise self._session.interrupted
-        framework, session, agreement = self._framework, self._session, self._agreement
+        framework = self._framework
         self._gradients_complete()
         self._has_voted = False
         framework.step += 1
-        session.step = framework.step
-        session.record.stepped()
         if self._feed.batches > self._batches_before:
             framework.batches_per_step = self._feed.batches - self._batches_before
         self._batches_before = self._feed.batches
         self._numbers.offer({"loss": loss, **(metrics or {})})
-        agreement.step_ends()
-        session.figures.step_ends()
-        session.watch_uploads()
-        self._saves.watch()
+        self._boundary.step_ends()
         self._save_if_due(is_wanted=is_saved)
         self._tell_progress()
-        agreement.boundary_ends()
-        session.figures.boundary_ends()
-        agreement.step_begins(framework.step)
+        self._boundary.ends()
+        self._agreement.step_begins(framework.step)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) in self._optimizers:
@@ -303,46 +278,24 @@ class Training:
             self._agreement.gradients_complete(self._framework.step)
 
     def _save_if_due(self, *, is_wanted: bool) -> None:
-        agreement, step = self._agreement, self._framework.step
+        agreement, boundary, step = self._agreement, self._boundary, self._framework.step
         stops = agreement.decision.stop
         is_periodic = self._periodic.is_due(step, self._feed) or is_wanted or agreement.decision.is_due
-        if stops or agreement.decision.save or is_periodic or self._saves.is_postponed:
+        if stops or agreement.decision.save or is_periodic or boundary.saves.is_postponed:
             trigger = Trigger.JIT if stops else Trigger.ON_DEMAND if agreement.decision.save else Trigger.PERIODIC
             if stops:
-                self._announce_stop()
-            waited = self._saves.save(trigger, self._framework.write_again(), is_last=stops)
+                boundary.announce_stop()
+            waited = boundary.saves.save(trigger, self._framework.write_again(), is_last=stops)
             agreement.save_done()
             if waited and not stops:
                 agreement.settle(step)
             if agreement.decision.stop:
                 raise self._leave()
-        elif self._cadence.is_due(
-            step=step,
-            last=self._snapshots.taken_step,
-            cost_s=self._snapshots.cost_s,
-            step_s=agreement.decision.step_ms / 1000,
-        ):
-            self._snapshots.take(Trigger.PERIODIC, self._framework.write_again(), is_wanted=False)
+        else:
+            boundary.snapshot_if_due()
 
     def _leave(self) -> Interrupted:
-        session, step = self._session, self._framework.step
-        self._announce_stop()
-        self._saves.finish()
-        saved = session.saved_step is not None and session.saved_step == step
-        self._tell_progress(is_last=True)
-        with contextlib.suppress(PeerError):
-            failures = [failure for failure in self._peers.gather(session.upload_failure) if failure]
-            session.upload_failure = failures[0] if failures else None
-        interrupted = session.interrupt(saved=saved, reason="" if saved else "the save failed")
-        session.finish_uploads(newest_only=True)
-        return interrupted
-
-    def _announce_stop(self) -> None:
-        if not self._deadline.is_met:
-            self._deadline.is_met = True
-            decision = self._agreement.decision
-            name = signal.Signals(decision.stop_signal).name
-            self._session.report(StopRequested(signal=name, rank=decision.stop_rank, step=self._framework.step))
+        return self._boundary.leave(lambda: self._tell_progress(is_last=True))
 
     # ---- figures ------------------------------------------------------------------------------------------------
 

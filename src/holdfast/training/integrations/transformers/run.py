@@ -7,7 +7,6 @@ The Trainer's loop stays the Trainer's. For the time of the call a few methods o
 import contextlib
 import dataclasses
 import inspect
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,9 @@ from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.errors import Interrupted, PeerError, UsageError
 from holdfast.foundation import clock
-from holdfast.foundation.events import DeadlineChoice, StepGivenUp, StopRequested
+from holdfast.foundation.events import DeadlineChoice, StepGivenUp
 from holdfast.training.engine.agreement import Agreement
-from holdfast.training.engine.cadence import Cadence
-from holdfast.training.engine.deadline import Deadline
-from holdfast.training.engine.saver import RunFacts, Saver
-from holdfast.training.engine.saves import Saves
-from holdfast.training.engine.snapshots import Snapshots
+from holdfast.training.engine.boundary import Boundary
 from holdfast.training.integrations.transformers.arguments import finish_settings, saved_once
 from holdfast.training.integrations.transformers.base_model import base_as_saved, base_of, check_base
 from holdfast.training.integrations.transformers.best_model import BestModel
@@ -86,12 +81,8 @@ class TrainerRun:
         self._gone_back_to: Moment | None = None
         self._settling = False
         self._loop_started_s = 0.0
-        self._announced = False
         self._lease = contextlib.ExitStack()
-        self._snapshots: Snapshots | None = None
-        self._cadence = Cadence(session.settings.snapshot_steps)
-        self._saves: Saves | None = None
-        self._deadline: Deadline | None = None
+        self._prepared: Boundary | None = None
         self._callbacks_look = True
         self._hub = HubPush(trainer)
         self._repartition: Repartition | None = None
@@ -141,8 +132,8 @@ class TrainerRun:
             if self._repartition is not None:
                 self._repartition.close()
             is_orderly = is_orderly or self._session.interrupted is not None
-            if self._snapshots is not None:
-                self._snapshots.close(is_orderly=is_orderly)
+            if self._prepared is not None:
+                self._prepared.snapshots.close(is_orderly=is_orderly)
             # The keeper may be saving what a lost rank has left: the next start cleans up after it.
             is_kept = not is_orderly and self._session.keeping.is_connected
             self._output.release(start.attempt.attempt_id if start and not is_kept else None)
@@ -159,11 +150,6 @@ class TrainerRun:
             session.step = start.point.manifest.step
             session.saved_step = session.step if start.point.is_durable else None
         begin_figures(session, start, self._output, self._location, global_batch=geometry.global_batch)
-        facts = RunFacts(
-            run_id=start.attempt.run_id,
-            attempt=start.attempt.attempt,
-            attempt_id=start.attempt.attempt_id,
-        )
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
         if start.point is not None:
             manifest = start.point.manifest
@@ -194,18 +180,8 @@ class TrainerRun:
             peers=self._peers,
         )
         self._best = BestModel(session, trainer, self._peers, self._output.root, start.bring)
-        self._saver = Saver(session, self._peers, self._framework, self._output, start.folders, facts)
-        self._snapshots = Snapshots(
-            session, self._peers, self._framework, self._saver, self._output, start.folders, start.attempt.attempt_id
-        )
-        self._snapshots.prepare()
-        self._deadline = Deadline(session, self._agreement, self._snapshots)
-        self._saves = Saves(
-            session, self._framework, self._agreement, self._snapshots, self._saver, self._output.root
-        )
-        # What is in memory only is saved again at once.
-        if start.point is not None and not start.point.is_durable:
-            self._saves.postpone(Trigger.PERIODIC)
+        self._prepared = Boundary(session, self._peers, self._framework, self._agreement, self._output, start)
+        self._prepared.prepare()
         announce(session, self._peers, start.attempt, global_batch=geometry.global_batch)
 
     def _resume_path(self, asked: Any) -> Any:
@@ -238,12 +214,8 @@ class TrainerRun:
         trainer, session = self._trainer, self._session
         # What the script and the options say now counts; the checkpoint's would win otherwise.
         trainer.state.compute_steps(trainer.args, int(trainer.state.max_steps))
-        session.step = self._step
-        if self._snapshots is not None:
-            self._snapshots.begin_loop()
         self._callbacks_look = self._do_callbacks_look()
-        session.look_at_time = self._deadline.look if self._deadline is not None else None
-        session.termination.enter_training()
+        self._boundary.loop_begins()
         self._loop_started_s = clock.monotonic_s()
         self._tell_progress()
         session.figures.loop_begins()
@@ -315,7 +287,7 @@ class TrainerRun:
             step=self._step + 1,
             needed_s=round(agreement.needed_s(micro_steps_left), 3),
             available_s=round(max(0.0, self._session.termination.available_s), 3),
-            snapshot_step=self._snapshots.taken_step if self._snapshots is not None else None,
+            snapshot_step=self._boundary.snapshots.taken_step,
             commit_s=agreement.save_s,
         )
         self._session.report(event)
@@ -341,26 +313,13 @@ class TrainerRun:
                 self._end_step(given.get("grad_norm"), given.get("learning_rate"))
             original(*args, **kwargs)
             if not self._settling:
-                self._take_snapshot_if_due()
+                self._boundary.snapshot_if_due()
             if self._trainer.args.gradient_accumulation_steps > 1:
                 self._moment = Moment(self._trainer, Pending(), self._continuation.place, with_buffers=True)
             self._tell_progress()
-            self._agreement.boundary_ends()
-            self._session.figures.boundary_ends()
+            self._boundary.ends()
 
         return boundary
-
-    def _take_snapshot_if_due(self) -> None:
-        """Keep this boundary in memory; it becomes a checkpoint only when something happens."""
-        snapshots = self._snapshots
-        if snapshots is None or not self._cadence.is_due(
-            step=self._step,
-            last=snapshots.taken_step,
-            cost_s=snapshots.cost_s,
-            step_s=self._agreement.decision.step_ms / 1000,
-        ):
-            return
-        snapshots.take(Trigger.PERIODIC, self._framework.write(self._trainer.model_wrapped, None), is_wanted=False)
 
     def end_epoch(self) -> None:
         """What follows until the next step belongs to the epoch's end, not to a step."""
@@ -370,17 +329,12 @@ class TrainerRun:
     def _end_step(self, grad_norm: Any, learning_rate: Any) -> None:
         trainer, control, agreement = self._trainer, self._trainer.control, self._agreement
         self._lease.close()
-        self._session.step = self._step
-        self._session.record.stepped()
-        agreement.step_ends()
-        self._session.figures.step_ends()
-        self._session.watch_uploads()
-        self._its_saves.watch()
+        self._boundary.step_ends()
         self._pending = Pending.after_step(trainer, grad_norm, learning_rate)
         if agreement.decision.save:
             control.should_save = True
             self._trigger = Trigger.ON_DEMAND
-        if agreement.decision.is_due or self._its_saves.is_postponed:
+        if agreement.decision.is_due or self._boundary.saves.is_postponed:
             control.should_save = True
         if agreement.decision.stop:
             if control.should_evaluate:
@@ -412,7 +366,7 @@ class TrainerRun:
         trigger = Trigger.JIT if stops else self._trigger
         self._trigger = Trigger.PERIODIC
         waited = False
-        if self._its_saves.step != self._step:
+        if self._boundary.saves.step != self._step:
             self._hub.is_due = False
             waited = self._save(trigger, model, trial)
             if self._hub.is_possible and trigger == Trigger.PERIODIC and not self._pending.complete:
@@ -427,15 +381,15 @@ class TrainerRun:
     def _save(self, trigger: Trigger, model: Any, trial: Any) -> bool:
         """Save this boundary; whether training was held up."""
         if trigger == Trigger.JIT:
-            self._announce_stop()
+            self._boundary.announce_stop()
         is_last = trigger == Trigger.JIT or self._pending.complete
-        return self._its_saves.save(trigger, self._framework.write(model, trial), is_last=is_last)
+        return self._boundary.saves.save(trigger, self._framework.write(model, trial), is_last=is_last)
 
     def _push(self) -> None:
         """Push what was saved as soon as it is there."""
         if any(self._peers.gather(self._hub.is_due)):
-            self._its_saves.finish()
-            if self._its_saves.step == self._step:
+            self._boundary.saves.finish()
+            if self._boundary.saves.step == self._step:
                 self._hub.push(self._output.root / checkpoint_name(self._step))
 
     def _rank_state(self) -> RankState:
@@ -457,52 +411,36 @@ class TrainerRun:
 
     def _save_given_up(self, moment: Moment) -> Interrupted:
         self._agreement.hear()  # the poll that found out has begun another vote
-        self._announce_stop()
+        self._boundary.announce_stop()
         if 0 < moment.step != self._session.saved_step:
             moment.go_back(self._trainer)
             self._gone_back_to = moment
             self._pending = moment.pending
-            if not self._its_saves.want(moment.step):
+            if not self._boundary.saves.want(moment.step):
                 self._save(Trigger.JIT, self._trainer.model_wrapped, None)
         return self._leave()
 
     def _leave(self) -> Interrupted:
-        self._announce_stop()
-        self._its_saves.finish()
-        self._tell_callbacks()
-        saved = self._session.saved_step is not None and self._session.saved_step == self._step
-        reason = "" if saved else "no step was finished" if self._step == 0 else "the save failed"
-        self._tell_progress()
-        with contextlib.suppress(PeerError):  # one that leaves sooner takes nothing of what is saved with it
-            failures = [failure for failure in self._peers.gather(self._session.upload_failure) if failure]
-            self._session.upload_failure = failures[0] if failures else None
-        interrupted = self._session.interrupt(saved=saved, reason=reason)
-        self._session.finish_uploads(newest_only=True)
-        return interrupted
+        def last_words() -> None:
+            self._tell_callbacks()
+            self._tell_progress()
 
-    def _announce_stop(self) -> None:
-        decision = self._agreement.decision
-        if self._deadline is not None:
-            self._deadline.is_met = True
-        if not self._announced:
-            self._announced = True
-            name = signal.Signals(decision.stop_signal).name
-            self._session.report(StopRequested(signal=name, rank=decision.stop_rank, step=self._step))
+        return self._boundary.leave(last_words)
 
     def _wrap_on_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def on_save(args: Any, state: Any, control: Any) -> Any:
             if self._callbacks_look:
-                self._its_saves.finish()
-            if self._its_saves.step != self._step:  # the save failed: there is nothing for callbacks to look at
+                self._boundary.saves.finish()
+            if self._boundary.saves.step != self._step:  # the save failed: there is nothing for callbacks to look at
                 control.should_save = False
                 return control
             self._told_step = self._step
             try:
                 return original(args, state, control)
             finally:
-                if self._its_saves.handed_step is None:
-                    self._saver.adopt_added_files()
-                    self._saver.prune()
+                if self._boundary.saves.handed_step is None:
+                    self._boundary.saver.adopt_added_files()
+                    self._boundary.saver.prune()
 
         return on_save
 
@@ -515,7 +453,7 @@ class TrainerRun:
 
     def _tell_callbacks(self) -> None:
         """What callbacks add to a checkpoint belongs to the last one too; the Trainer does not get to tell them."""
-        if self._its_saves.step != self._step or self._told_step == self._step:
+        if self._boundary.saves.step != self._step or self._told_step == self._step:
             return
         trainer = self._trainer
         try:
@@ -531,12 +469,12 @@ class TrainerRun:
         def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:
             trainer = self._trainer
             self._agreement.settle(self._step)
-            self._its_saves.finish()
+            self._boundary.saves.finish()
             if self._agreement.decision.stop or (0 < self._step != self._session.saved_step):
                 # What follows is the script's: a signal in it must not cost a training that nobody else has saved.
                 self._pending = Pending(complete=True)
                 self._save_checkpoint(trainer.model_wrapped, trial)
-                self._its_saves.finish()
+                self._boundary.saves.finish()
                 trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
             self._best.agree()
             self._session.termination.leave_training()
@@ -544,7 +482,7 @@ class TrainerRun:
             self._tell_progress()
             self._session.training_ended(self._step)
             if self._location is not None:
-                self._saver.save_final(self._location)
+                self._boundary.saver.save_final(self._location)
             return result
 
         return finalize
@@ -552,9 +490,9 @@ class TrainerRun:
     # ---- figures --------------------------------------------------------------------------------------------
 
     @property
-    def _its_saves(self) -> Saves:
-        assert self._saves is not None  # since `_prepare`
-        return self._saves
+    def _boundary(self) -> Boundary:
+        assert self._prepared is not None
+        return self._prepared
 
     @property
     def _step(self) -> int:
