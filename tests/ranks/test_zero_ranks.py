@@ -5,6 +5,7 @@ weights than the first one, so that what is not loaded differs.
 """
 
 import functools
+import json
 import os
 import shutil
 import signal
@@ -28,11 +29,12 @@ STEP = 2
 """In the middle of the first of two epochs of three steps."""
 _MICRO_BATCHES = 12
 """Of two samples in a step, over all ranks: each of 1, 2, 3 and 4 ranks has as many as the others."""
+_BF16 = ("--settings", json.dumps({"bf16": True}))
 _KINDS = {
     "full": ("--weight-decay", "0.1", "--frozen"),
     "lora": ("--lora",),
-    "bf16": ("--bf16", "--weight-decay", "0.1"),
-    "sums": ("--bf16", "--weight-decay", "0.1", "--zero-variant", "sums"),
+    "bf16": (*_BF16, "--weight-decay", "0.1"),
+    "sums": (*_BF16, "--weight-decay", "0.1", "--zero-variant", "sums"),
     "offload": ("--weight-decay", "0.1", "--zero-variant", "offload"),
 }
 _PAIRS = [(before, after) for before in range(1, 5) for after in range(1, 5) if before != after]
