@@ -230,7 +230,8 @@ def no_process_left() -> Iterator[None]:
 
 def past_signal_step(run: Run) -> bool:
     progress = run.progress()
-    return bool(progress) and progress["step"] >= SIGNAL_AT * progress["max_steps"]
+    # Before training nobody knows how many steps there are, which is told as 0.
+    return bool(progress) and 0 < progress["max_steps"] * SIGNAL_AT <= progress["step"]
 
 
 def logged_losses(folder: Path) -> dict[tuple[int, str, int], float]:

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.checkpoints import commit, prepared
 from tests.support.equality import finals, same
 from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events
 
@@ -137,3 +139,34 @@ def test_accelerate_on_another_number_of_ranks(tmp_path: Path) -> None:
             assert job.wait() == 0, job.text
     assert read_events(output, "resumed")[-1]["step"] == 6
     assert committed_steps(output) == [6, 18]
+
+
+def test_mistakes_are_said(tmp_path: Path) -> None:
+    """No data, no step, another model, and a checkpoint that a Trainer has written: no traceback, and what to do."""
+    commit(prepared(tmp_path / "foreign"), 10)
+    program = [sys.executable, str(LOOP.with_name("mistakes.py")), str(tmp_path)]
+    for part in ("first", "mistakes"):
+        done = subprocess.run([*program, part], env=environment(), capture_output=True, text=True, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert said["no data"].startswith("USAGE: the session has no data")
+    assert "no step" not in said
+    assert done.stderr.count("an epoch has passed without a step") == 1
+    assert said["another model"].startswith("CONFLICT: model of checkpoint-3 does not fit")
+    assert said["another loop"].startswith("CONFLICT: checkpoint-10 was not written by a session")
+
+
+@pytest.mark.long
+def test_a_store_is_tried_before_anything_is_loaded(tmp_path: Path) -> None:
+    """A server that is not there is found out in seconds, by a session too."""
+    options = ("--output-dir", "s3://checkpoints/run", "--local-dir", str(tmp_path / "run"))
+    variables = {
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "key",
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+    }
+    job = holdfast(tmp_path / "run", *options, program=[str(LOOP), "--out", str(tmp_path / "run")], **variables)
+    with no_orphans(job):
+        assert job.wait() == 13, job.text
+    assert "s3://checkpoints/run cannot be used" in job.text
+    assert not read_events(tmp_path / "run", "attempt_started")

@@ -18,7 +18,7 @@ from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.retention import Candidate, Policy, select_superseded
 from holdfast.checkpoint.transfer import check, windows_of
 from holdfast.checkpoint.verify import Fault, compare_listing, read_manifest, verify
-from holdfast.errors import CheckpointError, ManifestError, NothingValidError, StorageError
+from holdfast.errors import ManifestError, NotFoundError, NothingValidError, StorageError
 from holdfast.foundation import clock
 from holdfast.foundation.units import ByteCounter
 from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
@@ -120,7 +120,7 @@ class Inventory:
         """The one called `name`, or the newest complete one.
 
         Raises:
-            CheckpointError: there is none of that name.
+            NotFoundError: there is none of that name.
             NothingValidError: none is complete.
         """
         items = self.items()
@@ -128,7 +128,7 @@ class Inventory:
             for item in items:
                 if item.name == name:
                     return item
-            raise CheckpointError(
+            raise NotFoundError(
                 f"there is no {name} in {self.store.location}", hint="see `holdfast checkpoints list`"
             )
         for item in items:

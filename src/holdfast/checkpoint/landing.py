@@ -76,11 +76,19 @@ def fill_folder(target: Location, fill: Callable[[Path], None]) -> None:
         fill: makes the files in a folder that is not there yet, durably.
 
     Raises:
+        StorageError: there can be no such folder.
         OSError: the disk is full or gone.
     """
     folder = target.folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
     working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        working.mkdir()  # which some places refuse that look like folders
+        working.rmdir()
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be made: {error.strerror}; nothing was written", hint="name another folder"
+        ) from error
     try:
         fill(working)
         with contextlib.suppress(FileNotFoundError):

@@ -70,7 +70,9 @@ def _run(root: CommandGroup, arguments: Sequence[str]) -> int:
             raise
         _forget_unwritten()
         failure = _Failure(ExitCode.FAILED, f"the answer cannot be written to stdout: {error.strerror}", None)
-    except typer.Abort:
+    except typer.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            return ExitCode.SIGINT
         failure = _Failure(ExitCode.FAILED, "no answer was given; nothing was done", None)
     else:
         code = outcome if isinstance(outcome, int) else ExitCode.OK

@@ -167,10 +167,13 @@ def scale(
     """Change a job's number of nodes: suspend, change, resume."""
     from holdfast.cli.job_answers import job_document
     from holdfast.jobs.local import LocalJobs
+    from holdfast.jobs.slots import count_slots, remark_on
 
     with LocalJobs() as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)
+        if remark := remark_on(job.spec, count_slots()):
+            typer.echo(f"holdfast: warning: {remark}", err=True)
         lines = [f"job {job.name} has {nnodes} node{'s' if nnodes > 1 else ''} now, and is {job.state}"]
         print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
 
@@ -203,7 +206,7 @@ def delete(
                     f"deleting the checkpoints of job {name} in {where} cannot be taken back; nothing was done",
                     hint="say --yes",
                 )
-            typer.confirm(f"delete job {name} and all its checkpoints in {where}?", abort=True, err=True)
+            _confirm(f"delete job {name} and all its checkpoints in {where}?")
         num_deleted = jobs.delete(name, with_checkpoints=checkpoints, timeout_s=timeout)
     what = (
         f"{plural(num_deleted, 'checkpoint')} in {where} deleted"
@@ -212,6 +215,13 @@ def delete(
     )
     document = {"version": VERSION, "name": name, "checkpoints_deleted": num_deleted}
     print_answer(as_json, document, [f"job {name} is deleted; {what}"])
+
+
+def _confirm(question: str) -> None:
+    from holdfast.errors import HoldfastError
+
+    if not typer.confirm(question, err=True):
+        raise HoldfastError("the answer was no; nothing was done")
 
 
 def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:
@@ -226,7 +236,7 @@ def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:
     if yes:
         typer.echo(f"holdfast: warning: {risk}", err=True)
     elif is_interactive():
-        typer.confirm(f"{risk}. Suspend all the same?", abort=True, err=True)
+        _confirm(f"{risk}. Suspend all the same?")
     else:
         raise ConflictError(f"{risk}; nothing was done", hint="wait for the next save, or say --yes")
 

@@ -1,6 +1,7 @@
 """Whether a save fits into the grace period, as far as earlier saves or the size of a checkpoint tell."""
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from datetime import datetime
@@ -120,7 +121,8 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
             status=Status.FAILURE,
             found=found,
             why=why,
-            fix=f"let the platform grant {needed_s:.0f} s or more and say it with --grace, or write to a faster disk",
+            fix=f"let the platform grant {math.ceil(needed_s)} s or more and say it with --grace, or write to a "
+            "faster disk",
         )
     if history.step_s is not None and save_s + history.step_s > left_s:
         return Finding(

@@ -106,8 +106,8 @@ class LocalJobs:
         """Take a job; it runs as soon as it fits."""
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"there is no folder {spec.working_dir} to run the job in")
-        if spec.data_connection is not None:
-            keys_of(spec.data_connection)
+        if spec.data_connection is not None and spec.settings.output_dir is None:
+            keys_of(spec.data_connection)  # otherwise they are looked up with the place that they are for
         check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:

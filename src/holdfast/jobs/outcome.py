@@ -11,7 +11,7 @@ MAX_SETBACKS = 6
 _LEFT = {ExitCode.INTERRUPTED_SAVED, ExitCode.TERMINATED_UNSAVED, ExitCode.SIGINT}
 _MEANINGS = {
     ExitCode.FAILED: "the program failed",
-    ExitCode.USAGE: "its options cannot be meant",
+    ExitCode.USAGE: "it cannot be run as it was asked for",
     ExitCode.CONFLICT: "its output folder or checkpoint does not fit it",
     ExitCode.STORAGE: "the place for checkpoints cannot be used",
     ExitCode.NOTHING_VALID: "only damaged checkpoints exist",
@@ -41,6 +41,7 @@ def conclude(
     wanted: Wanted,
     *,
     safe_step: int | None,
+    missing_in: str = "",
     has_progressed: bool,
     setbacks: int,
 ) -> Outcome:
@@ -50,6 +51,7 @@ def conclude(
         exit_codes: of the launchers, by node; None for one that was killed.
         wanted: what was wanted of the job when they ended.
         safe_step: the newest step that is committed.
+        missing_in: the object store that does not have it; empty when that has it, or there is none.
         has_progressed: whether this attempt committed a step beyond the one it began with.
         setbacks: interruptions without progress before this one.
     """
@@ -63,6 +65,8 @@ def conclude(
     code = ExitCode.INTERRUPTED_SAVED if saved else next((code for code in exit_codes if code), None)
     unknown = "its state is saved" if saved else "nothing is saved yet"
     stands = unknown if safe_step is None else f"step {safe_step} is safe"
+    if missing_in and safe_step is not None:
+        stands += f" on this machine only: it did not arrive in {missing_in}, and does when the job goes on"
     if was_asked:
         state = JobState.PREEMPTED if wanted is Wanted.PREEMPT else JobState.SUSPENDED
         message = stands if saved else f"it was stopped without a save; {stands}"

@@ -235,6 +235,7 @@ class Supervisor:
                 exit_codes,
                 self._was_wanted(job),
                 safe_step=safe,
+                missing_in=told.missing_in(self._folder),
                 has_progressed=safe is not None and safe > (job.safe_step or 0),
                 setbacks=job.setbacks,
             )

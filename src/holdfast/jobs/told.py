@@ -47,6 +47,17 @@ def safe_step(folder: Path) -> int | None:
     return step
 
 
+def missing_in(folder: Path) -> str:
+    """The object store in which the newest checkpoint had not arrived when the last attempt ended; empty for none."""
+    location = ""
+    for event in events(folder):
+        if event["event"] in {"attempt_started", "uploaded"}:
+            location = ""
+        elif event["event"] == "upload_unfinished":
+            location = str(event.get("location", "the object store"))
+    return location
+
+
 def was_told_since(folder: Path, wall_s: float) -> bool:
     """Whether the ranks have told their progress since a moment of the wall clock."""
     try:
@@ -55,4 +66,4 @@ def was_told_since(folder: Path, wall_s: float) -> bool:
         return False
 
 
-__all__ = ["EVENTS", "events", "has_begun", "progress", "safe_step", "was_told_since"]
+__all__ = ["EVENTS", "events", "has_begun", "missing_in", "progress", "safe_step", "was_told_since"]

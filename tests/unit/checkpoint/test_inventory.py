@@ -17,7 +17,7 @@ from holdfast.checkpoint.remote import Claim, RemoteFolder
 from holdfast.checkpoint.repairing import repair
 from holdfast.checkpoint.retention import KeepNewest
 from holdfast.checkpoint.verify import verify
-from holdfast.errors import CheckpointError, ConflictError, NothingValidError, StorageError
+from holdfast.errors import CheckpointError, ConflictError, NotFoundError, NothingValidError, StorageError
 from holdfast.foundation import clock, files
 from holdfast.storage.local import LocalStore
 from holdfast.storage.location import Location, Scheme
@@ -79,7 +79,7 @@ def test_everything_is_listed_newest_first(place: Path, look: Callable[[], Inven
     assert [fault.file for fault in damaged.faults] == ["rng_state_0.pth"]
     assert (complete.is_complete, complete.num_files, complete.size_bytes) == (True, 4, 5120 + 2700 + 7)
     assert inventory.item().name == "checkpoint-10"
-    with pytest.raises(CheckpointError, match="there is no checkpoint-7"):
+    with pytest.raises(NotFoundError, match="there is no checkpoint-7"):
         inventory.item("checkpoint-7")
 
 

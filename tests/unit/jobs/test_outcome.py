@@ -77,6 +77,12 @@ def test_a_save_of_unknown_step_is_not_called_nothing() -> None:
     assert end(75, wanted=Wanted.SUSPEND).message == "its state is saved"
 
 
+def test_a_checkpoint_that_is_not_in_the_store_is_safe_here_only() -> None:
+    """Whoever tidies this machine must know."""
+    outcome = end(75, wanted=Wanted.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
+    assert outcome.message.startswith("step 7 is safe on this machine only: it did not arrive in s3://bucket/run")
+
+
 def test_an_upload_that_did_not_finish_suspends_all_the_same() -> None:
     """13 after a request: what is safe is safe here; the next start takes it there."""
     outcome = end(13, wanted=Wanted.SUSPEND, safe_step=5)

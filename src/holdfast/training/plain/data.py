@@ -111,6 +111,11 @@ class Data:
         self.epoch, self.batches, self._epoch_rng = position.epoch, position.batches, None
         self._resumed, self._rng = position, rng
 
+    @property
+    def is_given(self) -> bool:
+        """Whether there is anything to iterate."""
+        return self._loader is not None
+
     def epochs(self, count: int) -> Iterator[Iterator[Any]]:
         """The batches of each epoch that is left of `count`."""
         while self.epoch < count:

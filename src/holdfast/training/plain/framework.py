@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from holdfast.errors import ConflictError
 from holdfast.foundation.environment import Place
 from holdfast.training.engine.framework import Write
 from holdfast.training.plain.loading import load_plain
@@ -110,8 +111,17 @@ class PlainFramework:
 
         Returns:
             The place, and its random number states.
+
+        Raises:
+            ConflictError: a loop of another kind has written it.
         """
-        mine = load_plain(folder / _RANK_FILE.format(rank=self._place.rank % ranks_before))
+        path = folder / _RANK_FILE.format(rank=self._place.rank % ranks_before)
+        if not path.is_file():
+            raise ConflictError(
+                f"{folder.name} was not written by a session: it has no {path.name}; training was not started",
+                hint="give the session an output folder of its own, or begin anew with --from-scratch",
+            )
+        mine = load_plain(path)
         return Position(**mine["position"]), mine["rng"]
 
     def load(self, folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from holdfast.errors import UsageError
+from holdfast.errors import ConflictError, UsageError
 from holdfast.foundation.environment import Place
 from holdfast.training.plain.loading import load_plain
 from holdfast.training.plain.sharded import sharded_parts
@@ -54,6 +54,7 @@ class Parts(Protocol):
 
         Raises:
             UsageError: the checkpoint has other parts.
+            ConflictError: one of them is of another shape.
         """
         ...
 
@@ -137,7 +138,14 @@ class NamedParts:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole_parts().items():
             # Modules copy into their own tensors; optimizers and others may keep those that they are given.
-            part.load_state_dict(load_plain(folder / f"{name}.pt", is_copied=isinstance(part, torch.nn.Module)))
+            state = load_plain(folder / f"{name}.pt", is_copied=isinstance(part, torch.nn.Module))
+            try:
+                part.load_state_dict(state)
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise ConflictError(
+                    f"{name} of {folder.name} does not fit this script's: {error}; training was not started",
+                    hint="make it as it was then, or begin anew with --from-scratch",
+                ) from error
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:

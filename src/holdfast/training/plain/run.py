@@ -56,8 +56,16 @@ class Run(Training):
         """
         if not self._is_inside:
             raise UsageError("the session is used outside its `with` statement")
+        if not self._data.is_given:
+            raise UsageError("the session has no data to take batches from", hint="give it some: session(data=…, …)")
         self.epochs_to_do = count
-        yield from self._data.epochs(count)
+        for number, batches in enumerate(self._data.epochs(count)):
+            yield batches
+            if number == 0 and self.step_number == 0 and self._session.place.is_first:
+                self._session.log.warning(
+                    "an epoch has passed without a step: call run.step(loss=…) after each one of the optimizer's; "
+                    "nothing is saved without"
+                )
 
     def batches(self, epochs: int = 1) -> Iterator[Any]:
         """The batches of `epochs` epochs, from where the run stands."""

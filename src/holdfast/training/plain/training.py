@@ -18,6 +18,7 @@ from holdfast.errors import Interrupted, UsageError
 from holdfast.snapshot.stepping import before_changes
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.boundary import Boundary
+from holdfast.training.meeting import agree
 from holdfast.training.output_place import place_output
 from holdfast.training.peers import Peers
 from holdfast.training.plain.framework import PlainFramework
@@ -31,6 +32,7 @@ from holdfast.training.resume import lease
 from holdfast.training.rng import devices_left_out
 from holdfast.training.session import Session
 from holdfast.training.start import Start, agree_on_start, announce, begin_figures
+from holdfast.training.store_access import open_tried
 from holdfast.training.strategy import check_split, check_strategy
 
 
@@ -116,10 +118,17 @@ class Training:
         self._start: Start | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._release, is_orderly=False)
+            if self._location is not None and session.place.restart == 0:
+                agree(self._peers, self._try_store)
             self._start = agree_on_start(session, self._peers, self._output, self._location)
             self._reading.enter_context(lease(self._start.point))
             undo.pop_all()
         return self._start.point.path if self._start.point is not None else None
+
+    def _try_store(self) -> None:
+        """Before minutes are spent on a store that cannot be used."""
+        if self._location is not None and self._session.place.is_first:
+            open_tried(self._location, verify_access=self._session.settings.verify_access)
 
     def begin(self) -> None:
         """Load what `meet` has found; the first step begins."""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any, cast
 
+from holdfast.errors import ConflictError
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.data_position import DataPosition
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
@@ -33,7 +34,7 @@ class Continuation:
         point: the checkpoint to go on from, or None to begin at step 0.
 
     Raises:
-        ConflictError: the checkpoint was written with a geometry that cannot be kept.
+        ConflictError: the checkpoint was written with a geometry that cannot be kept, or by a loop of another kind.
     """
 
     def __init__(self, session: Session, trainer: Any, point: ResumePoint | None) -> None:
@@ -65,6 +66,12 @@ class Continuation:
 
     def _adapt_to(self, point: ResumePoint) -> None:
         session, manifest = self._session, point.manifest
+        if not (point.path / "trainer_state.json").is_file():
+            raise ConflictError(
+                f"{point.path.name} was not written by a Trainer: it has no trainer_state.json; training was not "
+                "started",
+                hint="give the Trainer an output folder of its own, or begin anew with --from-scratch",
+            )
         check_sharing(self._trainer, manifest)
         self._state = RankState.read(
             point.path,

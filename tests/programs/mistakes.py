@@ -1,0 +1,46 @@
+"""What goes wrong in hand-written loops: each mistake in a session of its own; says how it was refused."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import holdfast
+from holdfast.errors import HoldfastError
+
+ROOT = Path(sys.argv[1])
+
+
+def session(name: str, *, width: int = 4, data: Any = range(3)) -> Any:
+    model = torch.nn.Linear(width, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    return holdfast.session(model=model, optimizer=optimizer, data=data, output_dir=ROOT / name)
+
+
+def train(run: Any) -> None:
+    with run:
+        for _ in run.batches():
+            run.step(loss=0.0)
+
+
+def forget() -> None:
+    with session("forgotten") as run:
+        assert list(run.batches(epochs=2)) == [0, 1, 2] * 2
+
+
+def told(what: str, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except HoldfastError as error:
+        print(f"{what}: {error.exit_code.name}: {error}")
+
+
+if sys.argv[2] == "first":
+    train(session("grown"))
+else:
+    told("no data", lambda: train(session("empty", data=None)))
+    told("no step", forget)
+    told("another model", lambda: train(session("grown", width=5)))
+    told("another loop", lambda: train(session("foreign")))
