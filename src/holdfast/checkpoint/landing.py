@@ -80,6 +80,8 @@ def fill_folder(target: Location, fill: Callable[[Path], None]) -> None:
         OSError: the disk is full or gone.
     """
     folder = target.folder.absolute()
+    if folder.exists() and not folder.is_dir():
+        raise StorageError(f"{folder} is not a folder; nothing was written", hint="name another one")
     working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

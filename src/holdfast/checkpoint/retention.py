@@ -165,8 +165,8 @@ def parse_policies(text: str | None) -> tuple[Policy, ...]:
         ValueError: it cannot be meant.
     """
     readers: dict[str, Callable[[str], Policy]] = {
-        "newest": lambda value: KeepNewest(int(value)),
-        "every": lambda value: KeepEvery(int(value)),
+        "newest": lambda value: KeepNewest(_count(value)),
+        "every": lambda value: KeepEvery(_count(value)),
         "best": _read_best,
         "younger": _read_younger,
     }
@@ -184,12 +184,18 @@ def parse_policies(text: str | None) -> tuple[Policy, ...]:
     return tuple(policies)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("it needs a whole number")
+    return int(text)
+
+
 def _read_best(value: str) -> KeepBest:
     count, _, rest = value.partition(":")
     metric, _, order = rest.partition(":")
     if not metric or order not in {"", "min", "max"}:
         raise ValueError("it needs a metric, and then min or max")
-    return KeepBest(int(count), metric, larger_is_better=order == "max")
+    return KeepBest(_count(count), metric, larger_is_better=order == "max")
 
 
 def _read_younger(value: str) -> KeepYounger:

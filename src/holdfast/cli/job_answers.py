@@ -4,6 +4,7 @@ from typing import Any
 
 from holdfast.foundation import clock
 from holdfast.foundation.units import format_age, format_duration, plural, printable
+from holdfast.jobs.output_location import output_of
 from holdfast.jobs.records import AttemptRecord, JobEvent, JobRecord, JobSummary
 from holdfast.jobs.risk import safe_point
 from holdfast.jobs.state import JobState
@@ -108,7 +109,7 @@ def job_document(job: JobRecord, progress: Progress | None) -> dict[str, Any]:
         "message": job.message,
         "command": job.command,
         "working_dir": spec.working_dir,
-        "output_dir": spec.settings.output_dir,
+        "output_dir": output_of(spec, progress),
         "num_nodes": spec.num_nodes,
         "ranks_per_node": spec.ranks_per_node,
         "cpu_per_node": spec.cpu_per_node,

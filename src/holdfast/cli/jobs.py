@@ -51,7 +51,6 @@ def status(name: Name, as_json: Json = False) -> None:
         job = jobs.job(name)
         progress, attempts = jobs.progress_of(job), jobs.attempts(job.name)
         document = job_document(job, progress)
-        document["output_dir"] = jobs.output_of(job)
         document["attempts"] = [attempt_document(attempt) for attempt in attempts]
         print_answer(as_json, document, page(job, progress, attempts, jobs.output_of(job)))
 

@@ -198,7 +198,9 @@ class LocalJobs:
             if job.state is JobState.COMPLETE:
                 raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
             if job.state.is_active and job.wanted in {Wanted.RUN, Wanted.PREEMPT}:
-                raise ConflictError(f"job {job.name} is {job.state}, not suspended")
+                raise ConflictError(
+                    f"job {job.name} is {job.state}, not suspended", hint=f"see it: holdfast logs -f {job.name}"
+                )
             self._refuse_taken_place(job.spec, self.output_of(job))
             self._ask(job, Wanted.RUN)
             if not job.state.is_active:
@@ -222,7 +224,7 @@ class LocalJobs:
             job = self.job(name)
             spec = replace(job.spec, num_nodes=num_nodes)
             if job.state is JobState.COMPLETE:
-                raise ConflictError(f"job {job.name} is complete")
+                raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
             if job.wanted is Wanted.DELETE:
                 raise ConflictError(f"job {job.name} is being deleted")
             check_size(spec, count_slots())

@@ -87,7 +87,8 @@ def _is_meant(path: Path, ranks: range | None, nodes: range | None) -> bool:
 
 def _order(path: Path) -> tuple[str, int]:
     what, _, number = path.stem.partition("-")
-    return ({"packages": "a", "node": "b"}.get(what, "c"), int(number) if number.isdecimal() else 0)
+    # Launchers last: they say that their ranks' own output, above, tells why one has failed.
+    return ({"packages": "a", "node": "c"}.get(what, "b"), int(number) if number.isdecimal() else 0)
 
 
 __all__ = ["FOLDER", "LogLine", "read_logs"]

@@ -59,7 +59,7 @@ def test_list_and_show(output: Path, tmp_path: Path) -> None:
     assert call("list", tmp_path / "empty") == (0, f"no checkpoints in {tmp_path / 'empty'}\n")
     assert document("list", tmp_path / "empty") == []
     assert call("list", tmp_path / "nowhere")[0] == 13
-    assert call("show", output / "checkpoint-7")[0] == 14
+    assert call("show", output / "checkpoint-7")[0] == 10
     assert call("list", "ftp://host/x")[0] == 2
 
 
@@ -158,6 +158,15 @@ def test_a_figure_that_nobody_measured_keeps_nothing_silently(output: Path) -> N
     assert len(list_checkpoints(output)) == 3
 
 
+@pytest.mark.parametrize("place", ["/proc/x", "{0}/file/x", "{0}/file"])
+def test_a_model_cannot_go_everywhere(output: Path, place: str, tmp_path: Path) -> None:
+    """Said without a traceback, and nothing is left."""
+    (tmp_path / "file").write_text("x")
+    code, text = call("export", output / "checkpoint-20", place.format(tmp_path))
+    assert (code, "nothing was written" in text) == (13, True)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 def test_what_is_passed_over_is_said(output: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The newest is damaged: the one before it is exported, and not silently; a damaged one is not compared."""
     (output / "checkpoint-30" / "rng_state_0.pth").unlink()
@@ -165,7 +174,7 @@ def test_what_is_passed_over_is_said(output: Path, capsys: pytest.CaptureFixture
     assert "exported" in name
     assert "checkpoint-20" in name
     assert call("diff", output / "checkpoint-10", output / "checkpoint-30")[0] == 14
-    assert call("list", output / "checkpoint-99")[0] == 14
+    assert call("list", output / "checkpoint-99")[0] == 10
 
 
 def test_looking_at_a_foreign_folder_leaves_nothing_in_it(tmp_path: Path) -> None:

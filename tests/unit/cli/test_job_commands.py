@@ -594,3 +594,37 @@ def test_watch_for_a_program() -> None:
     (document,) = map(json.loads, outcome.stdout.splitlines())
     assert (document["version"], document["name"], document["state"]) == (1, "done", "Complete")
     assert document["progress"]["step"] == 40
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        ("n", 1, "holdfast: error: the answer was no; nothing was done\n"),
+        (EOFError, 1, "holdfast: error: no answer was given; nothing was done\n"),
+        (KeyboardInterrupt, 130, ""),
+    ],
+)
+def test_an_answer_is_taken_for_what_it_is(
+    answer: str | type[BaseException], code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a terminal, where deleting checkpoints is asked about: no, the end of the input, and Ctrl-C."""
+
+    def reply(_: str) -> str:
+        if isinstance(answer, str):
+            return answer
+        raise answer
+
+    add("a", JobState.COMPLETE, settings=RunSettings(output_dir="out"))
+    monkeypatch.setattr("holdfast.foundation.console.is_interactive", lambda: True)
+    monkeypatch.setattr("typer._click.termui.visible_prompt_func", reply)
+    outcome = holdfast("delete", "a", "--checkpoints")
+    assert (outcome.code, outcome.stderr[-len(said) :] if said else "") == (code, said)
+    with History() as history:
+        assert history.find("a") is not None
+
+
+def test_a_job_that_is_scaled_beyond_the_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CPU_SLOTS", "2")
+    add("a", JobState.FAILED)
+    outcome = holdfast("scale", "a", "--nnodes", "3")
+    assert (outcome.code, "its ranks share them" in outcome.stderr) == (0, True)
