@@ -248,7 +248,12 @@ def export(
         item = finals[0] if finals and name is None else _pick(inventory, name)
         where, paths = item.where, _export_item(inventory, item, place, progress)
     document = {"from": where, "to": str(place), "files": paths}
-    print_answer(as_json, document, [f"exported {where} to {place}:", *(f"  {path}" for path in paths)])
+    lines = [f"exported {where} to {place}:", *(f"  {path}" for path in paths)]
+    if not any(path.endswith("config.json") for path in paths):
+        lines.append(
+            "weights only: it has no config.json, so the model is made by the script, and not from_pretrained"
+        )
+    print_answer(as_json, document, lines)
 
 
 @app.command()

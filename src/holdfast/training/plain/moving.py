@@ -33,9 +33,11 @@ def moved(position: Position, manifest: Manifest, data: Feed, world_size: int, *
         return position
     reason, hint = _obstacle(position, manifest, data, world_size, before, now)
     if reason and not allow_change:
+        ranks = f"on {manifest.world_size} rank(s), and these are {world_size}: "
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {manifest.world_size} rank(s), and these are "
-            f"{world_size}: {reason}; training was not started",
+            f"the checkpoint of step {manifest.step} was written "
+            f"{ranks if manifest.world_size != world_size else 'with other batches: '}{reason}; "
+            "training was not started",
             hint=hint,
         )
     if _is_at_epoch_end(position, manifest, data):
