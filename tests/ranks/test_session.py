@@ -151,7 +151,7 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert said["no data"].startswith("USAGE: the session has no data")
     assert "no step" not in said
-    assert done.stderr.count("an epoch has passed without a step") == 1
+    assert done.stderr.count("the optimizer has stepped, and nobody has told") == 1
     assert said["another model"].startswith("CONFLICT: model of checkpoint-3 does not fit")
     assert said["another loop"].startswith("CONFLICT: checkpoint-10 was not written by a session")
 

@@ -9,7 +9,9 @@ A folder gets its name when everything is in it. A prefix of a store has no name
 """
 
 import contextlib
+import errno
 import json
+import os
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -80,10 +82,10 @@ def fill_folder(target: Location, fill: Callable[[Path], None]) -> None:
         OSError: the disk is full or gone.
     """
     folder = target.folder.absolute()
-    if folder.exists() and not folder.is_dir():
-        raise StorageError(f"{folder} is not a folder; nothing was written", hint="name another one")
     working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         folder.parent.mkdir(parents=True, exist_ok=True)
         working.mkdir()  # which some places refuse that look like folders
         working.rmdir()

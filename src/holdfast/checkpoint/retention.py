@@ -185,7 +185,7 @@ def parse_policies(text: str | None) -> tuple[Policy, ...]:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
+    if not text.strip().isdecimal():
         raise ValueError("it needs a whole number")
     return int(text)
 

@@ -72,6 +72,8 @@ def _run(root: CommandGroup, arguments: Sequence[str]) -> int:
         failure = _Failure(ExitCode.FAILED, f"the answer cannot be written to stdout: {error.strerror}", None)
     except typer.Abort as error:
         if isinstance(error.__context__, KeyboardInterrupt):
+            if asks_for_json(root, arguments):
+                tell_program(ExitCode.SIGINT)
             return ExitCode.SIGINT
         failure = _Failure(ExitCode.FAILED, "no answer was given; nothing was done", None)
     else:

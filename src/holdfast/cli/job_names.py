@@ -1,20 +1,26 @@
 """The names of jobs, for shells that complete them."""
 
 import contextlib
+import logging
 
 from holdfast.errors import HoldfastError
 
 
 def complete_job(incomplete: str) -> list[str]:
-    """The jobs whose names begin so; none where the history cannot be read, because nobody sees a message here."""
+    """The jobs whose names begin so; none where the history cannot be read."""
     from holdfast.jobs.history import History
     from holdfast.jobs.places import history_file
 
-    if not history_file().exists():  # looking makes it
+    logging.disable()  # a shell shows what is written in the middle of its line
+    try:
+        with contextlib.suppress(HoldfastError, OSError):
+            if not history_file().exists():  # looking makes it
+                return []
+            with History() as history:
+                return [job.name for job in history.summaries() if job.name.startswith(incomplete)]
         return []
-    with contextlib.suppress(HoldfastError), History() as history:
-        return [job.name for job in history.summaries() if job.name.startswith(incomplete)]
-    return []
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 __all__ = ["complete_job"]

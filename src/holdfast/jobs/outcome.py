@@ -70,7 +70,7 @@ def conclude(
     if was_asked:
         state = JobState.PREEMPTED if wanted is Wanted.PREEMPT else JobState.SUSPENDED
         message = stands if saved else f"it was stopped without a save; {stands}"
-        if failure is not None:
+        if failure is not None and not missing_in:
             message += "; the object store does not have all of it yet"
         return Outcome(state=state, exit_code=code if failure is None else failure, message=message)
     setbacks = 0 if has_progressed else setbacks

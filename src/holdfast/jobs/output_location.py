@@ -12,9 +12,12 @@ from holdfast.training.progress import Progress
 def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
     """The location of a job's checkpoints, in full: as its owner said, or as its ranks told; None when nobody has."""
     said = spec.settings.output_dir
-    if said is None and progress is not None:
-        said = progress.location or progress.output_dir
-    return in_full(said, spec.working_dir) if said else None
+    if said is not None:
+        return in_full(said, spec.working_dir)
+    told = (progress.location or progress.output_dir) if progress is not None else ""
+    with contextlib.suppress(ValueError):  # a record that somebody has altered
+        return in_full(told, spec.working_dir) if told else None
+    return None
 
 
 def place_of(spec: JobSpec, output: str) -> str:

@@ -23,12 +23,14 @@ from holdfast.jobs.connections import keys_of
 from holdfast.jobs.history import History, HistoryError
 from holdfast.jobs.launchers import Launchers, launcher_environment
 from holdfast.jobs.outcome import conclude
+from holdfast.jobs.output_location import output_of
 from holdfast.jobs.packages import NotWantedError, install_packages
 from holdfast.jobs.places import job_folder, supervisor_lock
 from holdfast.jobs.records import JobRecord
 from holdfast.jobs.removing import remove_job, remove_remains
 from holdfast.jobs.reviving import revive
 from holdfast.jobs.state import JobState, Wanted
+from holdfast.storage.location import parse_location
 
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 30.0
@@ -227,7 +229,7 @@ class Supervisor:
     def _conclude(self, launchers: Launchers) -> None:
         """Write down how the attempt ended, and what becomes of the job."""
         launchers.wait_until_gone()
-        safe = told.safe_step(self._folder)
+        safe, missing_in = told.safe_step(self._folder), self._missing_in()
         exit_codes = launchers.exit_codes
         with self._history.transaction():
             job = self._job
@@ -235,7 +237,7 @@ class Supervisor:
                 exit_codes,
                 self._was_wanted(job),
                 safe_step=safe,
-                missing_in=told.missing_in(self._folder),
+                missing_in=missing_in,
                 has_progressed=safe is not None and safe > (job.safe_step or 0),
                 setbacks=job.setbacks,
             )
@@ -254,6 +256,12 @@ class Supervisor:
                 self._history.change_nodes(job, job.target_nodes, actor=self._actor)
             self._history.become(self._name, state, actor=self._actor, message=outcome.message, **figures)
         launchers.tidy()
+
+    def _missing_in(self) -> str:
+        """The object store that does not have the newest step that was saved; empty when it has, or there is none."""
+        output = output_of(self._job.spec, told.progress(self._folder))
+        is_remote = output is not None and parse_location(output).is_remote
+        return output if is_remote and output and told.step_not_stored(self._folder) is not None else ""
 
     def _was_wanted(self, job: JobRecord) -> Wanted:
         """Why the launchers have ended, where somebody has asked them to."""

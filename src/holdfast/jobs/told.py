@@ -47,15 +47,20 @@ def safe_step(folder: Path) -> int | None:
     return step
 
 
-def missing_in(folder: Path) -> str:
-    """The object store in which the newest checkpoint had not arrived when the last attempt ended; empty for none."""
-    location = ""
+def step_not_stored(folder: Path) -> int | None:
+    """The newest step that was saved, unless it has arrived in the object store; None when nothing was saved."""
+    saved = stored = -1
     for event in events(folder):
-        if event["event"] in {"attempt_started", "uploaded"}:
-            location = ""
-        elif event["event"] == "upload_unfinished":
-            location = str(event.get("location", "the object store"))
-    return location
+        name, step = event["event"], event.get("step")
+        if name == "set_aside":
+            saved = stored = -1
+        elif not isinstance(step, int):
+            continue
+        elif name == "saved" or (name == "interrupted" and event.get("saved")):
+            saved = step
+        elif name == "uploaded" and not str(event.get("location")).endswith("/final"):
+            stored = max(stored, step)
+    return saved if saved > stored else None
 
 
 def was_told_since(folder: Path, wall_s: float) -> bool:
@@ -66,4 +71,4 @@ def was_told_since(folder: Path, wall_s: float) -> bool:
         return False
 
 
-__all__ = ["EVENTS", "events", "has_begun", "missing_in", "progress", "safe_step", "was_told_since"]
+__all__ = ["EVENTS", "events", "has_begun", "progress", "safe_step", "step_not_stored", "was_told_since"]

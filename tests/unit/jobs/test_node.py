@@ -81,3 +81,18 @@ def test_the_nodes_meet_at_a_port_that_is_free_when_the_first_one_starts(
     assert [plan["master_port"] for plan in plans] == chosen * 2
     while launchers.are_alive:
         pass
+
+
+def test_what_was_just_started_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has no variables yet is not found by them."""
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 100\n")
+    sleeper.chmod(0o700)
+    launchers = Launchers(job_spec(python=str(sleeper)), tmp_path, 1)
+    monkeypatch.setattr("holdfast.jobs.processes.processes_of", lambda _: [])
+    process = launchers.start(0, {}, ()).process
+    assert process.is_alive
+    launchers.kill()
+    launchers.wait_until_gone()
+    assert not process.is_alive
+    assert not Path(f"/proc/{process.pid}").exists(), "nobody has asked how it ended"

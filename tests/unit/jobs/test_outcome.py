@@ -81,6 +81,9 @@ def test_a_checkpoint_that_is_not_in_the_store_is_safe_here_only() -> None:
     """Whoever tidies this machine must know."""
     outcome = end(75, wanted=Wanted.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
     assert outcome.message.startswith("step 7 is safe on this machine only: it did not arrive in s3://bucket/run")
+    failed = end(13, wanted=Wanted.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
+    assert failed.message.count("s3://bucket/run") == 1
+    assert "the object store does not have all" not in failed.message
 
 
 def test_an_upload_that_did_not_finish_suspends_all_the_same() -> None:

@@ -2,26 +2,36 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.jobs.told import EVENTS, missing_in
+from holdfast.jobs.told import EVENTS, step_not_stored
 
-_BEGUN, _SAVED, _ARRIVED = ({"event": name} for name in ("attempt_started", "saved", "uploaded"))
-_MISSING = {"event": "upload_unfinished", "location": "s3://bucket/run"}
+
+def _saved(step: int) -> dict[str, Any]:
+    return {"event": "saved", "step": step}
+
+
+def _uploaded(step: int, name: str | None = None) -> dict[str, Any]:
+    return {"event": "uploaded", "step": step, "location": f"s3://bucket/{name or f'checkpoint-{step}'}"}
 
 
 @pytest.mark.parametrize(
-    ("told", "location"),
+    ("told", "step"),
     [
-        ([], ""),
-        ([_BEGUN, _SAVED, _ARRIVED], ""),
-        ([_BEGUN, _SAVED, _MISSING], "s3://bucket/run"),
-        ([_BEGUN, _SAVED, _MISSING, _BEGUN, _SAVED, _ARRIVED], ""),
-        ([_BEGUN, _ARRIVED, _SAVED, {"event": "upload_unfinished"}], "the object store"),
+        ([], None),
+        ([_saved(4), _uploaded(4)], None),
+        ([_saved(4), _uploaded(4), _saved(8)], 8),
+        ([_saved(8), {"event": "interrupted", "step": 9, "saved": True}, _uploaded(8)], 9),
+        ([_saved(8), _uploaded(8), {"event": "upload_unfinished"}], None),
+        ([_saved(8), _uploaded(8, "final")], 8),
+        ([_saved(8), {"event": "attempt_started"}, {"event": "resumed", "step": 8}], 8),
+        ([{"event": "resumed", "step": 8}], None),
+        ([_saved(8), {"event": "set_aside"}, _saved(2), _uploaded(2)], None),
     ],
 )
-def test_what_did_not_arrive(told: list[dict[str, str]], location: str, tmp_path: Path) -> None:
-    """Of the last attempt only."""
+def test_what_did_not_arrive(told: list[dict[str, Any]], step: int | None, tmp_path: Path) -> None:
+    """Over all attempts: what one has left behind, the next may bring."""
     (tmp_path / EVENTS).write_text("".join(json.dumps(event) + "\n" for event in told))
-    assert missing_in(tmp_path) == location
+    assert step_not_stored(tmp_path) == step

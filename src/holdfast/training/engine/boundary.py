@@ -66,6 +66,14 @@ class Boundary:
         """
         self.snapshots.prepare()
 
+    def close(self, *, is_orderly: bool) -> None:
+        """Let go of the snapshots.
+
+        Args:
+            is_orderly: whether everything worth keeping is durable; otherwise the keeper sees to it.
+        """
+        self.snapshots.close(is_orderly=is_orderly)
+
     def loop_begins(self) -> None:
         """The model is loaded; from here on a signal is answered by a save."""
         self._session.step = self._framework.step

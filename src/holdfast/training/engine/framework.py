@@ -58,7 +58,7 @@ class Framework(Protocol):
         ...
 
     def write_again(self) -> Write:
-        """For a save that has failed: how to write the same boundary anew."""
+        """How to write this boundary: for a snapshot of it, and for a save that has failed."""
         ...
 
     def write_final(self, folder: Path) -> Streams | None:

@@ -54,7 +54,7 @@ class Parts(Protocol):
 
         Raises:
             UsageError: the checkpoint has other parts.
-            ConflictError: one of them is of another shape.
+            ConflictError: a module among them is of another shape.
         """
         ...
 
@@ -139,13 +139,24 @@ class NamedParts:
         for name, part in self._whole_parts().items():
             # Modules copy into their own tensors; optimizers and others may keep those that they are given.
             state = load_plain(folder / f"{name}.pt", is_copied=isinstance(part, torch.nn.Module))
-            try:
-                part.load_state_dict(state)
-            except (RuntimeError, ValueError, KeyError) as error:
+            difference = _difference(state, part.state_dict()) if isinstance(part, torch.nn.Module) else ""
+            if difference:
                 raise ConflictError(
-                    f"{name} of {folder.name} does not fit this script's: {error}; training was not started",
+                    f"{name} of {folder.name} is not this script's: {difference}; training was not started",
                     hint="make it as it was then, or begin anew with --from-scratch",
-                ) from error
+                )
+            part.load_state_dict(state)
+
+
+def _difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What a module's state has in another shape, or one of the two only; empty when they are alike."""
+    for key in dict.fromkeys([*then, *now]):
+        if key not in then or key not in now:
+            return f"{key} is missing {'there' if key in now else 'here'}"
+        before, after = (getattr(state[key], "shape", None) for state in (then, now))
+        if before != after:
+            return f"{key} is {tuple(before or ())} there and {tuple(after or ())} here"
+    return ""
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:

@@ -61,10 +61,10 @@ class Run(Training):
         self.epochs_to_do = count
         for number, batches in enumerate(self._data.epochs(count)):
             yield batches
-            if number == 0 and self.step_number == 0 and self._session.place.is_first:
+            if number == 0 and self.step_number == 0 and self._has_voted and self._session.place.is_first:
                 self._session.log.warning(
-                    "an epoch has passed without a step: call run.step(loss=…) after each one of the optimizer's; "
-                    "nothing is saved without"
+                    "the optimizer has stepped, and nobody has told: call run.step(loss=…) after each one of the "
+                    "optimizer's; nothing is saved without"
                 )
 
     def batches(self, epochs: int = 1) -> Iterator[Any]:

@@ -240,7 +240,7 @@ class Training:
         if self._hook is not None:
             self._hook.remove()
         if hasattr(self, "_boundary"):
-            self._boundary.snapshots.close(is_orderly=is_orderly)
+            self._boundary.close(is_orderly=is_orderly)
         is_kept = not is_orderly and session.keeping.is_connected
         self._output.release(self._start.attempt.attempt_id if self._start and not is_kept else None)
 

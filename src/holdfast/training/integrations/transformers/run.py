@@ -133,7 +133,7 @@ class TrainerRun:
                 self._repartition.close()
             is_orderly = is_orderly or self._session.interrupted is not None
             if self._prepared is not None:
-                self._prepared.snapshots.close(is_orderly=is_orderly)
+                self._prepared.close(is_orderly=is_orderly)
             # The keeper may be saving what a lost rank has left: the next start cleans up after it.
             is_kept = not is_orderly and self._session.keeping.is_connected
             self._output.release(start.attempt.attempt_id if start and not is_kept else None)
