@@ -87,8 +87,8 @@ def _is_meant(path: Path, ranks: range | None, nodes: range | None) -> bool:
 
 def _order(path: Path) -> tuple[str, int]:
     what, _, number = path.stem.partition("-")
-    # Launchers last: they say that their ranks' own output, above, tells why one has failed.
-    return ({"packages": "a", "node": "c"}.get(what, "b"), int(number) if number.isdecimal() else 0)
+    # Ranks last: the last line of a training, or the error of one that failed, is what people look for.
+    return ({"packages": "a", "node": "b"}.get(what, "c"), int(number) if number.isdecimal() else 0)
 
 
 __all__ = ["FOLDER", "LogLine", "read_logs"]

@@ -68,18 +68,18 @@ def test_nothing_was_printed(tmp_path: Path, job: Job) -> None:
 
 
 def test_sources_in_order(job: Job) -> None:
-    """Packages, ranks, launchers, by number and not by letter; what is no log is left alone."""
+    """Packages, launchers, ranks, by number and not by letter; what is no log is left alone."""
     for source in ("rank-10", "rank-2", "node-1", "node-0", "packages"):
         job.print(source, "x\n")
     (job.folder / "logs" / "notes.txt").write_text("y\n")
-    assert [source for source, _ in read(job)] == ["packages", "rank 2", "rank 10", "node 0", "node 1"]
+    assert [source for source, _ in read(job)] == ["packages", "node 0", "node 1", "rank 2", "rank 10"]
 
 
 def test_ranks_and_nodes_are_chosen_by_number(job: Job) -> None:
     """Each choice for its own kind."""
     for source in ("rank-0", "rank-1", "rank-2", "node-0", "node-1"):
         job.print(source, "x\n")
-    assert [source for source, _ in read(job, ranks=range(1, 3), nodes=range(1))] == ["rank 1", "rank 2", "node 0"]
+    assert [source for source, _ in read(job, ranks=range(1, 3), nodes=range(1))] == ["node 0", "rank 1", "rank 2"]
     assert [source for source, _ in read(job, ranks=range(0))] == ["node 0", "node 1"]
 
 
