@@ -260,8 +260,9 @@ class Supervisor:
     def _missing_in(self) -> str:
         """The object store that does not have the newest step that was saved; empty when it has, or there is none."""
         output = output_of(self._job.spec, told.progress(self._folder))
-        is_remote = output is not None and parse_location(output).is_remote
-        return output if is_remote and output and told.step_not_stored(self._folder) is not None else ""
+        if output is None or not parse_location(output).is_remote:
+            return ""
+        return output if told.step_not_stored(self._folder) is not None else ""
 
     def _was_wanted(self, job: JobRecord) -> Wanted:
         """Why the launchers have ended, where somebody has asked them to."""
