@@ -190,16 +190,40 @@ def test_whatever_is_killed_the_job_ends_as_if_nothing_had_been(
         assert first.exit_code is None
 
 
+def connect(server: MotoServer) -> None:
+    """Write down the keys of the connection `store`."""
+    connections = Path(os.environ["XDG_CONFIG_HOME"], "holdfast", "connections.toml")
+    connections.parent.mkdir(parents=True)
+    connections.touch(mode=0o600)
+    connections.write_text("[store]\n" + "".join(f'{name} = "{text}"\n' for name, text in server.variables.items()))
+
+
+@long
+def test_suspended_while_its_store_is_away_it_is_safe_here_only(place: Place, moto: MotoServer) -> None:
+    """Whoever tidies this machine is told; when the job goes on, everything arrives."""
+    connect(moto)
+    location = str(moto.location(f"away-{uuid.uuid4().hex[:8]}"))
+    settings = {"output_dir": location, "local_dir": str(place.output("a")), "save_steps": 2, "grace_s": 15.0}
+    place.jobs.submit(place.training("a", settings=settings, data_connection="store"))
+    place.wait_for("an upload", lambda: place.events("a", "uploaded"), "a")
+    moto.stop()
+    try:
+        job = place.jobs.suspend("a", timeout_s=60)
+    finally:
+        moto.start()
+    assert job.state is SUSPENDED
+    assert f"is safe on this machine only: it did not arrive in {location}" in job.message
+    place.jobs.resume("a")
+    assert place.complete("a").message == ""
+
+
 @long
 @pytest.mark.parametrize("kinds", [("mover",), ("mover", "launcher"), ("mover", "supervisor")], ids="+".join)
 def test_who_brings_checkpoints_to_a_store_may_be_killed(
     place: Place, reference: Place, moto: MotoServer, kinds: tuple[str, ...]
 ) -> None:
     """The job ends as if nothing had been, and the store has its last step."""
-    connections = Path(os.environ["XDG_CONFIG_HOME"], "holdfast", "connections.toml")
-    connections.parent.mkdir(parents=True)
-    connections.touch(mode=0o600)
-    connections.write_text("[store]\n" + "".join(f'{name} = "{text}"\n' for name, text in moto.variables.items()))
+    connect(moto)
     prefix = f"jobs-{uuid.uuid4().hex[:8]}"
     settings = {"output_dir": str(moto.location(prefix)), "local_dir": str(place.output("a")), "save_steps": 2}
     place.jobs.submit(place.training("a", settings=settings, data_connection="store"))
