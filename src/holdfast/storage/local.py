@@ -106,7 +106,7 @@ class LocalStore:
 
     def _publish(self, working: Path, path: Path, condition: Condition | None) -> None:
         # The folder's lock makes look and rename one step for all writers that come this way.
-        with _locked(path.parent):
+        with _locked(path.parent) as folder:
             if condition is not None:
                 try:
                     present = _version(os.stat(path, follow_symlinks=False))
@@ -119,7 +119,8 @@ class LocalStore:
                         hint="another run writes to the same place; stop one of them",
                     )
             working.rename(path)
-            files.fsync_folder(path.parent)
+            # By its descriptor: whoever deletes the object the moment that it is there, deletes the folder too.
+            os.fsync(folder)
 
     def upload(
         self,
@@ -227,7 +228,7 @@ def _create_working(path: Path) -> Path:
     for _ in range(_MOST_TRIES):
         # Between any two calls, whoever deletes the folder's last object deletes the folder too.
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
             working.touch(exist_ok=False)
         except FileNotFoundError:
             continue
@@ -237,6 +238,13 @@ def _create_working(path: Path) -> Path:
         else:
             return working
     raise StorageError(f"{path.parent} vanishes again and again; nothing was written")
+
+
+def _make_folder(folder: Path) -> None:
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in made:
+        files.fsync_folder(path.parent)
 
 
 def _copy(source: Path, target: int, progress: Progress | None) -> None:
@@ -272,12 +280,12 @@ def _is_below(path: Path, root: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Generator[None]:
+def _locked(folder: Path) -> Generator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # no locks here: look and rename remain two steps
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -1,0 +1,39 @@
+"""A folder as a store: what its neighbours do between two of its system calls."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.storage.local import LocalStore
+from holdfast.storage.location import parse_location
+
+
+def test_an_object_that_is_deleted_as_it_lands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder goes with its last object, while the writer still has to make the object's name durable."""
+    store = LocalStore(parse_location(str(tmp_path / "store")))
+    rename = Path.rename
+    num_renamed = 0
+
+    def rename_and_lose(working: Path, target: Path) -> Path:
+        nonlocal num_renamed
+        renamed = rename(working, target)
+        store.delete("folder/only")
+        num_renamed += 1
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", rename_and_lose)
+    store.write("folder/only", b"alone in its folder")
+    assert num_renamed == 1
+    assert list(store.list()) == []
+
+
+def test_names_of_new_folders_are_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each folder that is made for an object is named in its parent, which has to survive too."""
+    synced: list[Path] = []
+    monkeypatch.setattr("holdfast.foundation.files.fsync_folder", synced.append)
+    store = LocalStore(parse_location(str(tmp_path / "store")))
+    store.write("a/b/key", b"")
+    assert set(synced) == {tmp_path, tmp_path / "store", tmp_path / "store" / "a"}
+    synced.clear()
+    store.write("a/b/other", b"")
+    assert synced == []
