@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--resumed-step-ms", type=float, help="as soon as the run goes on from a checkpoint")
     parser.add_argument("--save-steps", type=int)
     parser.add_argument("--accelerate", action="store_true")
+    parser.add_argument("--lora", action="store_true", help="train PEFT's adapters")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -39,8 +40,12 @@ def main() -> None:
     sampler = DistributedSampler(data, seed=2) if world_size > 1 and accelerator is None else None
     loader = DataLoader(data, batch_size=8 // world_size, sampler=sampler, shuffle=sampler is None)
     plain = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 32))
+    if options.lora:
+        from peft import LoraConfig, get_peft_model
+
+        plain = get_peft_model(plain, LoraConfig(r=2, target_modules=["0", "4"]))
     model = DistributedDataParallel(plain) if world_size > 1 and accelerator is None else plain
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=18)
     torch.manual_seed(100 + rank)
     options.out.mkdir(parents=True, exist_ok=True)

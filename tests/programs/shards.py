@@ -1,7 +1,8 @@
 """A hand-written loop in a session, its model sharded by `fully_shard` or in DDP, on any number of ranks.
 
 The global batch is 24, whatever that number is. Writes a line `STEP SAMPLE…` for each step to `seen-RANK`, and the
-whole state when a run begins to `begun-STEP.pt`, after each step to `ended-STEP.pt`.
+whole state when a run begins to `begun-STEP.pt`, after each step to `ended-STEP.pt`. With `--lora` PEFT's adapters
+are trained, on a base that `--base-seed` makes.
 """
 
 import argparse
@@ -25,22 +26,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--kind", choices=("ddp", "fsdp"), required=True)
     parser.add_argument("--step-ms", type=float, default=20)
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--base-seed", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    torch.manual_seed(5)
+    torch.manual_seed(options.base_seed)
     data = TensorDataset(torch.randn(240, 16), torch.arange(240))
     loader = DataLoader(data, batch_size=24 // world_size, sampler=DistributedSampler(data, seed=2))
-    model: nn.Module = nn.Sequential(nn.Linear(16, 36), nn.ReLU(), nn.Linear(36, 16))
+    layers = nn.Sequential(nn.Linear(16, 36), nn.ReLU(), nn.Linear(36, 16))
+    model: nn.Module = layers
+    if options.lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(layers, LoraConfig(r=2, lora_dropout=0.1, target_modules=["0", "2"]))
     if options.kind == "fsdp":
         mesh = init_device_mesh("cpu", (world_size,))
-        for layer in model:
+        for layer in layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     else:
         model = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 20)
     options.out.mkdir(parents=True, exist_ok=True)
     seen = os.open(options.out / f"seen-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.support.checkpoints import commit, prepared
 from tests.support.equality import finals, same
@@ -82,6 +84,33 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(way: str, tmp_path: Path)
     assert resumed[0]["step"] == stop["step"]
     assert resumed[1]["step"] >= 9
     assert read_events(output, "finished")[0]["step"] == 18
+    for mine, expected in zip(finals(output, num_ranks), finals(tmp_path / "reference", num_ranks), strict=True):
+        assert same(mine, expected)
+
+
+@pytest.mark.parametrize("way", [pytest.param("accelerate", marks=pytest.mark.long), "python"])
+def test_adapters_end_with_the_same_bits(way: str, tmp_path: Path) -> None:
+    """Stopped once; the checkpoint holds no weight of the frozen model, the end has all of them."""
+    start, num_ranks = STARTS[way]
+    reference = start(tmp_path / "reference", "--lora", "--step-ms", "0")
+    with no_orphans(reference):
+        assert reference.wait() == 0, reference.text
+    output = tmp_path / "run"
+    stopped = start(output, "--lora")
+    with no_orphans(stopped):
+        stopped.wait_for_mark("train 4")
+        stopped.signal(signal.SIGTERM)
+        assert stopped.wait() == 75, stopped.text
+    [step] = committed_steps(output)
+    checkpoint = output / f"checkpoint-{step}"
+    weights = checkpoint / "model.safetensors"
+    state = load_file(weights) if weights.exists() else torch.load(checkpoint / "model.pt", weights_only=True)
+    assert {key for key in state if "lora_" not in key} == {
+        f"base_model.model.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    last = start(output, "--lora", "--step-ms", "0")
+    with no_orphans(last):
+        assert last.wait() == 0, last.text
     for mine, expected in zip(finals(output, num_ranks), finals(tmp_path / "reference", num_ranks), strict=True):
         assert same(mine, expected)
 

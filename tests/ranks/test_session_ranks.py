@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 
 from tests.support.jobs import committed_steps, holdfast, no_orphans, read_events
 
@@ -21,8 +22,8 @@ PAIRS = [
 ]
 
 
-def _program(output: Path, kind: str) -> list[str]:
-    return [str(SHARDS), "--out", str(output), "--kind", kind]
+def _program(output: Path, kind: str, *options: str) -> list[str]:
+    return [str(SHARDS), "--out", str(output), "--kind", kind, *options]
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -33,6 +34,11 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(_equal, one, other))
     return one == other
+
+
+def _check_begun_as_ended(output: Path, step: int) -> None:
+    ended, begun = (torch.load(output / f"{name}-{step}.pt", weights_only=True) for name in ("ended", "begun"))
+    assert _equal(begun, ended), "weights, moments and learning rate are what they were"
 
 
 @pytest.mark.parametrize(("kind", "before", "after"), PAIRS)
@@ -50,8 +56,7 @@ def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: P
     again = holdfast(output, "--nproc-per-node", str(after), program=_program(output, kind))
     with no_orphans(again):
         assert again.wait(120) == 0, again.text
-    ended, begun = (torch.load(output / f"{name}-{step}.pt", weights_only=True) for name in ("ended", "begun"))
-    assert _equal(begun, ended), "weights, moments and learning rate are what they were"
+    _check_begun_as_ended(output, step)
     samples: dict[int, list[int]] = {}
     for path in output.glob("seen-*"):
         for line in path.read_text().splitlines():
@@ -62,3 +67,44 @@ def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: P
         seen = [sample for number in range(10 * epoch, 10 * epoch + 10) for sample in samples[number]]
         assert sorted(seen) == list(range(240))
     assert read_events(output, "finished")[0]["step"] == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("fsdp", 2, 1),
+        pytest.param("ddp", 2, 1, marks=pytest.mark.long),
+        pytest.param("fsdp", 1, 3, marks=pytest.mark.long),
+    ],
+)
+def test_adapters_without_their_base(kind: str, before: int, after: int, tmp_path: Path) -> None:
+    """Checkpoints hold the adapters alone; on the same base all goes on as it was, on another one nothing does."""
+    output = tmp_path / "run"
+    job = holdfast(output, "--nproc-per-node", str(before), program=_program(output, kind, "--lora"))
+    with no_orphans(job):
+        job.wait_for_mark("train 4")
+        os.kill(job.rank_pids()[-1], signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    [stop] = read_events(output, "stop_requested")
+    step = stop["step"]
+    names = _names_in(output / f"checkpoint-{step}", kind)
+    assert len(names) == 4
+    assert all("lora_" in name for name in names)
+    other = _program(output, kind, "--lora", "--base-seed", "6")
+    refused = holdfast(output, "--nproc-per-node", str(after), program=other)
+    with no_orphans(refused):
+        assert refused.wait(120) == 11, refused.text
+    assert "the weights differ; training was not started" in refused.text
+    again = holdfast(output, "--nproc-per-node", str(after), program=_program(output, kind, "--lora"))
+    with no_orphans(again):
+        assert again.wait(120) == 0, again.text
+    _check_begun_as_ended(output, step)
+    assert read_events(output, "finished")[0]["step"] == 20
+
+
+def _names_in(checkpoint: Path, kind: str) -> list[str]:
+    """Of a model's weights."""
+    if kind == "ddp":
+        return list(torch.load(checkpoint / "model.pt", weights_only=True))
+    metadata = FileSystemReader(checkpoint / "sharded").read_metadata()
+    return [name for name in metadata.state_dict_metadata if name.startswith("model.")]

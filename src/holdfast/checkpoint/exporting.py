@@ -245,9 +245,9 @@ def _check_whole(folder: ReadablePath, manifest: Manifest) -> None:
     """Refuse adapters."""
     if manifest.base is not None:
         raise CheckpointError(
-            f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, in pieces; "
-            "nothing was exported",
-            hint="resume from it, and save the model from there",
+            f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, not in the layout that "
+            "PEFT reads; nothing was exported",
+            hint="resume from it, and call the model's save_pretrained from there",
         )
 
 

@@ -4,14 +4,17 @@ The loop gives the session its `Accelerator`; `save_state` and `load_state` deci
 """
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from holdfast.errors import UsageError
+from holdfast.errors import ConflictError, UsageError
 from holdfast.foundation.environment import Place
+from holdfast.training.peers import Peers
+from holdfast.training.plain.adapters import bases_of, without
+from holdfast.training.plain.parts import unwrapped
 
 
 class AcceleratedParts:
@@ -33,6 +36,7 @@ class AcceleratedParts:
             )
         self._accelerator = accelerator
         self._place = place
+        self._left_out: dict[int, set[str]] = {}
 
     @property
     def strategy(self) -> str:
@@ -58,25 +62,77 @@ class AcceleratedParts:
         """All that were prepared."""
         return list(self._accelerator._models)
 
+    def base(self, peers: Peers) -> Mapping[str, str] | None:
+        """Of models with PEFT's adapters; None under FSDP and DeepSpeed, where all of a model is saved."""
+        if self.strategy not in {"single", "ddp"}:
+            return None
+        models = {str(number): unwrapped(model) for number, model in enumerate(self._accelerator._models)}
+        found = bases_of(models, peers, is_split=False)
+        if found is None:
+            return None
+        base, left_out = found
+        self._left_out = {int(number): keys for number, keys in left_out.items()}
+        return base
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """All that were prepared."""
         return [innermost(one) for one in self._accelerator._optimizers]
 
     def write(self, folder: Path) -> None:
         """As `save_state` does."""
-        with self._naming_nothing(), self._below_replication(), shards_in_place(self._accelerator):
+        place = shards_in_place(self._accelerator)
+        with self._naming_nothing(), self._below_replication(), self._leaving_out_bases(), place:
             self._accelerator.save_state(str(folder))
 
     def write_final(self, folder: Path) -> None:
-        """Each model as `save_model` writes it."""
+        """Each model as `save_model` writes it, adapters as PEFT reads them."""
         models = self._accelerator._models
         for number, model in enumerate(models):
-            self._accelerator.save_model(model, str(folder if len(models) == 1 else folder / f"model_{number}"))
+            target = str(folder if len(models) == 1 else folder / f"model_{number}")
+            if number not in self._left_out:
+                self._accelerator.save_model(model, target)
+            elif self._place.is_first:
+                unwrapped(model).save_pretrained(target)
 
     def load(self, folder: Path) -> None:
         """As `load_state` does."""
-        with self._naming_nothing(), self._below_replication():
-            self._accelerator.load_state(str(folder))
+        options: dict[str, Any] = {}
+        if self._left_out:
+            # Nobody has saved the base, so that Accelerate must not look for it; nothing else may be missing.
+            for number, model in enumerate(self._accelerator._models):
+                self._check_keys(folder, number, unwrapped(model))
+            options = {"strict": False}
+        try:
+            with self._naming_nothing(), self._below_replication():
+                self._accelerator.load_state(str(folder), **options)
+        except RuntimeError as error:
+            if "loading state_dict" not in str(error):
+                raise
+            difference = _first_difference(error)
+            raise ConflictError(
+                f"a model of {folder.name} is not this script's: {difference}; training was not started",
+                hint="make it as it was then, or begin anew with --from-scratch",
+            ) from error
+
+    def _check_keys(self, folder: Path, number: int, model: torch.nn.Module) -> None:
+        from safetensors import safe_open
+
+        path = folder / ("model.safetensors" if number == 0 else f"model_{number}.safetensors")
+        if not path.exists():  # a hook of the script's has saved it in its own way
+            return
+        opened: Any = safe_open(path, framework="pt")
+        with opened as file:
+            then: dict[str, tuple[int, ...]] = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        state = without(model.state_dict(keep_vars=True), self._left_out.get(number, ()))
+        tied: dict[int, set[str]] = {}  # of several names of one tensor the file has one
+        for key, tensor in state.items():
+            tied.setdefault(id(tensor), set()).add(key)
+        is_same = all(key in state and tuple(state[key].shape) == shape for key, shape in then.items())
+        if not is_same or not all(names & then.keys() for names in tied.values()):
+            raise ConflictError(
+                f"the weights of {folder.name} are not those of this script's model; training was not started",
+                hint="make model and adapters as they were then, or begin anew with --from-scratch",
+            )
 
     @contextlib.contextmanager
     def _naming_nothing(self) -> Generator[None]:
@@ -90,6 +146,21 @@ class AcceleratedParts:
             configuration.automatic_checkpoint_naming, configuration.iteration = before, iteration
 
     @contextlib.contextmanager
+    def _leaving_out_bases(self) -> Generator[None]:
+        """By Accelerate's own hook, which may change what is going to be saved."""
+
+        def leave_out(models: list[Any], weights: list[dict[str, Any]], _: str) -> None:
+            if len(weights) == len(models):  # otherwise a hook of the script's has saved some in its own way
+                for number, keys in self._left_out.items():
+                    weights[number] = without(weights[number], keys)
+
+        hook = self._accelerator.register_save_state_pre_hook(leave_out)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextlib.contextmanager
     def _below_replication(self) -> Generator[None]:
         """Names of weights are those of the models, whether there are replicas of them or not."""
         models: list[Any] = self._accelerator._models
@@ -100,6 +171,11 @@ class AcceleratedParts:
             yield
         finally:
             models[:] = before
+
+
+def _first_difference(error: RuntimeError) -> str:
+    """What torch says of the first entry that does not fit, below a line that names the module."""
+    return str(error).splitlines()[1:2][0].strip().rstrip(".") if "\n" in str(error) else str(error)
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:

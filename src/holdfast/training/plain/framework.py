@@ -1,15 +1,18 @@
 """A hand-written loop as the engine sees it: the parts of its state, and this rank's place in the data."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConflictError
 from holdfast.foundation.environment import Place
 from holdfast.training.engine.framework import Write
+from holdfast.training.integrations.base_model import check_base
+from holdfast.training.peers import Peers
 from holdfast.training.plain.loading import load_plain
 from holdfast.training.plain.parts import Parts, parameters_of
 from holdfast.training.plain.position import Feed, Position
@@ -33,6 +36,7 @@ class PlainFramework:
         self._parts = parts
         self._data = data
         self._place = place
+        self._base: Mapping[str, str] | None = None
         self.handed_step: int | None = None
         self.step = 0
         """Optimizer steps done."""
@@ -55,8 +59,9 @@ class PlainFramework:
         return self._parts.share
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """Of all modules."""
-        return parameters_of(self._parts.modules())
+        """Of all modules; where there are adapters, only what is trained, because not much else is saved."""
+        every = parameters_of(self._parts.modules())
+        return every if self._base is None else [one for one in every if one.requires_grad]
 
     def moments_per_parameter(self) -> int:
         """Two, as the usual optimizers have."""
@@ -77,6 +82,7 @@ class PlainFramework:
             "zero_stage": self.zero_stage,
             "global_batch": samples * accumulation,
             "gradient_accumulation": accumulation,
+            "base": self._base,
             "samples_seen": (data.epoch * (in_epoch or 0) + data.batches) * samples,
         }
 
@@ -102,6 +108,10 @@ class PlainFramework:
         folder.mkdir(parents=True, exist_ok=True)
         self._parts.write_final(folder)
 
+    def find_base(self, peers: Peers) -> None:
+        """Look what lies below the adapters that are trained, if there are any; all ranks call it."""
+        self._base = self._parts.base(peers)
+
     def place_in(self, folder: Path, *, ranks_before: int) -> tuple[Position, dict[str, Any]]:
         """Where this rank was in its data when a checkpoint was written; nothing is changed.
 
@@ -124,12 +134,14 @@ class PlainFramework:
         mine = load_plain(path)
         return Position(**mine["position"]), mine["rng"]
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, manifest: Manifest) -> None:
         """Load the parts that `write_again` has written into a verified checkpoint.
 
         Raises:
             UsageError: the checkpoint has no such part.
+            ConflictError: its adapters belong to another base, or one of both has none.
         """
+        check_base(manifest.base, self._base, manifest.step)
         self._parts.load(folder)
 
 

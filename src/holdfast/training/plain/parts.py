@@ -8,6 +8,8 @@ import torch
 
 from holdfast.errors import ConflictError, UsageError
 from holdfast.foundation.environment import Place
+from holdfast.training.peers import Peers
+from holdfast.training.plain.adapters import AdapterState, bases_of
 from holdfast.training.plain.loading import load_plain
 from holdfast.training.plain.sharded import sharded_parts
 from holdfast.training.plain.unsavable import check_savable
@@ -35,6 +37,10 @@ class Parts(Protocol):
 
     def modules(self) -> list[torch.nn.Module]:
         """All models."""
+        ...
+
+    def base(self, peers: Peers) -> Mapping[str, str] | None:
+        """See `Manifest.base`. All ranks call it, once, before anything is written or loaded."""
         ...
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -72,7 +78,8 @@ class NamedParts:
 
     def __init__(self, parts: Mapping[str, Any], place: Place) -> None:
         check_savable(parts)
-        self._parts = {name: _unwrapped(part) for name, part in parts.items()}
+        self._parts = {name: unwrapped(part) for name, part in parts.items()}
+        self._adapters: dict[str, AdapterState] = {}
         self._place = place
         self._sharded = sharded_parts(self._parts)
 
@@ -97,7 +104,23 @@ class NamedParts:
 
     def modules(self) -> list[torch.nn.Module]:
         """All that were named."""
-        return [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
+        return list(self._modules().values())
+
+    def base(self, peers: Peers) -> Mapping[str, str] | None:
+        """Of modules with PEFT's adapters."""
+        found = bases_of(self._modules(), peers, is_split=self._sharded is not None)
+        if found is None:
+            return None
+        base, left_out = found
+        for name, keys in left_out.items():
+            if self._sharded is not None and name in self._sharded.names:
+                self._sharded.left_out = keys
+            else:
+                self._adapters[name] = AdapterState(self._parts[name], keys)
+        return base
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        return {name: part for name, part in self._parts.items() if isinstance(part, torch.nn.Module)}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """All that were named."""
@@ -110,10 +133,14 @@ class NamedParts:
         self._write(folder, self._whole_parts())
 
     def write_final(self, folder: Path) -> None:
-        """The modules alone; what is sharded as it is in a checkpoint."""
+        """The modules alone; what is sharded as it is in a checkpoint, adapters as PEFT reads them."""
         if self._sharded is not None:
             self._sharded.save(folder / _SHARDS)
-        self._write(folder, {n: part for n, part in self._whole_parts().items() if isinstance(part, torch.nn.Module)})
+        whole, modules = self._whole_parts(), self._modules()
+        self._write(folder, {n: part for n, part in whole.items() if n in modules and n not in self._adapters})
+        if self._place.is_first:
+            for name, adapters in self._adapters.items():
+                adapters.module.save_pretrained(str(folder if len(modules) == 1 else folder / name))
 
     def _write(self, folder: Path, parts: Mapping[str, Any]) -> None:
         if self._place.is_first:
@@ -122,7 +149,7 @@ class NamedParts:
 
     def _whole_parts(self) -> dict[str, Any]:
         sharded = self._sharded.names if self._sharded is not None else []
-        return {name: part for name, part in self._parts.items() if name not in sharded}
+        return {name: self._adapters.get(name, part) for name, part in self._parts.items() if name not in sharded}
 
     def load(self, folder: Path) -> None:
         """See `Parts`."""
@@ -138,8 +165,9 @@ class NamedParts:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole_parts().items():
             # Modules copy into their own tensors; optimizers and others may keep those that they are given.
-            state = load_plain(folder / f"{name}.pt", is_copied=isinstance(part, torch.nn.Module))
-            difference = _difference(state, part.state_dict()) if isinstance(part, torch.nn.Module) else ""
+            is_module = isinstance(part, torch.nn.Module | AdapterState)
+            state = load_plain(folder / f"{name}.pt", is_copied=is_module)
+            difference = _difference(state, part.state_dict()) if is_module else ""
             if difference:
                 raise ConflictError(
                     f"{name} of {folder.name} is not this script's: {difference}; training was not started",
@@ -164,7 +192,7 @@ def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
     return [parameter for module in modules for parameter in module.parameters()]
 
 
-def _unwrapped(part: Any) -> Any:
+def unwrapped(part: Any) -> Any:
     """What DistributedDataParallel and torch.compile have wrapped: names of parameters stay those of the model."""
     for wrapper in ("_orig_mod", "module", "_orig_mod"):
         if wrapper != "module" or isinstance(part, torch.nn.parallel.DistributedDataParallel):
@@ -172,4 +200,4 @@ def _unwrapped(part: Any) -> Any:
     return part
 
 
-__all__ = ["NamedParts", "Parts", "parameters_of"]
+__all__ = ["NamedParts", "Parts", "parameters_of", "unwrapped"]

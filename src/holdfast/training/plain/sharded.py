@@ -3,16 +3,22 @@
 Each rank writes its shards; with another number of ranks DCP reads from all of them what each needs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 from holdfast.errors import UsageError
+from holdfast.training.plain.adapters import without
 
 _dcp: Any = dcp
 
@@ -30,10 +36,12 @@ class ShardedParts:
         self.names = names
         self._module = module
         self._optimizers = optimizers
+        self.left_out: Collection[str] = ()
+        """See `left_to_base`; empty without adapters."""
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._module, self._optimizers)
-        return {"model": model, "optimizer": optimizer}
+        return {"model": without(model, self.left_out), "optimizer": optimizer}
 
     def save(self, folder: Path) -> None:
         """Write this rank's shards; all ranks call it, each with a folder of its own."""
@@ -44,12 +52,10 @@ class ShardedParts:
         """Load what any number of ranks has written; all ranks call it."""
         state = self._state()
         _dcp.load(state, checkpoint_id=str(folder))
-        set_state_dict(
-            self._module,
-            self._optimizers,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+        # What DCP had to find is all there: only the base of adapters may be missing.
+        options = StateDictOptions(strict=not self.left_out)
+        set_model_state_dict(self._module, state["model"], options=options)
+        set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"])
 
 
 def sharded_parts(parts: Mapping[str, Any]) -> ShardedParts | None:

@@ -145,6 +145,7 @@ class Training:
 
     def _prepare(self, start: Start) -> None:
         session, place, framework = self._session, self._session.place, self._framework
+        framework.find_base(self._peers)
         if start.point is not None:
             self._load(start)
         samples = self._feed.batch_size * place.world_size
@@ -184,7 +185,7 @@ class Training:
                 session.place.world_size,
                 allow_change=session.settings.allow_batch_change,
             )
-            self._framework.load(start.point.path)
+            self._framework.load(start.point.path, manifest)
         self._framework.step = manifest.step
         self._framework.batches_per_step = manifest.gradient_accumulation
         self._feed.resume(position, rng)

@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from holdfast.errors import ConflictError
-from holdfast.training.integrations.transformers.base_model import base_of, check_base
+from holdfast.training.integrations.base_model import base_of, check_base, left_to_base, plain_key
 
 
 class Layers(torch.nn.Module):
@@ -98,8 +98,58 @@ def test_a_weight_made_of_others_is_read() -> None:
     assert base(0.5) == base(0.5) != base(0.25)
 
 
-def quantized(bitsandbytes: Any, kind: str, change: Callable[[Any], None] = lambda _: None) -> dict[str, str] | None:
-    """The base of a model whose first layer is quantized, after `change` of that layer."""
+def test_what_a_checkpoint_of_adapters_need_not_hold() -> None:
+    """Frozen weights and nothing else: neither statistics, nor a second adapter, nor a module trained as a whole."""
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
+    model: Any = get_peft_model(layers, LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"]))
+    model.add_adapter("ref", LoraConfig(r=2, target_modules=["0"]))
+    left = left_to_base(model)
+    held = {key for key in model.state_dict() if plain_key(key) not in left}
+    inner = "base_model.model."
+    assert left == {
+        *(f"{inner}0.base_layer.{name}" for name in ("weight", "bias")),
+        *(f"{inner}1.{name}" for name in ("weight", "bias")),
+        *(f"{inner}2.original_module.{name}" for name in ("weight", "bias")),
+    }
+    assert held == {
+        *(f"{inner}0.lora_{letter}.{adapter}.weight" for letter in "AB" for adapter in ("default", "ref")),
+        *(f"{inner}1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")),
+        *(f"{inner}2.modules_to_save.default.{name}" for name in ("weight", "bias")),
+    }
+
+
+def test_wrappers_do_not_hide_the_base() -> None:
+    """torch.compile puts a word of its own into the keys."""
+    model = adapted()
+    plain = left_to_base(model)
+    model.base_model.model.second = torch.compile(model.base_model.model.second, backend="eager")
+    assert any("_orig_mod" in key for key in model.state_dict())
+    assert left_to_base(model) == plain
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT asks for it
+@pytest.mark.parametrize("is_resized", [False, True])
+def test_embeddings_that_were_resized_are_held(is_resized: bool, tmp_path: Path) -> None:
+    """Their new rows are random in each start; usual ones are the base's."""
+    transformers = importlib.import_module("transformers")
+    torch.manual_seed(2)
+    config = transformers.Qwen2Config(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path)
+    inner = transformers.Qwen2ForCausalLM.from_pretrained(tmp_path)
+    if is_resized:
+        inner.resize_token_embeddings(40)
+    model: Any = get_peft_model(inner, LoraConfig(r=2, target_modules=["q_proj"]))
+    held = {key for key in model.state_dict() if plain_key(key) not in left_to_base(model)}
+    embeddings = {key for key in held if "lora_" not in key}
+    names = {f"base_model.model.{name}.weight" for name in ("model.embed_tokens", "lm_head")}
+    assert embeddings == (names if is_resized else set())
+
+
+def quantized(bitsandbytes: Any, kind: str, change: Callable[[Any], None] = lambda _: None) -> Any:
+    """A model with adapters whose first layer is quantized, after `change` of that layer."""
     model: Any = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
@@ -114,7 +164,7 @@ def quantized(bitsandbytes: Any, kind: str, change: Callable[[Any], None] = lamb
     assert model[0].weight.dtype in {torch.int8, torch.uint8}
     change(model[0])
     torch.manual_seed(0)
-    return base_of(get_peft_model(model, LoraConfig(r=2, target_modules=["0"])), num_ranks=1)
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["0"]))
 
 
 def _another_code(layer: Any) -> None:
@@ -141,7 +191,11 @@ def test_a_quantized_weight_is_its_codes_and_its_scales(kind: str, monkeypatch: 
         pytest.skip(f"bitsandbytes is not in {folder}: run `make venv`")
     monkeypatch.syspath_prepend(folder)
     bitsandbytes = importlib.import_module("bitsandbytes")
-    base = quantized(bitsandbytes, kind)
-    assert base == quantized(bitsandbytes, kind)
+    base = base_of(quantized(bitsandbytes, kind), num_ranks=1)
+    assert base == base_of(quantized(bitsandbytes, kind), num_ranks=1)
     changes = [_another_code, _another_scale, *([] if kind == "8 bits" else [_another_type])]
-    assert all(quantized(bitsandbytes, kind, change) != base for change in changes)
+    assert all(base_of(quantized(bitsandbytes, kind, change), num_ranks=1) != base for change in changes)
+    model = quantized(bitsandbytes, kind)
+    assert {plain_key(key) for key in model.state_dict()} - left_to_base(model) == {
+        f"base_model.model.0.lora_{letter}.default.weight" for letter in "AB"
+    }, "scales are the base's, too"

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 
+from holdfast.errors import ConflictError
 from holdfast.foundation.environment import Place
+from holdfast.training.peers import Peers
 from holdfast.training.plain import parts as parts_module
 from holdfast.training.plain.loading import load_plain
 from holdfast.training.plain.parts import NamedParts
@@ -44,3 +47,67 @@ def test_a_model_is_copied_out_of_its_file(tmp_path: Path, monkeypatch: pytest.M
         assert torch.equal(after["model"].state_dict()[name], tensor)
     first = before["optimizer"].state_dict()["state"][0]["exp_avg"]
     assert torch.equal(after["optimizer"].state_dict()["state"][0]["exp_avg"], first)
+
+
+def adapted(seed: int, *, base: int = 3, rank: int = 2) -> dict[str, Any]:
+    torch.manual_seed(base)
+    layers = torch.nn.Sequential(torch.nn.Linear(30, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 3))
+    torch.manual_seed(seed)
+    model: Any = get_peft_model(layers, LoraConfig(r=rank, target_modules=["0"]))
+    model(torch.randn(8, 30)).sum().backward()
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def of_session(parts: dict[str, Any]) -> tuple[NamedParts, Any]:
+    found = NamedParts(parts, Place())
+    return found, found.base(Peers(Place(), timeout_s=1))
+
+
+def test_adapters_are_written_without_what_is_below_them(tmp_path: Path) -> None:
+    """With it they are the whole model again, statistics of the frozen part included."""
+    before, after = adapted(1), adapted(2)
+    (writer, base), (reader, again) = of_session(before), of_session(after)
+    assert base == again
+    assert base is not None
+    writer.write(tmp_path)
+    held = load_plain(tmp_path / "model.pt")
+    assert not any("base_layer" in key or key.endswith("model.2.weight") for key in held)
+    reader.load(tmp_path)
+    state = after["model"].state_dict()
+    for name, tensor in before["model"].state_dict().items():
+        assert torch.equal(state[name], tensor), name
+
+
+def test_adapters_of_another_shape_are_refused(tmp_path: Path) -> None:
+    """Before anything of them is loaded."""
+    writer, _ = of_session(adapted(1))
+    writer.write(tmp_path)
+    other, _ = of_session(adapted(2, rank=3))
+    with pytest.raises(ConflictError, match=r"lora_A.default.weight is \(2, 30\) there and \(3, 30\) here"):
+        other.load(tmp_path)
+
+
+def test_the_final_adapters_are_read_by_peft(tmp_path: Path) -> None:
+    """On the model that they were trained on."""
+    parts = adapted(1)
+    writer, _ = of_session(parts)
+    writer.write_final(tmp_path)
+    torch.manual_seed(3)
+    layers = torch.nn.Sequential(torch.nn.Linear(30, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 3))
+    read = PeftModel.from_pretrained(layers, str(tmp_path))
+    inputs = torch.randn(4, 30)
+    layers[1].load_state_dict(parts["model"].base_model.model[1].state_dict())  # PEFT does not save statistics
+    assert torch.equal(read.eval()(inputs), parts["model"].eval()(inputs))
+
+
+def test_several_models_with_adapters(tmp_path: Path) -> None:
+    """Each without its base; all bases count."""
+    first, second = adapted(1), adapted(2, base=4)
+    parts, base = of_session({"actor": first["model"], "critic": second["model"], "optimizer": first["optimizer"]})
+    assert base is not None
+    _, exchanged = of_session({"actor": second["model"], "critic": first["model"], "optimizer": first["optimizer"]})
+    assert exchanged["digest"] != base["digest"]
+    parts.write(tmp_path)
+    assert not any("base_layer" in key for name in ("actor", "critic") for key in load_plain(tmp_path / f"{name}.pt"))

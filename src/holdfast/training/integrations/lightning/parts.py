@@ -1,7 +1,7 @@
 """What a Lightning Trainer's state consists of: what `Trainer.save_checkpoint` puts into its file."""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from holdfast.errors import UsageError
 from holdfast.foundation.environment import Place
 from holdfast.training.integrations.lightning.checkpoint_io import DirectCheckpointIO
+from holdfast.training.peers import Peers
 
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""
@@ -46,6 +47,10 @@ class LightningParts:
     def modules(self) -> list[torch.nn.Module]:
         """The LightningModule."""
         return [self._trainer.lightning_module]
+
+    def base(self, peers: Peers) -> Mapping[str, str] | None:
+        """None: models with adapters are saved with what is below them."""
+        return None
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Of the LightningModule."""

@@ -17,7 +17,7 @@ import torch
 from holdfast.checkpoint.safetensors_layout import KINDS, Shape, lay_out
 from holdfast.snapshot.replacing import Replacing
 from holdfast.training.engine.streams import StreamedFile, Streams, Stretch
-from holdfast.training.integrations.transformers.base_model import has_adapters
+from holdfast.training.integrations.base_model import has_adapters
 from holdfast.training.integrations.transformers.shards import Span, Weight, owners_of, weights_of
 from holdfast.training.peers import Peers
 

@@ -19,8 +19,8 @@ from holdfast.foundation import clock
 from holdfast.foundation.events import DeadlineChoice, StepGivenUp
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.boundary import Boundary
+from holdfast.training.integrations.base_model import base_as_saved, base_of, check_base
 from holdfast.training.integrations.transformers.arguments import finish_settings, saved_once
-from holdfast.training.integrations.transformers.base_model import base_as_saved, base_of, check_base
 from holdfast.training.integrations.transformers.best_model import BestModel
 from holdfast.training.integrations.transformers.continuation import Continuation
 from holdfast.training.integrations.transformers.counted import Counted

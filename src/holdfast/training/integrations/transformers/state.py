@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from holdfast.training.integrations.transformers.base_model import frozen_buffers
+from holdfast.training.integrations.base_model import frozen_buffers
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.rng import capture_rng, restore_rng
 

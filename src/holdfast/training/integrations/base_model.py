@@ -5,12 +5,15 @@ checkpoint says which weights they were, and a start compares.
 """
 
 import contextlib
+import importlib
 import itertools
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
 import xxhash
+from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.digest import Digester
 from holdfast.errors import ConflictError
@@ -46,11 +49,12 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     holds them; embeddings of input and output, which the checkpoint holds where their number has changed: PEFT finds
     that out in each save, by asking where the model came from, which a start cannot rely on; and what stands in for a
     module that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest
-    covers what this rank has of them.
+    covers what this rank has of them. Weights that `fully_shard` has split are put together one after the other, and
+    then all ranks call this.
 
     Args:
-        model: what is trained, not yet wrapped for training.
-        num_ranks: how many share the weights where they are split.
+        model: what is trained, not yet wrapped for training, but perhaps split by `fully_shard`.
+        num_ranks: how many share the weights where DeepSpeed has split them.
 
     Returns:
         See `Manifest.base`; None when there are no adapters.
@@ -95,6 +99,54 @@ def base_as_saved(
                 part[name] = _describe(tensor.reshape(-1)[:count], ranks_before)
     found = saved["digest"] in {_combine(whole), _combine(part)}
     return {**now, "digest": saved["digest"]} if found else now
+
+
+def left_to_base(model: Any) -> set[str]:
+    """The entries of a model's state that a checkpoint of its adapters need not hold, as `plain_key` writes them.
+
+    They are the weights that the digest of `base_of` covers, with whatever quantized ones are saved with; embeddings
+    of input and output, unless they are trained, or PEFT finds that their number has changed, for which it may ask
+    where the model came from; and what stands in for a module that is trained as a whole.
+
+    Args:
+        model: with adapters, perhaps split by `fully_shard`; the ranks need not call it together.
+    """
+    frozen = {id(tensor) for _, tensor in _frozen(model)} | _embeddings_left_out(model)
+    left: set[str] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        parameters = dict(module.named_parameters(recurse=False))
+        buffers = dict(module.named_buffers(recurse=False))
+        below = {
+            key
+            for key, tensor in {**parameters, **buffers}.items()
+            if id(tensor) in frozen
+            or (key in parameters and not tensor.requires_grad and _REPLACED in f"{name}.{key}")
+        }
+        if below:
+            state: dict[str, Any] = {}
+            module._save_to_state_dict(state, "", keep_vars=True)  # with the scales of quantized weights
+            others = {*parameters, *buffers} - below
+            left |= {plain_key(f"{name}.{key}") for key in state if key not in others}
+    return left
+
+
+def plain_key(key: str) -> str:
+    """The key of an entry of a model's state, whatever its modules were wrapped in."""
+    return key.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "").lstrip(".")
+
+
+def _embeddings_left_out(model: Any) -> set[int]:
+    """Embeddings of the base that PEFT does not save with the adapters, by their identity."""
+    of_base = {
+        id(one) for name, one in model.named_parameters() if not one.requires_grad and not _is_of_adapter(name, model)
+    }
+    found = of_base & {id(one) for one in _embeddings(model)}
+    if not found:
+        return found
+    peft: Any = importlib.import_module("peft")
+    with warnings.catch_warnings(action="ignore"):  # it warns of saving embeddings, which nobody does here
+        saved: dict[str, Any] = peft.get_peft_model_state_dict(model, state_dict=model.state_dict(keep_vars=True))
+    return found - {id(tensor) for tensor in saved.values()}
 
 
 def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, step: int) -> None:
@@ -207,7 +259,8 @@ def _embeddings(model: Any) -> list[Any]:
 
 
 def _hash(tensor: torch.Tensor) -> str:
-    tensor = getattr(tensor, "_local_tensor", tensor)
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
     if tensor.device.type == "meta":  # only the first rank has loaded it
         return ""
     if hasattr(tensor, "__tensor_flatten__"):  # made of other tensors, as torchao's quantized weights are
@@ -217,4 +270,4 @@ def _hash(tensor: torch.Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(content.numpy().data)
 
 
-__all__ = ["base_as_saved", "base_of", "check_base", "frozen_buffers", "has_adapters"]
+__all__ = ["base_as_saved", "base_of", "check_base", "frozen_buffers", "has_adapters", "left_to_base", "plain_key"]
