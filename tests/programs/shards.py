@@ -28,6 +28,8 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=20)
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--base-seed", type=int, default=5)
+    parser.add_argument("--width", type=int, default=36)
+    parser.add_argument("--unused", action="store_true", help="the model has a weight that nothing uses")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -35,7 +37,9 @@ def main() -> None:
     torch.manual_seed(options.base_seed)
     data = TensorDataset(torch.randn(240, 16), torch.arange(240))
     loader = DataLoader(data, batch_size=24 // world_size, sampler=DistributedSampler(data, seed=2))
-    layers = nn.Sequential(nn.Linear(16, 36), nn.ReLU(), nn.Linear(36, 16))
+    layers = nn.Sequential(nn.Linear(16, options.width), nn.ReLU(), nn.Linear(options.width, 16))
+    if options.unused:
+        layers.register_parameter("unused", nn.Parameter(torch.ones(8)))
     model: nn.Module = layers
     if options.lora:
         from peft import LoraConfig, get_peft_model

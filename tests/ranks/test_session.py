@@ -115,6 +115,16 @@ def test_adapters_end_with_the_same_bits(way: str, tmp_path: Path) -> None:
         assert same(mine, expected)
 
 
+def test_every_session_of_a_script_saves_its_end(tmp_path: Path) -> None:
+    """Also when another one has saved as many steps before it."""
+    output = tmp_path / "run"
+    command = [sys.executable, str(LOOP.parent / "folds.py"), "--out", str(output)]
+    job = Job(command, output, log=tmp_path / "run.log", env=environment())
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert [committed_steps(output / fold) for fold in ("0", "1")] == [[4], [4]]
+
+
 @pytest.mark.long
 def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
     """The same command again: it loads the end, and ends."""

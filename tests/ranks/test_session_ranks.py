@@ -69,6 +69,27 @@ def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: P
     assert read_events(output, "finished")[0]["step"] == 20
 
 
+def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
+    """It has no moments, before and after; another sharded model is refused, with the difference."""
+    output = tmp_path / "run"
+    job = holdfast(output, program=_program(output, "fsdp", "--unused"))
+    with no_orphans(job):
+        job.wait_for_mark("train 4")
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    [stop] = read_events(output, "stop_requested")
+    refused = holdfast(output, program=_program(output, "fsdp", "--unused", "--width", "40"))
+    with no_orphans(refused):
+        assert refused.wait() == 11, refused.text
+    assert "model.0.bias is (36,) there and (40,) here; training was not started" in refused.text
+    again = holdfast(output, "--nproc-per-node", "2", program=_program(output, "fsdp", "--unused"))
+    with no_orphans(again):
+        assert again.wait(120) == 0, again.text
+    begun = torch.load(output / f"begun-{stop['step']}.pt", weights_only=True)
+    assert torch.equal(begun["model"]["unused"], torch.ones(8))
+    assert read_events(output, "finished")[0]["step"] == 20
+
+
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [

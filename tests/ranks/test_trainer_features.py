@@ -106,6 +106,7 @@ def test_several_trainers_in_one_script(tmp_path: Path) -> None:
     reference, output = tmp_path / "reference", tmp_path / "run"
     second = tmp_path / "run-1"
     _finish(reference, *arguments)
+    assert committed_steps(reference) == committed_steps(tmp_path / "reference-1") != []
     _interrupt(output, "train 5", *arguments)
     assert not second.exists()
     job = holdfast(output, *TWO, program=tiny(output, *arguments, "--step-ms", "50"))

@@ -30,19 +30,27 @@ class Reduction:
     def __init__(self, peers: "Peers", work: torch.distributed.Work | None) -> None:
         self._peers = peers
         self._work = work
+        self._result: list[int] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether somebody has waited for it."""
+        return self._result is not None
 
     def wait(self) -> list[int]:
-        """The element-wise maximum over all ranks.
+        """The element-wise maximum over all ranks; the same one when it is called again.
 
         Raises:
             PeerError: a rank is gone or does not answer.
         """
-        if self._work is not None:
-            try:
-                self._work.wait()
-            except RuntimeError as error:
-                raise self._peers.lost("vote") from error
-        return self._peers.values.tolist()
+        if self._result is None:
+            if self._work is not None:
+                try:
+                    self._work.wait()
+                except RuntimeError as error:
+                    raise self._peers.lost("vote") from error
+            self._result = self._peers.values.tolist()
+        return self._result
 
 
 class Sender:
@@ -97,6 +105,7 @@ class Peers:
         self._maximum.reduceOp = dist.ReduceOp.MAX
         self.values = array("q", [0] * NUM_VALUES)
         self._tensor = torch.frombuffer(self.values, dtype=torch.int64)
+        self._running: Reduction | None = None
         if place.world_size > 1:
             # A script that destroys its process group and then drops its model runs the destructor of torch's
             # gloo group, which waits for a thread that waits for the interpreter's lock: a hang after all the work.
@@ -111,18 +120,25 @@ class Peers:
             self._backend = group._get_backend(torch.device("cpu"))
 
     def start_maximum(self, values: list[int]) -> Reduction:
-        """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks and return at once.
+        """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
 
-        One reduction at a time: the next one may begin when the last one has been waited for.
+        Returns at once, unless the last one is still under way: they share an array, and so its end is awaited, and
+        kept for whoever began it.
+
+        Raises:
+            PeerError: a rank is gone or does not answer.
         """
+        if self._running is not None and not self._running.is_done:
+            self._running.wait()
         self.values[:] = array("q", values)
-        if self._group is None:
-            return Reduction(self, None)
-        try:
-            work = self._backend.allreduce([self._tensor], self._maximum)
-        except RuntimeError as error:
-            raise self.lost("vote") from error
-        return Reduction(self, work)
+        work = None
+        if self._group is not None:
+            try:
+                work = self._backend.allreduce([self._tensor], self._maximum)
+            except RuntimeError as error:
+                raise self.lost("vote") from error
+        self._running = Reduction(self, work)
+        return self._running
 
     def gather(self, value: _T) -> list[_T]:
         """Every rank's value, by rank.

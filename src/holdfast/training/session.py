@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.final import TrainingEnd
-from holdfast.errors import ExitCode, Interrupted
+from holdfast.errors import ExitCode, Interrupted, StorageError
 from holdfast.foundation import clock, console, events
 from holdfast.foundation.bounded import do_within
 from holdfast.foundation.environment import Place
@@ -175,6 +175,21 @@ class Session:
         with self._ending:
             pass
 
+    def check_arrived(self) -> None:
+        """Where no launcher waits for the end of the program: wait until everything is in the store.
+
+        Raises:
+            StorageError: something is not there, and will not be.
+        """
+        if not self.finish_uploads(newest_only=False):
+            raise StorageError(
+                "not everything that was saved has arrived in the object store; the folder in front of it has it",
+                hint="run the script again when the store can be used: it sends what is missing",
+            )
+        if self.final_missing is not None:
+            raise StorageError(self.final_missing)
+        self.uploads = None
+
     def watch_uploads(self) -> None:
         """At a step's end: see that the mover lives, and stop the run when uploads fail and the user wants that."""
         failure = self.uploads.failure() if self.uploads is not None else None
@@ -206,6 +221,16 @@ class Session:
             interrupted = self.interrupt(saved=step is not None, reason="no snapshot was complete")
             self.finish_uploads(newest_only=True)
             self.end_now(interrupted.exit_code)
+
+    def training_begins(self, step: int, *, is_saved: bool) -> None:
+        """What an earlier training of this process has saved is not this one's.
+
+        Args:
+            step: where it begins.
+            is_saved: whether that step is on a disk, or in the store.
+        """
+        self.step = step
+        self.saved_step = step if is_saved else None
 
     def training_ended(self, step: int) -> None:
         """Say so; whether the end is saved decides the exit code, when the program has ended."""

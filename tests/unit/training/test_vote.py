@@ -48,6 +48,16 @@ def test_a_vote_that_was_not_begun_wishes_nothing() -> None:
     assert vote.collect() == Decision()
 
 
+def test_another_reduction_does_not_change_a_vote_under_way() -> None:
+    """A vote that an evaluation has begun is heard at the boundary, and a snapshot is agreed on in between."""
+    peers = Peers(Place(), timeout_s=1)
+    vote = Vote(peers)
+    vote.start(Ballot(save=True, step_ms=120), step=7)
+    values = [2, 40, 0, 0, 0, 0, 0, 0, 0]
+    assert peers.start_maximum(values).wait() == values
+    assert vote.collect() == Decision(save=True, step_ms=120)
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "outcome"),
     [

@@ -12,7 +12,7 @@ from holdfast.training.peers import Peers
 from holdfast.training.plain.adapters import AdapterState, bases_of
 from holdfast.training.plain.loading import load_plain
 from holdfast.training.plain.sharded import sharded_parts
-from holdfast.training.plain.unsavable import check_savable
+from holdfast.training.plain.unsavable import check_savable, check_whole
 
 _SHARDS = "sharded"
 
@@ -82,6 +82,9 @@ class NamedParts:
         self._adapters: dict[str, AdapterState] = {}
         self._place = place
         self._sharded = sharded_parts(self._parts)
+        if self._sharded is not None:
+            for name, part in self._whole_parts().items():
+                check_whole(name, part.state_dict())
 
     @property
     def strategy(self) -> str:
@@ -145,7 +148,10 @@ class NamedParts:
     def _write(self, folder: Path, parts: Mapping[str, Any]) -> None:
         if self._place.is_first:
             for name, part in parts.items():
-                torch.save(part.state_dict(), folder / f"{name}.pt")
+                state = part.state_dict()
+                if self._sharded is not None:
+                    check_whole(name, state)
+                torch.save(state, folder / f"{name}.pt")
 
     def _whole_parts(self) -> dict[str, Any]:
         sharded = self._sharded.names if self._sharded is not None else []
@@ -168,6 +174,8 @@ class NamedParts:
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             state = load_plain(folder / f"{name}.pt", is_copied=is_module)
             difference = _difference(state, part.state_dict()) if is_module else ""
+            if isinstance(part, torch.optim.Optimizer):
+                difference = _other_optimizer(state, part.state_dict())
             if difference:
                 raise ConflictError(
                     f"{name} of {folder.name} is not this script's: {difference}; training was not started",
@@ -184,6 +192,18 @@ def _difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         before, after = (getattr(state[key], "shape", None) for state in (then, now))
         if before != after:
             return f"{key} is {tuple(before or ())} there and {tuple(after or ())} here"
+    return ""
+
+
+def _other_optimizer(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What an optimizer's state says of another optimizer; empty when they are alike."""
+    before, after = ([len(group["params"]) for group in state["param_groups"]] for state in (then, now))
+    if before != after:
+        return f"it has groups of {before} parameters there and of {after} here"
+    for group, other in zip(then["param_groups"], now["param_groups"], strict=True):
+        gone, new = sorted(group.keys() - other.keys()), sorted(other.keys() - group.keys())
+        if gone and new:  # releases of torch add settings to an optimizer, and take none away
+            return f"it has {gone[0]!r} there and {new[0]!r} here"
     return ""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -17,7 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from holdfast.errors import UsageError
+from holdfast.errors import ConflictError, UsageError
+from holdfast.training.integrations.base_model import plain_key
 from holdfast.training.plain.adapters import without
 
 _dcp: Any = dcp
@@ -49,13 +51,75 @@ class ShardedParts:
         _dcp.save(self._state(), checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:
-        """Load what any number of ranks has written; all ranks call it."""
+        """Load what any number of ranks has written; all ranks call it.
+
+        Raises:
+            ConflictError: it is the state of another module, or of other optimizers.
+        """
         state = self._state()
+        then = _outline_in(folder)
+        unused = _unused(then, state)
+        for name in unused:
+            del state["optimizer"]["state"][name]
+        difference = _difference(then, _outline_of(state))
+        if difference:
+            name = folder.parent.name
+            raise ConflictError(
+                f"{self.names[0]} of {name} is not this script's: {difference}; training was not started",
+                hint="make it and its optimizers as they were then, or begin anew with --from-scratch",
+            )
         _dcp.load(state, checkpoint_id=str(folder))
-        # What DCP had to find is all there: only the base of adapters may be missing.
+        # What DCP had to find is all there: only the base of adapters, and what was never stepped, may be missing.
         options = StateDictOptions(strict=not self.left_out)
         set_model_state_dict(self._module, state["model"], options=options)
-        set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"])
+        options = StateDictOptions(strict=not unused)
+        set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
+        self._forget(unused)
+
+    def _forget(self, unused: Collection[str]) -> None:
+        """Take back the state that DCP has given to parameters that had none."""
+        for name, parameter in self._module.named_parameters():
+            if plain_key(name) in unused:
+                for optimizer in self._optimizers:
+                    optimizer.state.pop(parameter, None)
+
+
+_MOMENTS = "optimizer.state."
+_Outline = dict[str, tuple[int, ...]]
+"""The shapes of all tensors of a state, by DCP's names."""
+
+
+def _outline_in(folder: Path) -> _Outline:
+    metadata: Any = _dcp.FileSystemReader(str(folder)).read_metadata()
+    return {
+        name: tuple(entry.size)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata) and name.startswith(("model.", _MOMENTS))
+    }
+
+
+def _outline_of(state: Mapping[str, Any]) -> _Outline:
+    moments = state["optimizer"].get("state", {})
+    tensors = {f"model.{key}": value for key, value in state["model"].items()}
+    tensors |= {f"{_MOMENTS}{key}.{name}": one for key, of in moments.items() for name, one in of.items()}
+    return {name: tuple(one.shape) for name, one in tensors.items() if isinstance(one, torch.Tensor)}
+
+
+def _unused(then: _Outline, state: Mapping[str, Any]) -> list[str]:
+    """Parameters that had no gradient before the save, and so no state; none of them when all have none."""
+    names: list[str] = list(state["optimizer"].get("state", {}))
+    found = [name for name in names if not any(key.startswith(f"{_MOMENTS}{name}.") for key in then)]
+    return found if len(found) < len(names) else []
+
+
+def _difference(then: _Outline, now: _Outline) -> str:
+    """What is in one of the two only, or in another shape; empty when they are alike."""
+    for name in sorted(then.keys() | now.keys()):
+        if name not in then or name not in now:
+            return f"{name} is missing {'there' if name in now else 'here'}"
+        if then[name] != now[name]:
+            return f"{name} is {then[name]} there and {now[name]} here"
+    return ""
 
 
 def sharded_parts(parts: Mapping[str, Any]) -> ShardedParts | None:

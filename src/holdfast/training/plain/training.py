@@ -146,6 +146,7 @@ class Training:
     def _prepare(self, start: Start) -> None:
         session, place, framework = self._session, self._session.place, self._framework
         framework.find_base(self._peers)
+        session.training_begins(0, is_saved=False)
         if start.point is not None:
             self._load(start)
         samples = self._feed.batch_size * place.world_size
@@ -190,8 +191,7 @@ class Training:
         self._framework.batches_per_step = manifest.gradient_accumulation
         self._feed.resume(position, rng)
         self._batches_before = position.batches
-        session.step = manifest.step
-        session.saved_step = manifest.step if start.point.is_durable else None
+        session.training_begins(manifest.step, is_saved=start.point.is_durable)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -228,6 +228,8 @@ class Training:
         session.training_ended(step)
         if self._location is not None:
             self._boundary.saver.save_final(self._location)
+            if session.settings.record_folder is None:
+                session.check_arrived()
 
     def _say_why(self, error: BaseException) -> None:
         """The program ends by an error of its own."""
@@ -265,7 +267,6 @@ class Training:
             raise self._session.interrupted
         framework = self._framework
         self._gradients_complete()
-        self._has_voted = False
         framework.step += 1
         if self._feed.batches > self._batches_before:
             framework.batches_per_step = self._feed.batches - self._batches_before
@@ -275,6 +276,8 @@ class Training:
         self._save_if_due(is_wanted=is_saved)
         self._tell_progress()
         self._boundary.ends()
+        # Not sooner: DCP steps an optimizer that has no state yet, in the midst of a save.
+        self._has_voted = False
         self._agreement.step_begins(framework.step)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

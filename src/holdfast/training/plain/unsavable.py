@@ -4,9 +4,10 @@ They are known by the names of their classes, so that nothing is imported for th
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from holdfast.errors import UsageError
 
@@ -34,6 +35,12 @@ _OF_ZERO_REDUNDANCY = _Obstacle(
 )
 
 
+_OF_SHARDS = _Obstacle(
+    "its state has sharded tensors, and of what is neither a module nor a torch optimizer the first rank writes all",
+    "make it of whole tensors, or a torch.nn.Module",
+)
+
+
 def check_savable(parts: Mapping[str, Any]) -> None:
     """Refuse what a session cannot save.
 
@@ -47,6 +54,24 @@ def check_savable(parts: Mapping[str, Any]) -> None:
         obstacle = _obstacle(part)
         if obstacle is not None:
             raise UsageError(f"a session cannot save {name}: {obstacle.reason}", hint=obstacle.hint)
+
+
+def check_whole(name: str, state: Any) -> None:
+    """Refuse the state of a part that the first rank writes, when it has its own shard of something only.
+
+    Raises:
+        UsageError: it has a sharded tensor.
+    """
+    if _has_shards(state):
+        raise UsageError(f"a session cannot save {name}: {_OF_SHARDS.reason}", hint=_OF_SHARDS.hint)
+
+
+def _has_shards(state: Any) -> bool:
+    if isinstance(state, Mapping):
+        state = list(cast("Mapping[Any, Any]", state).values())
+    if isinstance(state, list | tuple):
+        return any(map(_has_shards, cast("Iterable[Any]", state)))
+    return isinstance(state, DTensor)
 
 
 def _obstacle(part: Any) -> _Obstacle | None:
@@ -68,4 +93,4 @@ def _kinds(part: Any) -> set[str]:
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
 
 
-__all__ = ["check_savable"]
+__all__ = ["check_savable", "check_whole"]

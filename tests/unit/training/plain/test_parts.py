@@ -111,3 +111,18 @@ def test_several_models_with_adapters(tmp_path: Path) -> None:
     assert exchanged["digest"] != base["digest"]
     parts.write(tmp_path)
     assert not any("base_layer" in key for name in ("actor", "critic") for key in load_plain(tmp_path / f"{name}.pt"))
+
+
+@pytest.mark.parametrize(
+    ("make", "difference"),
+    [
+        (lambda model: torch.optim.SGD(model.parameters()), "it has 'amsgrad' there and 'dampening' here"),
+        (lambda model: torch.optim.AdamW([model.weight]), r"it has groups of \[2\] parameters there and of \[1\] here"),
+    ],
+)
+def test_another_optimizer_is_refused(make: Any, difference: str, tmp_path: Path) -> None:
+    """With what is different."""
+    NamedParts(named(1), Place()).write(tmp_path)
+    model = torch.nn.Linear(300, 30)
+    with pytest.raises(ConflictError, match=f"optimizer of .* is not this script's: {difference}"):
+        NamedParts({"model": model, "optimizer": make(model)}, Place()).load(tmp_path)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import UsageError
@@ -93,3 +94,28 @@ def test_what_is_saved() -> None:
     """One process, and replicas."""
     for model in (torch.nn.Linear(4, 4), DistributedDataParallel(torch.nn.Linear(4, 4))):
         assert NamedParts({"model": model, "optimizer": adam(model)}, Place()).strategy == "single"
+
+
+class Average:
+    """Of weights, as scripts keep it: neither a module nor an optimizer."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.weights = {name: one.detach().clone() for name, one in module.named_parameters()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights = state["weights"]
+
+
+@pytest.mark.usefixtures("group")
+def test_shards_of_what_only_the_first_rank_writes_are_refused() -> None:
+    """Every rank would be given the first one's."""
+    model = torch.nn.Linear(4, 4)
+    whole = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "average": Average(model)}
+    NamedParts(whole, Place())
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    sharded = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "average": Average(model)}
+    with pytest.raises(UsageError, match="cannot save average: its state has sharded tensors"):
+        NamedParts(sharded, Place())

@@ -147,8 +147,9 @@ class TrainerRun:
         geometry = self._continuation.geometry
         if start.point is not None:
             self._lease.enter_context(lease(start.point))
-            session.step = start.point.manifest.step
-            session.saved_step = session.step if start.point.is_durable else None
+            session.training_begins(start.point.manifest.step, is_saved=start.point.is_durable)
+        else:
+            session.training_begins(0, is_saved=False)
         begin_figures(session, start, self._output, self._location, global_batch=geometry.global_batch)
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
         if start.point is not None:
