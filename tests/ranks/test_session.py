@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from holdfast.checkpoint.manifest import MANIFEST_NAME
 from tests.support.checkpoints import commit, prepared
 from tests.support.equality import finals, same
 from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events
+from tests.support.moto_server import MotoServer
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -123,6 +126,19 @@ def test_every_session_of_a_script_saves_its_end(tmp_path: Path) -> None:
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert [committed_steps(output / fold) for fold in ("0", "1")] == [[4], [4]]
+
+
+def test_plain_python_waits_for_the_store(moto: MotoServer, tmp_path: Path) -> None:
+    """The last checkpoint and the final model are there when the script ends."""
+    output, prefix = tmp_path / "run", f"plain-{uuid.uuid4().hex}"
+    where = {"HOLDFAST_OUTPUT_DIR": str(moto.location(prefix)), "HOLDFAST_LOCAL_DIR": str(output)}
+    command = [sys.executable, str(LOOP), "--out", str(output), "--step-ms", "0", "--epochs", "1"]
+    job = Job(command, output, log=tmp_path / "run.log", env=environment(**moto.variables, **where))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    found = {item.key for item in moto.store(prefix).list()}
+    assert {f"{folder}/model.pt" for folder in ("checkpoint-6", "final")} < found
+    assert {f"{folder}/{MANIFEST_NAME}" for folder in ("checkpoint-6", "final")} < found
 
 
 @pytest.mark.long

@@ -148,6 +148,10 @@ class Data:
                 generator.set_state(state)
         if resumed is not None and resumed.epoch_rng is not None:
             restore_rng(resumed.epoch_rng)
+        elif rng is not None:
+            # The epoch begins with them. Once its order may have been drawn, they are not put back again.
+            restore_rng(rng)
+            rng = None
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
         if resumed is None or not resumed.batches:

@@ -117,7 +117,10 @@ def test_several_models_with_adapters(tmp_path: Path) -> None:
     ("make", "difference"),
     [
         (lambda model: torch.optim.SGD(model.parameters()), "it has 'amsgrad' there and 'dampening' here"),
-        (lambda model: torch.optim.AdamW([model.weight]), r"it has groups of \[2\] parameters there and of \[1\] here"),
+        (
+            lambda model: torch.optim.AdamW([model.weight]),
+            r"it has groups of \[2\] parameters there and of \[1\] here",
+        ),
     ],
 )
 def test_another_optimizer_is_refused(make: Any, difference: str, tmp_path: Path) -> None:
