@@ -16,7 +16,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 VERSIONS := .venv/versions
-EXTRAS := .[lightning,sdk,transformers,trl]
+EXTRAS := .[lightning,peft,sdk,transformers,trl]
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

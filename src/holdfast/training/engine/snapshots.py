@@ -1,7 +1,7 @@
 """Saves as snapshots: captured at a boundary, copied beside the next step, made durable by the keeper.
 
 Every step of a save is agreed between the ranks by a small reduction, so that either all of them take this way, or
-none does and the save is the synchronous one of `saving`.
+none does and the save is the synchronous one of `saver`.
 """
 
 import contextlib

@@ -10,6 +10,10 @@
 - `state`: what the Trainer does not save and an exact continuation needs.
 - `counted`: what TRL's trainers count for themselves.
 - `geometry`: how many samples a step sees, and keeping that with another number of ranks.
+- `continuation` and `data_position`: where a resumed run stands in its data; `repartition`: ZeRO on other ranks.
+- `sharing`: which strategies are supported; `shards`: which rank has which part of a weight.
+- `final_model`: the finished model, laid out before it is sent.
+- `callback`, `takeover`, `looking`: how the Trainer's loop is reached, and what is only looked at.
 """
 
 from types import ModuleType
