@@ -69,6 +69,7 @@ def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: P
     assert read_events(output, "finished")[0]["step"] == 20
 
 
+@pytest.mark.long
 def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
     """It has no moments, before and after; another sharded model is refused, with the difference."""
     output = tmp_path / "run"
