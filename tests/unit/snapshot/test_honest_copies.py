@@ -134,6 +134,7 @@ def test_ctrl_c_while_the_optimizer_helps_to_copy(tmp_path: Path, monkeypatch: p
     block.close()
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor:UserWarning")  # torch 2.15, whenever it loads one
 def test_tensors_without_a_storage(tmp_path: Path) -> None:
     """A sparse buffer is written by torch itself, without a word to the training."""
     model = torch.nn.Linear(8, 8)
