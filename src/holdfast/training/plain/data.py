@@ -138,25 +138,19 @@ class Data:
         assert self._loader is not None
         resumed, self._resumed = self._resumed, None
         rng, self._rng = self._rng, None
-        for sampler in (getattr(self._loader, "sampler", None), getattr(self._loader, "batch_sampler", None)):
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(self.epoch)  # pyright: ignore
-        if _is_accelerates(self._loader):
-            self._loader.set_epoch(self.epoch)  # pyright: ignore
+        self._tell_epoch()
         if resumed is not None:
             for generator, state in zip(self._generators, resumed.generators, strict=False):
                 generator.set_state(state)
         if resumed is not None and resumed.epoch_rng is not None:
             restore_rng(resumed.epoch_rng)
+        elif rng is not None:
+            # The epoch begins with them. Once its order may have been drawn, they are not put back again.
+            restore_rng(rng)
+            rng = None
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
-        if resumed is None or not resumed.batches:
-            batches = iter(self._loader)
-        elif self._has_state and resumed.loader is not None:
-            self._loader.load_state_dict(resumed.loader)  # pyright: ignore
-            batches = iter(self._loader)
-        else:
-            batches = self._forward(resumed.batches)
+        batches = self._from(resumed)
         if rng is not None:
             if _is_accelerates(self._loader):
                 batches = _begun(batches)  # it draws the order when the first batch is asked of it
@@ -164,6 +158,32 @@ class Data:
         for batch in batches:
             self.batches += 1
             yield batch
+
+    def _tell_epoch(self) -> None:
+        for sampler in (getattr(self._loader, "sampler", None), getattr(self._loader, "batch_sampler", None)):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self.epoch)  # pyright: ignore
+        if _is_accelerates(self._loader):
+            self._loader.set_epoch(self.epoch)  # pyright: ignore
+
+    def _from(self, resumed: Position | None) -> Iterator[Any]:
+        """What the epoch has after a place in it; None is its beginning."""
+        loader: Any = self._loader
+        if resumed is None or not (resumed.batches or self._draws_late):
+            return iter(loader)
+        if self._has_state and resumed.loader is not None:
+            loader.load_state_dict(resumed.loader)
+            return iter(loader)
+        return self._forward(resumed.batches)
+
+    @property
+    def _draws_late(self) -> bool:
+        """Whether a loader that goes on begins this epoch with its order, and one that is new with a seed.
+
+        Workers that stay draw their seed before the first epoch only; all others before the order of each.
+        """
+        stays = bool(getattr(self._loader, "persistent_workers", False)) and not _is_accelerates(self._loader)
+        return stays and self.epoch > 0
 
     def _forward(self, count: int) -> Iterator[Any]:
         """An epoch without its first `count` batches."""
@@ -174,9 +194,7 @@ class Data:
         is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
         if is_stream or name not in getattr(loader, "__dict__", {}):
             return read_past(iter(loader), count, self._tell)
-        # Workers that stay draw their seed before the first epoch only; all others before the order of each.
-        is_early = self.epoch > 0 and getattr(loader, "persistent_workers", False)
-        skipping = _Skipping(vars(loader)[name], count, is_early=is_early)
+        skipping = _Skipping(vars(loader)[name], count, is_early=self._draws_late)
         vars(loader)[name] = skipping  # the loader itself refuses to have its sampler exchanged
         try:
             batches = iter(loader)
@@ -213,13 +231,14 @@ class _Skipping:
         self.sampler = sampler
         self._count = count
         self._rng = capture_rng() if is_early else None
+        self._is_done = False
         self._entries: Iterator[Any] = iter(())
 
     def __iter__(self) -> "_Skipping":
         self._entries = iter(self.sampler)
-        if self._rng is not None and self._count:
+        if self._rng is not None and not self._is_done:
             restore_rng(self._rng)  # a loader with workers asks twice before it begins
-            self._draw(self._count)
+            self._draw()
         return self
 
     def __len__(self) -> int:
@@ -227,12 +246,12 @@ class _Skipping:
 
     def skip(self) -> None:
         """Leave out what is to be left out; from now on this is the whole sampler."""
-        count, self._count = self._count, 0
-        if self._rng is None:
-            self._draw(count)
+        is_done, self._is_done = self._is_done, True
+        if self._rng is None and not is_done:
+            self._draw()
 
-    def _draw(self, count: int) -> None:
-        for _ in range(count):
+    def _draw(self) -> None:
+        for _ in range(self._count):
             next(self._entries, None)
 
     def __next__(self) -> Any:

@@ -143,3 +143,28 @@ def test_nothing_is_left_of_a_finished_run() -> None:
     resumed.resume(data.position(), capture_rng())
     assert list(_walk(resumed, 2)) == []
     assert len(list(_walk(resumed, 3))) == 6
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork", "ignore:.*set_vital")
+@pytest.mark.parametrize("kind", list(LOADERS))
+def test_a_run_that_is_extended(kind: str) -> None:
+    """A finished run goes on for more epochs, and is stopped in the first of these: all of it equals one go."""
+    torch.manual_seed(1)
+    expected = list(_walk(Data(LOADERS[kind](), _ignore), 4))
+
+    torch.manual_seed(1)
+    data = Data(LOADERS[kind](), _ignore)
+    done = list(_walk(data, 2))
+    position, rng = data.position(), capture_rng()
+
+    torch.manual_seed(7)  # another process
+    extended = Data(LOADERS[kind](), _ignore)
+    extended.resume(position, rng)
+    walk = _walk(extended, 4)
+    done += [next(walk) for _ in range(2)]
+    position, rng = extended.position(), capture_rng()
+
+    torch.manual_seed(9)  # and another one
+    again = Data(LOADERS[kind](), _ignore)
+    again.resume(position, rng)
+    assert done + list(_walk(again, 4)) == expected
