@@ -172,9 +172,19 @@ class Data:
         if resumed is None or not (resumed.batches or self._draws_late):
             return iter(loader)
         if self._has_state and resumed.loader is not None:
-            loader.load_state_dict(resumed.loader)
-            return iter(loader)
+            if not _is_finished(resumed.loader):
+                loader.load_state_dict(resumed.loader)
+                return iter(loader)
+            # With such a state it would begin the next pass at once. That is begun anew when its turn comes, from where
+            # drawing this one's order leaves its generators; a stream draws none.
+            if self._is_stream:
+                loader.load_state_dict({})
+                return iter(())
         return self._forward(resumed.batches)
+
+    @property
+    def _is_stream(self) -> bool:
+        return isinstance(getattr(self._loader, "dataset", None), IterableDataset)
 
     @property
     def _draws_late(self) -> bool:
@@ -191,10 +201,10 @@ class Data:
         if _is_accelerates(loader):
             return iter(sys.modules["accelerate"].skip_first_batches(loader, count))
         name = "batch_sampler" if getattr(loader, "batch_sampler", None) is not None else "sampler"
-        is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
-        if is_stream or name not in getattr(loader, "__dict__", {}):
+        if self._is_stream or name not in getattr(loader, "__dict__", {}):
             return read_past(iter(loader), count, self._tell)
-        skipping = _Skipping(vars(loader)[name], count, is_early=self._draws_late)
+        put_back = _keep_draws(self._generators) if self._draws_late else None
+        skipping = _Skipping(vars(loader)[name], count, put_back)
         vars(loader)[name] = skipping  # the loader itself refuses to have its sampler exchanged
         try:
             batches = iter(loader)
@@ -218,26 +228,46 @@ def _is_accelerates(loader: Any) -> bool:
     return hasattr(loader, "base_dataloader") and hasattr(loader, "iteration")
 
 
+def _is_finished(state: Any) -> bool:
+    """Whether the loader whose state this is has said that its pass is over, as torchdata's notes it."""
+    return isinstance(state, dict) and bool(state.get("_iterator_finished"))  # pyright: ignore
+
+
+def _keep_draws(generators: list[torch.Generator]) -> Callable[[], None]:
+    """Return what puts all random number states back to what they are now."""
+    rng, states = capture_rng(), [generator.get_state() for generator in generators]
+
+    def put_back() -> None:
+        restore_rng(rng)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+    return put_back
+
+
 class _Skipping:
     """A sampler without its first entries, once; the loader's workers draw from it ahead.
 
     Args:
         sampler: of single samples or of batches.
         count: entries to leave out.
-        is_early: whether to draw them as soon as the loader asks for the sampler, not for its first entry.
+        put_back: undoes what has been drawn before the order; with it the order is drawn as soon as the loader asks for
+            the sampler, not for its first entry.
     """
 
-    def __init__(self, sampler: Any, count: int, *, is_early: bool) -> None:
+    def __init__(self, sampler: Any, count: int, put_back: Callable[[], None] | None) -> None:
         self.sampler = sampler
         self._count = count
-        self._rng = capture_rng() if is_early else None
+        self._put_back = put_back
         self._is_done = False
         self._entries: Iterator[Any] = iter(())
 
     def __iter__(self) -> "_Skipping":
+        is_early = self._put_back is not None and not self._is_done
+        if self._put_back is not None and is_early:
+            self._put_back()  # a loader with workers asks twice before it begins
         self._entries = iter(self.sampler)
-        if self._rng is not None and not self._is_done:
-            restore_rng(self._rng)  # a loader with workers asks twice before it begins
+        if is_early:
             self._draw()
         return self
 
@@ -247,7 +277,7 @@ class _Skipping:
     def skip(self) -> None:
         """Leave out what is to be left out; from now on this is the whole sampler."""
         is_done, self._is_done = self._is_done, True
-        if self._rng is None and not is_done:
+        if self._put_back is None and not is_done:
             self._draw()
 
     def _draw(self) -> None:

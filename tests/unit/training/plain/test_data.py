@@ -56,6 +56,14 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled by a generator of its own": lambda: DataLoader(
         _numbers(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3)
     ),
+    "shuffled by a generator of its own and workers that stay": lambda: DataLoader(
+        _numbers(),
+        batch_size=4,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(3),
+        num_workers=1,
+        persistent_workers=True,
+    ),
     "one sample at a time": _sampled,
     "a stream": lambda: DataLoader(Stream(), batch_size=4),
     "a list": lambda: [torch.tensor([float(number)]) for number in range(6)],
@@ -66,10 +74,14 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 def _walk(data: Data, epochs: int) -> Iterator[tuple[int, list[float]]]:
     for batches in data.epochs(epochs):
-        for batch in batches:
-            tensor = batch[0] if isinstance(batch, list | tuple) else batch
-            # What a model draws in a step.
-            yield data.epoch, [*tensor.flatten().tolist(), torch.rand(()).item()]
+        yield from _read(data, batches)
+
+
+def _read(data: Data, batches: Iterator[Any]) -> Iterator[tuple[int, list[float]]]:
+    for batch in batches:
+        tensor = batch[0] if isinstance(batch, list | tuple) else batch
+        # What a model draws in a step.
+        yield data.epoch, [*tensor.flatten().tolist(), torch.rand(()).item()]
 
 
 def _ignore(*_: object) -> None:
@@ -168,3 +180,24 @@ def test_a_run_that_is_extended(kind: str) -> None:
     again = Data(LOADERS[kind](), _ignore)
     again.resume(position, rng)
     assert done + list(_walk(again, 4)) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork", "ignore:.*set_vital")
+@pytest.mark.parametrize("kind", list(LOADERS))
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_step_after_the_last_batch(kind: str, epochs: int) -> None:
+    """What is saved when the loader has said that its epoch is over: nothing of it is left, and the next is whole."""
+    torch.manual_seed(1)
+    expected = list(_walk(Data(LOADERS[kind](), _ignore), 4))
+
+    torch.manual_seed(1)
+    data = Data(LOADERS[kind](), _ignore)
+    rounds = data.epochs(4)
+    done = [entry for _ in range(epochs) for entry in _read(data, next(rounds))]
+    position, rng = data.position(), capture_rng()
+    assert position.epoch == epochs - 1
+
+    torch.manual_seed(7)  # another process
+    resumed = Data(LOADERS[kind](), _ignore)
+    resumed.resume(position, rng)
+    assert done + list(_walk(resumed, 4)) == expected
