@@ -48,6 +48,7 @@ class Data:
         )
         self._generators = generators_of(loader)
         self._generator_states: list[torch.Tensor] = []
+        self._is_by_count = False
         self._resumed: Position | None = None
         self._rng: dict[str, Any] | None = None
         self.epoch = 0
@@ -88,7 +89,7 @@ class Data:
             return self._resumed
         if self._epoch_rng is None:
             return self._beginning(self.epoch)
-        state = self._loader.state_dict() if self._has_state else None  # pyright: ignore
+        state = self._loader.state_dict() if self._has_state and not self._is_by_count else None  # pyright: ignore
         return Position(
             epoch=self.epoch,
             batches=self.batches,
@@ -150,6 +151,8 @@ class Data:
             rng = None
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
+        # Workers that stay keep the sampler by which they were led.
+        self._is_by_count = self._is_by_count and bool(getattr(self._loader, "persistent_workers", False))
         batches = self._from(resumed)
         if rng is not None:
             if _is_accelerates(self._loader):
@@ -175,8 +178,8 @@ class Data:
             if not _is_finished(resumed.loader):
                 loader.load_state_dict(resumed.loader)
                 return iter(loader)
-            # With such a state it would begin the next pass at once. That is begun anew when its turn comes, from where
-            # drawing this one's order leaves its generators; a stream draws none.
+            # With such a state it would begin the next pass at once. That is begun anew when its turn comes, from
+            # where drawing this one's order leaves its generators; a stream draws none.
             if self._is_stream:
                 loader.load_state_dict({})
                 return iter(())
@@ -196,12 +199,17 @@ class Data:
         return stays and self.epoch > 0
 
     def _forward(self, count: int) -> Iterator[Any]:
-        """An epoch without its first `count` batches."""
+        """An epoch without its first `count` batches.
+
+        A loader with a state of its own does not know of those that it has not seen: its state is not to be saved.
+        """
         loader: Any = self._loader
+        self._is_by_count = True
         if _is_accelerates(loader):
             return iter(sys.modules["accelerate"].skip_first_batches(loader, count))
         name = "batch_sampler" if getattr(loader, "batch_sampler", None) is not None else "sampler"
         if self._is_stream or name not in getattr(loader, "__dict__", {}):
+            self._is_by_count = False
             return read_past(iter(loader), count, self._tell)
         put_back = _keep_draws(self._generators) if self._draws_late else None
         skipping = _Skipping(vars(loader)[name], count, put_back)
@@ -251,8 +259,8 @@ class _Skipping:
     Args:
         sampler: of single samples or of batches.
         count: entries to leave out.
-        put_back: undoes what has been drawn before the order; with it the order is drawn as soon as the loader asks for
-            the sampler, not for its first entry.
+        put_back: undoes what has been drawn before the order; with it the order is drawn as soon as the loader asks
+            for the sampler, not for its first entry.
     """
 
     def __init__(self, sampler: Any, count: int, put_back: Callable[[], None] | None) -> None:

@@ -1,5 +1,6 @@
 """A loop's place in its data: what comes after a resume is what would have come, batch for batch, draw for draw."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -68,6 +69,9 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "a stream": lambda: DataLoader(Stream(), batch_size=4),
     "a list": lambda: [torch.tensor([float(number)]) for number in range(6)],
     "keeping its own state": lambda: StatefulDataLoader(_numbers(), batch_size=4, shuffle=True),
+    "keeping its own state, with workers that stay": lambda: StatefulDataLoader(
+        _numbers(), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True
+    ),
     "a stream keeping its own state": lambda: StatefulDataLoader(Stream(), batch_size=4),
 }
 
@@ -201,3 +205,24 @@ def test_a_step_after_the_last_batch(kind: str, epochs: int) -> None:
     resumed = Data(LOADERS[kind](), _ignore)
     resumed.resume(position, rng)
     assert done + list(_walk(resumed, 4)) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork", "ignore:.*set_vital")
+@pytest.mark.parametrize("kind", [kind for kind in LOADERS if "state" in kind])
+def test_a_place_that_has_moved_to_other_ranks(kind: str) -> None:
+    """The state of a loader that was led past what was seen is not saved: it does not know of that."""
+    torch.manual_seed(1)
+    expected = list(_walk(Data(LOADERS[kind](), _ignore), 3))
+
+    torch.manual_seed(1)
+    data = Data(LOADERS[kind](), _ignore)
+    walk = _walk(data, 3)
+    done = [next(walk) for _ in range(2)]
+    for seed in (7, 8):
+        place, rng = data.position(), capture_rng()
+        torch.manual_seed(seed)  # another process
+        data = Data(LOADERS[kind](), _ignore)
+        data.resume(dataclasses.replace(place, loader=None) if seed == 7 else place, rng)
+        walk = _walk(data, 3)
+        done += [next(walk) for _ in range(2)]
+    assert done + list(walk) == expected
