@@ -46,6 +46,7 @@ class Data:
             and hasattr(loader, "load_state_dict")
             and getattr(loader, "use_stateful_dataloader", True)
         )
+        self._drop_begun()
         self._generators = generators_of(loader)
         self._generator_states: list[torch.Tensor] = []
         self._is_by_count = False
@@ -109,6 +110,7 @@ class Data:
 
     def resume(self, position: Position, rng: dict[str, Any] | None) -> None:
         """Go on from `position`, with the random number states of that moment; None leaves those of then."""
+        self._drop_begun()
         self.epoch, self.batches, self._epoch_rng = position.epoch, position.batches, None
         self._resumed, self._rng = position, rng
 
@@ -162,6 +164,17 @@ class Data:
             self.batches += 1
             yield batch
 
+    def _drop_begun(self) -> None:
+        """Let a loader of Accelerate's that keeps a state begin anew.
+
+        It has begun its first pass when it was made, with an order that cannot be found again, and `load_state` has
+        given it a place for its next one, whichever that is.
+        """
+        loader: Any = self._loader
+        if self._has_state and _is_accelerates(loader):
+            loader.base_dataloader.load_state_dict({})
+            loader.base_dataloader.next_iter_state = None
+
     def _tell_epoch(self) -> None:
         for sampler in (getattr(self._loader, "sampler", None), getattr(self._loader, "batch_sampler", None)):
             if hasattr(sampler, "set_epoch"):
@@ -205,7 +218,7 @@ class Data:
         """
         loader: Any = self._loader
         self._is_by_count = True
-        if _is_accelerates(loader):
+        if _is_accelerates(loader) and not self._is_stream:
             return iter(sys.modules["accelerate"].skip_first_batches(loader, count))
         name = "batch_sampler" if getattr(loader, "batch_sampler", None) is not None else "sampler"
         if self._is_stream or name not in getattr(loader, "__dict__", {}):
