@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
+from holdfast.errors import ConflictError
 from holdfast.training.plain.position import Position
 from holdfast.training.rereading import read_past
 from holdfast.training.rng import capture_rng, generators_of, restore_rng
@@ -28,6 +29,9 @@ ACCELERATED = "Accelerate's "
 """Before the kind of a sampler whose batches Accelerate deals out."""
 GENERATED = " with a generator"
 """Behind the kind of one that draws from a generator of its own, which Accelerate keeps the same on all ranks."""
+
+_SEEDED = f"{ACCELERATED}SeedableRandomSampler"
+"""Draws from a seed and the number of the epoch; its generator need not be there before the first one."""
 
 
 class Data:
@@ -109,7 +113,12 @@ class Data:
         return Position(epoch=epoch, sampler=self.sampler, generators=states)
 
     def resume(self, position: Position, rng: dict[str, Any] | None) -> None:
-        """Go on from `position`, with the random number states of that moment; None leaves those of then."""
+        """Go on from `position`, with the random number states of that moment; None leaves those of then.
+
+        Raises:
+            ConflictError: it lies within an epoch that other generators have shuffled.
+        """
+        self._check_generators(position)
         self._drop_begun()
         self.epoch, self.batches, self._epoch_rng = position.epoch, position.batches, None
         self._resumed, self._rng = position, rng
@@ -142,8 +151,8 @@ class Data:
         resumed, self._resumed = self._resumed, None
         rng, self._rng = self._rng, None
         self._tell_epoch()
-        if resumed is not None:
-            for generator, state in zip(self._generators, resumed.generators, strict=False):
+        if resumed is not None and len(resumed.generators) == len(self._generators):
+            for generator, state in zip(self._generators, resumed.generators, strict=True):
                 generator.set_state(state)
         if resumed is not None and resumed.epoch_rng is not None:
             restore_rng(resumed.epoch_rng)
@@ -163,6 +172,22 @@ class Data:
         for batch in batches:
             self.batches += 1
             yield batch
+
+    def _check_generators(self, position: Position) -> None:
+        before, now = len(position.generators), len(self._generators)
+        is_over = self.num_batches is not None and position.batches >= self.num_batches
+        if before == now or is_over or position.epoch_rng is None or self._is_stream:
+            return
+        # Accelerate may give a sampler a generator where there are several ranks; it is of another kind then.
+        is_moved = self.sampler.startswith(ACCELERATED) and self.sampler != position.sampler
+        if is_moved or self.sampler == _SEEDED:
+            return
+        raise ConflictError(
+            "the checkpoint was written in the middle of an epoch, the order of which comes from "
+            f"{before} generator(s) of the data loader, and this loader has {now}: what is left of the epoch cannot "
+            "be told; training was not started",
+            hint="make the loader and its samplers as they were, or begin anew with --from-scratch",
+        )
 
     def _drop_begun(self) -> None:
         """Let a loader of Accelerate's that keeps a state begin anew.

@@ -92,3 +92,22 @@ def test_a_stream_that_is_read_again_says_so(monkeypatch: pytest.MonkeyPatch) ->
     resumed.resume(data.position(), capture_rng())
     assert [batch[0] for _, batch in _walk(resumed, 1)] == [8.0, 12.0]
     assert "reading what was seen already: 2 of 2 batches" in told[-1]
+
+
+def test_a_seeded_sampler_needs_no_generator() -> None:
+    """It makes one when it begins, and the order is that of its seed."""
+    data = TensorDataset(torch.arange(14.0))
+
+    def made() -> Any:
+        sampler = accelerate.data_loader.SeedableRandomSampler(data, data_seed=5)
+        batches = BatchSampler(sampler, batch_size=4, drop_last=False)
+        return accelerate.data_loader.DataLoaderShard(data, batch_sampler=batches)
+
+    used = made()
+    expected = [batch[0].tolist() for batch in used]
+    first = Data(used, _ignore)
+    next(_walk(first, 1))
+    assert len(first.position().generators) == 1
+    resumed = Data(made(), _ignore)
+    resumed.resume(first.position(), capture_rng())
+    assert [batch[:-1] for _, batch in _walk(resumed, 1)] == expected[1:]

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from holdfast.errors import ConflictError
 from holdfast.training.plain.data import Data
 from holdfast.training.rng import capture_rng
 
@@ -226,3 +227,35 @@ def test_a_place_that_has_moved_to_other_ranks(kind: str) -> None:
         walk = _walk(data, 3)
         done += [next(walk) for _ in range(2)]
     assert done + list(walk) == expected
+
+
+def _made(num_generators: int) -> DataLoader[Any]:
+    data, own = _numbers(), torch.Generator().manual_seed(3)
+    sampler = RandomSampler(data, generator=own if num_generators else None)
+    return DataLoader(
+        data, batch_size=4, sampler=sampler, generator=torch.Generator() if num_generators > 1 else None
+    )
+
+
+@pytest.mark.parametrize(("before", "now"), [(0, 1), (1, 0), (1, 2), (2, 1)])
+def test_other_generators_within_an_epoch_are_refused(before: int, now: int) -> None:
+    """The order of what is left would be another, and nobody would be told."""
+    data = Data(_made(before), _ignore)
+    next(_walk(data, 1))
+    resumed = Data(_made(now), _ignore)
+    with pytest.raises(ConflictError, match=f"comes from {before} generator.* has {now}: .*--from-scratch"):
+        resumed.resume(data.position(), capture_rng())
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_other_generators_after_an_epoch_are_the_scripts_matter(is_left: bool) -> None:
+    """Every epoch that comes is whole."""
+    data = Data(_made(1), _ignore)
+    rounds = data.epochs(1)
+    for _ in next(rounds):
+        pass
+    if is_left:
+        next(rounds, None)
+    resumed = Data(_made(2), _ignore)
+    resumed.resume(data.position(), capture_rng())
+    assert len(list(_walk(resumed, 2))) == 6
