@@ -156,3 +156,22 @@ def test_ranks_that_lightning_starts_are_refused(tmp_path: Path) -> None:
     with no_orphans(job):
         assert job.wait() == 1, job.text
     assert "start all ranks with `holdfast run --nproc-per-node N SCRIPT`" in job.text
+
+
+@pytest.mark.long
+def test_more_ranks_than_lightning_has_devices_are_refused(tmp_path: Path) -> None:
+    """Each would be a training of its own, and none would find the other."""
+    output = tmp_path / "run"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "import lightning.pytorch as pl\n"
+        "from lightning.pytorch.demos.boring_classes import BoringModel\n"
+        "from holdfast.lightning import HoldfastCallback\n"
+        "pl.Trainer(accelerator='cpu', devices=1, logger=False, max_steps=2,\n"
+        "           callbacks=[HoldfastCallback(output_dir=sys.argv[1])]).fit(BoringModel())\n"
+    )
+    job = holdfast(output, "--nproc-per-node", "2", program=[str(script), str(output)])
+    with no_orphans(job):
+        assert job.wait() == 2, job.text
+    assert "Lightning trains on 1 rank(s), and 2 were started" in job.text

@@ -258,7 +258,7 @@ def _check(trainer: Any, session: Session) -> None:
     """Refuse what cannot be saved or resumed.
 
     Raises:
-        UsageError: another strategy, or ranks that Lightning started by itself.
+        UsageError: another strategy, ranks that Lightning started by itself, or others than were started.
     """
     name = type(trainer.strategy).__name__
     if name not in _STRATEGIES:
@@ -267,11 +267,17 @@ def _check(trainer: Any, session: Session) -> None:
             hint="use strategy='ddp', or Hugging Face's Trainer for FSDP and DeepSpeed",
         )
     by_lightning = type(getattr(trainer.strategy, "cluster_environment", None)).__name__ == "LightningEnvironment"
-    if trainer.world_size > 1 and (by_lightning or trainer.world_size != session.place.world_size):
+    if trainer.world_size > 1 and by_lightning:
         raise UsageError(
             f"Lightning trains on {trainer.world_size} ranks, which have not been started as such; "
             "training was not started",
             hint="start all ranks with `holdfast run --nproc-per-node N SCRIPT`, and give the Trainer devices=N",
+        )
+    if trainer.world_size != session.place.world_size:
+        raise UsageError(
+            f"Lightning trains on {trainer.world_size} rank(s), and {session.place.world_size} were started; "
+            "training was not started",
+            hint="give the Trainer devices, num_nodes and strategy='ddp' for as many ranks as `holdfast run` starts",
         )
 
 

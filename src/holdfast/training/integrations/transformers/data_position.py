@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from holdfast.errors import ConflictError
 from holdfast.training.integrations.transformers.state import is_plain
 from holdfast.training.rereading import read_past
 from holdfast.training.rng import generators_of
@@ -35,6 +36,7 @@ class DataPosition:
         self._saved = saved
         self._saved_generators = generators
         self._generators: list[torch.Tensor] = generators
+        self._num_generators = len(generators)
         self._loader: Any = None
         self._has_told = False
 
@@ -65,7 +67,11 @@ class DataPosition:
 
     @contextlib.contextmanager
     def epoch(self, loader: Any) -> Generator[None]:
-        """For the time of an epoch over `loader`: what it leaves out first is left out in the best way."""
+        """For the time of an epoch over `loader`: what it leaves out first is left out in the best way.
+
+        Raises:
+            ConflictError: by the Trainer's call, when other generators have shuffled what it leaves out.
+        """
         if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
             # Accelerate has begun the first epoch when it made the loader, with a sampler that it then replaced: an
             # order that cannot be found again. An empty state drops that beginning.
@@ -101,7 +107,20 @@ class DataPosition:
             return loader
         if is_stateful or isinstance(getattr(loader, "dataset", None), IterableDataset):
             return _Led(loader, lambda: read_past(iter(loader), count, self._tell))
+        self._check_generators(loader)
         return original(loader, count)
+
+    def _check_generators(self, loader: Any) -> None:
+        before, now = self._num_generators, len(generators_of(loader))
+        # No generator was noted: or nothing was, because the checkpoint was not written here.
+        if before in {0, now} or _is_seeded(loader):
+            return
+        raise ConflictError(
+            "the checkpoint was written in the middle of an epoch, the order of which comes from "
+            f"{before} generator(s) of the data loader, and this loader has {now}: what is left of the epoch cannot "
+            "be told; training was not started",
+            hint="make the loader and its samplers as they were, or begin anew with --from-scratch",
+        )
 
     def _tell(self, sentence: str) -> None:
         if self._session.place.is_first:
@@ -123,6 +142,18 @@ class _Led:
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches()
+
+
+def _is_seeded(loader: Any) -> bool:
+    """Whether the order comes from a seed, as Accelerate's sampler draws it: with a generator of its own, or one that
+    it makes when it begins."""
+    part = getattr(loader, "batch_sampler", None)
+    for _ in range(8):  # those that Accelerate puts around it, and the one that is within
+        inner = getattr(part, "batch_sampler", None)
+        part = inner if inner is not None else getattr(part, "sampler", None)
+        if hasattr(part, "initial_seed"):
+            return True
+    return False
 
 
 def _is_stateful(loader: Any) -> bool:

@@ -1,13 +1,15 @@
 """A loader with a state of its own, over a stream, as Accelerate makes it."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import BatchSampler, RandomSampler
 
+from holdfast.errors import ConflictError
 from holdfast.training.integrations.transformers.data_position import DataPosition
 
 accelerate = pytest.importorskip("accelerate.data_loader")
@@ -19,6 +21,12 @@ SESSION: Any = SimpleNamespace()
 class Stream(torch.utils.data.IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(8))
+
+
+@pytest.fixture(autouse=True)
+def _no_state_is_left() -> Iterator[None]:
+    yield
+    accelerate.PartialState._reset_state()
 
 
 def loader() -> Any:
@@ -54,3 +62,49 @@ def test_a_place_does_not_move_with_its_loader() -> None:
         next(batches)
         assert place["_num_yielded"] == 1
         assert position.state["_num_yielded"] == 3
+
+
+class Shuffled(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def shuffled(num_generators: int) -> Any:
+    generators = [torch.Generator().manual_seed(number) for number in range(num_generators)]
+    sampler = RandomSampler(Shuffled(), generator=generators[0] if generators else None)
+    options = {"generator": generators[1]} if num_generators > 1 else {}
+    batches = BatchSampler(sampler, batch_size=2, drop_last=False)
+    return accelerate.DataLoaderShard(Shuffled(), batch_sampler=batches, **options)
+
+
+def seeded() -> Any:
+    sampler = accelerate.SeedableRandomSampler(Shuffled(), data_seed=3)
+    batches = BatchSampler(sampler, batch_size=2, drop_last=False)
+    shared = accelerate.BatchSamplerShard(batches, num_processes=2, process_index=0)
+    return accelerate.DataLoaderShard(Shuffled(), batch_sampler=shared)
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 0), (1, 2), (2, 1)])
+def test_other_generators_within_an_epoch_are_refused(before: int, now: int) -> None:
+    """The order of what is left would be another, and nobody would be told."""
+    states = [torch.Generator().get_state()] * before
+    loader = shuffled(now)
+    module: Any = importlib.import_module("transformers.trainer")
+    with (
+        DataPosition(SESSION, None, states).epoch(loader),
+        pytest.raises(ConflictError, match=f"comes from {before} generator.* has {now}: .*--from-scratch"),
+    ):
+        module.skip_first_batches(loader, 1)
+
+
+@pytest.mark.parametrize(("before", "make"), [(0, lambda: shuffled(1)), (1, lambda: shuffled(1)), (1, seeded)])
+def test_generators_that_are_as_they_were(before: int, make: Callable[[], Any]) -> None:
+    """Or of which nothing was noted; or that a seeded sampler makes when it begins."""
+    loader = make()
+    module: Any = importlib.import_module("transformers.trainer")
+    with DataPosition(SESSION, None, [torch.Generator().get_state()] * before).epoch(loader):
+        left = list(module.skip_first_batches(loader, 1))
+    assert len(left) == len(loader) - 1

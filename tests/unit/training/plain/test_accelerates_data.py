@@ -1,0 +1,113 @@
+"""A loop's place in loaders that Accelerate has prepared."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, TensorDataset
+
+from holdfast.training import rereading
+from holdfast.training.plain.data import Data
+from holdfast.training.rng import capture_rng
+
+accelerate = pytest.importorskip("accelerate")
+pytest.importorskip("torchdata")
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(14.0)
+
+
+def _shuffled(**options: Any) -> Any:
+    data = TensorDataset(torch.arange(14.0))
+    batches = BatchSampler(RandomSampler(data), batch_size=4, drop_last=False)
+    return accelerate.data_loader.DataLoaderShard(data, batch_sampler=batches, **options)
+
+
+def _stream(**options: Any) -> Any:
+    return accelerate.data_loader.DataLoaderShard(Stream(), batch_size=4, **options)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "shuffled": _shuffled,
+    "shuffled, keeping its own state": lambda: _shuffled(use_stateful_dataloader=True),
+    "a stream": _stream,
+    "a stream keeping its own state": lambda: _stream(use_stateful_dataloader=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_state_is_left() -> Iterator[None]:
+    yield
+    accelerate.state.PartialState._reset_state()
+
+
+def _walk(data: Data, epochs: int) -> Iterator[tuple[int, list[float]]]:
+    for batches in data.epochs(epochs):
+        for batch in batches:
+            tensor = batch[0] if isinstance(batch, list | tuple) else batch
+            yield data.epoch, [*tensor.flatten().tolist(), torch.rand(()).item()]
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("kind", list(LOADERS))
+@pytest.mark.parametrize("count", [1, 3, 4, 6, 8])
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_what_comes_after_a_resume(kind: str, count: int, is_moved: bool) -> None:
+    """Three epochs in one go, and the same with a stop; after the last batch of one, too, and with other ranks."""
+    torch.manual_seed(1)
+    expected = list(_walk(Data(LOADERS[kind](), _ignore), 3))
+
+    torch.manual_seed(1)
+    data = Data(LOADERS[kind](), _ignore)
+    walk = _walk(data, 3)
+    first = [next(walk) for _ in range(count)]
+    position, rng = data.position(), capture_rng()
+
+    torch.manual_seed(7)  # another process
+    loader = LOADERS[kind]()
+    resumed = Data(loader, _ignore)
+    if position.loader is not None:
+        loader.load_state_dict(position.loader)  # as Accelerate's load_state does
+    resumed.resume(dataclasses.replace(position, loader=None) if is_moved else position, rng)
+    assert first + list(_walk(resumed, 3)) == expected
+
+
+def test_a_stream_that_is_read_again_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take as long as the epoch did."""
+    monkeypatch.setattr(rereading, "_TELL_EVERY_S", -1.0)
+    data = Data(_stream(), _ignore)
+    walk = _walk(data, 1)
+    for _ in range(2):
+        next(walk)
+    told: list[str] = []
+    resumed = Data(_stream(), told.append)
+    resumed.resume(data.position(), capture_rng())
+    assert [batch[0] for _, batch in _walk(resumed, 1)] == [8.0, 12.0]
+    assert "reading what was seen already: 2 of 2 batches" in told[-1]
+
+
+def test_a_seeded_sampler_needs_no_generator() -> None:
+    """It makes one when it begins, and the order is that of its seed."""
+    data = TensorDataset(torch.arange(14.0))
+
+    def made() -> Any:
+        sampler = accelerate.data_loader.SeedableRandomSampler(data, data_seed=5)
+        batches = BatchSampler(sampler, batch_size=4, drop_last=False)
+        return accelerate.data_loader.DataLoaderShard(data, batch_sampler=batches)
+
+    used = made()
+    expected = [batch[0].tolist() for batch in used]
+    first = Data(used, _ignore)
+    next(_walk(first, 1))
+    assert len(first.position().generators) == 1
+    resumed = Data(made(), _ignore)
+    resumed.resume(first.position(), capture_rng())
+    assert [batch[:-1] for _, batch in _walk(resumed, 1)] == expected[1:]
