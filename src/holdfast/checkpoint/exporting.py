@@ -28,7 +28,7 @@ from holdfast.checkpoint.weights.gathering import gather
 from holdfast.checkpoint.weights.state_dict_weights import state_dict_file, state_dict_weights
 from holdfast.checkpoint.weights.weight import StoredWeight
 from holdfast.checkpoint.weights.zero_weights import zero_folder, zero_weights
-from holdfast.errors import CheckpointError, StorageError
+from holdfast.errors import CheckpointError, StorageError, UsageError
 from holdfast.foundation import files
 from holdfast.foundation.units import ByteCounter, format_bytes
 from holdfast.storage.browsing import ReadablePath, StorePath, browse
@@ -244,7 +244,7 @@ def _several(folder: ReadablePath) -> CheckpointError:
 def _check_whole(folder: ReadablePath, manifest: Manifest) -> None:
     """Refuse adapters."""
     if manifest.base is not None:
-        raise CheckpointError(
+        raise UsageError(
             f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, not in the layout that "
             "PEFT reads; nothing was exported",
             hint="resume from it, and call the model's save_pretrained from there",

@@ -50,7 +50,8 @@ def main(arguments: list[str]) -> int:
     if code == ExitCode.OK and session.unsaved_end is not None:
         code = ExitCode.STORAGE
         text = (
-            f"the training ended at step {session.unsaved_end}, which could not be saved; make room and run it again"
+            f"the training ended at step {session.unsaved_end}, which could not be saved; mend what the warning "
+            "above says, and run it again"
         )
         session.record.ended(code, text)
         if session.place.is_first:

@@ -61,6 +61,11 @@ class Data:
         self._epoch_rng: dict[str, Any] | None = None
 
     @property
+    def is_iterator(self) -> bool:
+        """Whether it can be iterated once only."""
+        return isinstance(self._loader, Iterator)
+
+    @property
     def num_batches(self) -> int | None:
         """Batches of this rank in an epoch; None when the loader cannot tell."""
         try:

@@ -30,7 +30,14 @@ def moved(position: Position, manifest: Manifest, data: Feed, world_size: int, *
     before = max(1, manifest.global_batch // manifest.gradient_accumulation)
     now = data.batch_size * world_size
     if manifest.world_size == world_size and before == now:
-        return position
+        then = _batches_then(position, manifest)
+        if then in {None, data.num_batches} or data.num_batches is None or allow_change:
+            return position
+        raise ConflictError(
+            f"an epoch had {then} batches when the checkpoint of step {manifest.step} was written in it, "
+            f"and has {data.num_batches} now; training was not started",
+            hint="train on the same data; or " + _OPTION,
+        )
     reason, hint = _obstacle(position, manifest, data, world_size, before, now)
     if reason and not allow_change:
         ranks = f"on {manifest.world_size} rank(s), and these are {world_size}: "
@@ -43,6 +50,12 @@ def moved(position: Position, manifest: Manifest, data: Feed, world_size: int, *
     if _is_at_epoch_end(position, manifest, data):
         return dataclasses.replace(position, batches=data.num_batches, loader=None)
     return dataclasses.replace(position, batches=position.batches * before // now, loader=None)
+
+
+def _batches_then(position: Position, manifest: Manifest) -> int | None:
+    """Batches of a rank in an epoch of then; None where the checkpoint does not tell."""
+    part = manifest.epoch - int(manifest.epoch)
+    return round(position.batches / part) if part and position.batches else None
 
 
 def _is_at_epoch_end(position: Position, manifest: Manifest, data: Feed) -> bool:

@@ -1,5 +1,6 @@
 """What a loop's state consists of, and how it is written and read."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from holdfast.training.plain.sharded import sharded_parts
 from holdfast.training.plain.unsavable import check_savable, check_whole
 
 _SHARDS = "sharded"
+_log = logging.getLogger("holdfast")
 
 
 class Parts(Protocol):
@@ -82,9 +84,20 @@ class NamedParts:
         self._adapters: dict[str, AdapterState] = {}
         self._place = place
         self._sharded = sharded_parts(self._parts)
+        self._warn_of_others()
         if self._sharded is not None:
             for name, part in self._whole_parts().items():
                 check_whole(name, part.state_dict())
+
+    def _warn_of_others(self) -> None:
+        weights = set(map(id, parameters_of(self.modules())))
+        for name, part in self._parts.items():
+            if isinstance(part, torch.optim.Optimizer) and weights and self._place.is_first:
+                stepped = {id(one) for group in part.param_groups for one in group["params"]}
+                if not stepped & weights:
+                    _log.warning(
+                        "%s steps no weight of any model that this session saves: is that the right one?", name
+                    )
 
     @property
     def strategy(self) -> str:

@@ -14,6 +14,8 @@ from holdfast.training.plain.parts import NamedParts, Parts
 from holdfast.training.plain.training import Training
 from holdfast.training.session import Session, current_session, start_session
 
+_TELL = "call run.step(loss=…) after each step of the optimizer"
+
 
 class Run(Training):
     """A training whose loop takes its batches from here; made by `session`.
@@ -58,14 +60,28 @@ class Run(Training):
             raise UsageError("the session is used outside its `with` statement")
         if not self._data.is_given:
             raise UsageError("the session has no data to take batches from", hint="give it some: session(data=…, …)")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:  # pyright: ignore  scripts have no types
+            raise UsageError(f"epochs {count!r} is not a whole number")
+        if count > 1 and self._data.is_iterator:
+            raise UsageError(
+                f"the data is empty after one epoch, and {count} were asked for: it is an iterator",
+                hint="give the session something that can be iterated again: a DataLoader, a list, an object with "
+                "an __iter__ of its own",
+            )
         self.epochs_to_do = count
         for number, batches in enumerate(self._data.epochs(count)):
             yield batches
-            if number == 0 and self.step_number == 0 and self._has_voted and self._session.place.is_first:
+            if number == 0 and self._nobody_told and self._session.place.is_first:
                 self._session.log.warning(
-                    "the optimizer has stepped, and nobody has told: call run.step(loss=…) after each one of the "
-                    "optimizer's; nothing is saved without"
+                    "the optimizer has stepped, and nobody has told: %s; nothing is saved without", _TELL
                 )
+
+    def _finish(self) -> None:
+        if self._nobody_told:
+            raise UsageError(
+                "nothing of this run was saved: the optimizer has stepped, and nobody has told", hint=_TELL
+            )
+        super()._finish()
 
     def batches(self, epochs: int = 1) -> Iterator[Any]:
         """The batches of `epochs` epochs, from where the run stands."""
@@ -108,6 +124,7 @@ def session(
     Raises:
         UsageError: something that was given cannot be saved, or there is no place to save to.
     """
+    _check_types(data, output_dir, save_steps)
     current = current_session() or start_session()
     if current.interrupted is not None:
         raise current.interrupted
@@ -119,6 +136,15 @@ def session(
     named: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
     parts = _parts_of({name: part for name, part in named.items() if part is not None}, accelerator, current.place)
     return Run(current, parts=parts, data=data, output_dir=output_dir, save_steps=save_steps)
+
+
+def _check_types(data: Any, output_dir: Any, save_steps: Any) -> None:
+    if data is not None and not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        raise UsageError(f"data {data!r} cannot be iterated", hint="give a DataLoader")
+    if output_dir is not None and not isinstance(output_dir, str | Path):
+        raise UsageError(f"output_dir {output_dir!r} is no path")
+    if save_steps is not None and (isinstance(save_steps, bool) or not isinstance(save_steps, int)):
+        raise UsageError(f"save_steps {save_steps!r} is not a whole number")
 
 
 def _parts_of(named: dict[str, Any], accelerator: Any, place: Place) -> Parts:
@@ -133,6 +159,8 @@ def _parts_of(named: dict[str, Any], accelerator: Any, place: Place) -> Parts:
         if name not in named:
             raise UsageError(f"there is no {name} to save", hint="give session() a model and an optimizer")
     for name, part in named.items():
+        if isinstance(part, type):
+            raise UsageError(f"{name} is the class {part.__name__}, not an object of it", hint="make one")
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             raise UsageError(f"{name} cannot be saved: {type(part).__name__} has no state_dict and load_state_dict")
     return NamedParts(named, place)

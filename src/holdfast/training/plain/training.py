@@ -81,6 +81,7 @@ class Training:
         self.more_metrics: Callable[[], Mapping[str, Any]] = dict[str, Any]
         """Asked for further figures when somebody is going to see them."""
         self._has_voted = False
+        self._was_told = False
         self._is_inside = False
         self._numbers = Numbers()
         self._most_batches = 1
@@ -266,6 +267,7 @@ class Training:
         if self._session.interrupted is not None:
             raise self._session.interrupted
         framework = self._framework
+        self._was_told = True
         self._gradients_complete()
         framework.step += 1
         if self._feed.batches > self._batches_before:
@@ -279,6 +281,11 @@ class Training:
         # Not sooner: DCP steps an optimizer that has no state yet, in the midst of a save.
         self._has_voted = False
         self._agreement.step_begins(framework.step)
+
+    @property
+    def _nobody_told(self) -> bool:
+        """Whether the optimizer has stepped in vain: `step` was never called."""
+        return self._has_voted and not self._was_told
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) in self._optimizers:

@@ -51,7 +51,7 @@ def move(before: Manifest, now: Data, world_size: int, place: Position = PLACE, 
 def test_as_many_ranks_with_as_many_samples() -> None:
     """Nothing is changed, whatever the sampler and the loader's own state."""
     place = Position(epoch=1, batches=6, epoch_rng={}, sampler="RandomSampler", loader={"place": 3})
-    assert move(manifest(2, 24), data(12, 2, is_distributed=False), 2, place) is place
+    assert move(manifest(2, 24, epoch=1.75), data(12, 2, is_distributed=False), 2, place) is place
 
 
 @pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 3), (4, 2)])
@@ -142,3 +142,17 @@ def test_what_accelerate_deals_out(sampler: Any, is_kept: bool) -> None:
     else:
         with pytest.raises(ConflictError, match="order of Accelerate's RandomSampler"):
             move(manifest(2, 24), now, 3, place)
+
+
+@pytest.mark.parametrize(("part", "batches"), [(0.5, 6), (1 / 12, 1), (11 / 12, 11)])
+def test_data_of_another_length_are_refused_in_the_midst_of_an_epoch(part: float, batches: int) -> None:
+    """The order is another one, whatever is left out of it."""
+    place = Position(epoch=1, batches=batches, epoch_rng={}, sampler="DistributedSampler")
+    before = manifest(1, 8, epoch=1 + part)
+    assert move(before, data(8, 1), 1, place) == place
+    shorter = Data(DataLoader(TensorDataset(torch.arange(80)), batch_size=8), lambda *_: None)
+    with pytest.raises(ConflictError, match=r"an epoch had 12 batches .* and has 10 now; training was not started"):
+        move(before, shorter, 1, place)
+    assert move(before, shorter, 1, place, allow_change=True) == place
+    at_end = Position(epoch=1, batches=12, epoch_rng={}, sampler="DistributedSampler")
+    assert move(manifest(1, 8, epoch=2.0), shorter, 1, at_end) == at_end
