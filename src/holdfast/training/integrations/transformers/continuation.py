@@ -45,7 +45,7 @@ class Continuation:
         self._epoch_rng: dict[str, Any] = {}
         self._rng_to_restore: dict[str, Any] | None = None
         self._begins_in_epoch = False
-        self._moved = False
+        self._is_irregular = False
         self._is_same = False
         self.geometry = Geometry.of(trainer, session.place.world_size)
         """The batch arithmetic in force."""
@@ -91,19 +91,21 @@ class Continuation:
         if kept is not None:
             session.report(kept)
         before = self.geometry.before(manifest)
-        self._moved = not self.geometry.keeps_steps_of(before)
+        moves = not self.geometry.keeps_steps_of(before)
+        # Once steps of two sizes are in a run, the number of steps no longer tells the place: also in later starts.
+        self._is_irregular = moves or (self._state is not None and self._state.is_irregular)
         self._is_same = self.geometry == before
 
     @property
     def is_regular(self) -> bool:
         """Whether every step of the run had this geometry."""
-        return not self._moved
+        return not self._is_irregular
 
     def take_over(self, takeover: Takeover) -> None:
         """Lead the Trainer's beginning."""
         takeover.replace("_load_rng_state", self._wrap_load_rng)
         takeover.replace("_run_epoch", self._wrap_run_epoch)
-        if self._moved or (self._point is not None and self.geometry.num_samples is None):
+        if self._is_irregular or (self._point is not None and self.geometry.num_samples is None):
             takeover.replace("_init_training_state", self._wrap_position)
 
     @property
@@ -182,7 +184,9 @@ class Continuation:
                     saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
                 )
             else:
-                passes, micro_batches = self.geometry.position(manifest.samples_seen)
+                passes, micro_batches = self.geometry.position(
+                    manifest.samples_seen, epoch=manifest.epoch, before=self.geometry.before(manifest)
+                )
             return passes, 0 if self._trainer.args.ignore_data_skip else micro_batches
 
         return position

@@ -114,6 +114,8 @@ class RankState:
         counted: see `Counted`.
         asked_accumulation: micro-batches per step that the script asks for, which may not be those in force; 0 when
             that was not saved.
+        is_irregular: whether the run has steps of several sizes, so that their number does not tell the place in the
+            data.
         rng: random number states of now. The Trainer's own file has those of all devices that the rank saw, and does
             not say which is the rank's.
     """
@@ -126,6 +128,7 @@ class RankState:
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     counted: Counted = field(default_factory=Counted)
     asked_accumulation: int = 0
+    is_irregular: bool = False
     rng: dict[str, Any] = field(default_factory=capture_rng)
 
     def write(self, folder: Path, rank: int) -> None:
@@ -143,6 +146,7 @@ class RankState:
                 "is_training": self.counted.is_training,
             },
             "asked_accumulation": self.asked_accumulation,
+            "is_irregular": self.is_irregular,
             "rng": self.rng,
         }
         torch.save(record, folder / _NAME.format(rank=rank))
@@ -174,6 +178,7 @@ class RankState:
             elapsed_s=state.elapsed_s,
             generators=state.generators,
             counted=Counted(figures=state.counted.figures, is_training=state.counted.is_training),
+            is_irregular=state.is_irregular,
             rng=state.rng,
         )
 
@@ -189,6 +194,7 @@ class RankState:
             generators=record.get("generators", []),
             counted=Counted(**record.get("counted", {})),
             asked_accumulation=record.get("asked_accumulation", 0),
+            is_irregular=record.get("is_irregular", False),
             rng=record.get("rng", {}),
         )
 
