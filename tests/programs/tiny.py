@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--save-total-limit", type=int, default=None)
     parser.add_argument("--eval-strategy", default="no")
     parser.add_argument("--eval-steps", type=int, default=5)
+    parser.add_argument("--eval-sets", nargs="*", default=[], help="names of several sets, in place of one")
     parser.add_argument("--best", action="store_true")
     parser.add_argument("--logging-steps", type=int, default=3)
     parser.add_argument("--logging-strategy", default="steps")
@@ -280,7 +281,10 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
     if options.data.endswith("stream"):
         data = Stream(data)
     trainer = (KeepingTrainer if options.keep_more else SlowTrainer)(
-        model, args, train_dataset=data, eval_dataset=Blocks(16, 4)
+        model,
+        args,
+        train_dataset=data,
+        eval_dataset={name: Blocks(16, 4) for name in options.eval_sets} or Blocks(16, 4),
     )
     trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data.startswith("stateful")
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000

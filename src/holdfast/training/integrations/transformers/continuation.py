@@ -19,6 +19,7 @@ from holdfast.training.integrations.transformers.geometry import Geometry, adapt
 from holdfast.training.integrations.transformers.repartition import follow_accumulation
 from holdfast.training.integrations.transformers.sharing import check_sharing
 from holdfast.training.integrations.transformers.state import Pending, Place, RankState
+from holdfast.training.integrations.transformers.stateful import stateful_callbacks
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.resume import ResumePoint
 from holdfast.training.rng import capture_rng, restore_rng
@@ -213,13 +214,10 @@ def _restore_callbacks(trainer: Any) -> None:
     The Trainer's own way, which its users must ask for, also brings back the flags that a save had set, and makes
     new objects of callbacks that the script may hold on to.
     """
-    from transformers.trainer_callback import ExportableState
-
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     by_name: dict[str, list[Any]] = {}
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, ExportableState):
-            by_name.setdefault(type(callback).__name__, []).append(callback)
+    for callback in stateful_callbacks(trainer):
+        by_name.setdefault(type(callback).__name__, []).append(callback)
     for name, callbacks in by_name.items():
         records: Any = saved.setdefault(name, {})  # a callback that is new in the script; saving needs its name
         # Of a kind that was added twice, the Trainer appends the states of every save to one list.

@@ -21,6 +21,7 @@ import torch
 
 from holdfast.training.integrations.transformers.base_model import frozen_buffers
 from holdfast.training.integrations.transformers.counted import Counted
+from holdfast.training.integrations.transformers.stateful import CallbackCounts
 from holdfast.training.rng import capture_rng, restore_rng
 
 _NAME = "holdfast_state_{rank}.pt"
@@ -235,6 +236,8 @@ class Moment:
         self._loss = trainer._tr_loss.clone()
         self._flos = trainer.current_flos
         self._num_tokens = trainer.state.num_input_tokens_seen
+        self._num_logged = len(trainer.state.log_history)
+        self._callbacks = CallbackCounts(trainer)
         self._counted = Counted.of(trainer)
         self._buffers = {name: tensor.clone() for name, tensor in _saved_buffers(trainer)} if with_buffers else {}
 
@@ -244,6 +247,9 @@ class Moment:
         trainer._tr_loss = self._loss
         trainer.current_flos = self._flos
         trainer.state.num_input_tokens_seen = self._num_tokens
+        # Of several evaluation sets, those that were done before it was left are evaluated again.
+        del trainer.state.log_history[self._num_logged :]
+        self._callbacks.restore(trainer)
         self._counted.restore(trainer)
         with torch.no_grad():
             for name, tensor in _saved_buffers(trainer):
