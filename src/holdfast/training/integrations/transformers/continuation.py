@@ -16,6 +16,8 @@ from holdfast.errors import ConflictError
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.data_position import DataPosition
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+from holdfast.training.integrations.transformers.loaded_weights import complete_load
+from holdfast.training.integrations.transformers.own_save import saves_in_its_own_way
 from holdfast.training.integrations.transformers.repartition import follow_accumulation
 from holdfast.training.integrations.transformers.sharing import check_sharing
 from holdfast.training.integrations.transformers.state import Pending, Place, RankState
@@ -48,6 +50,7 @@ class Continuation:
         self._begins_in_epoch = False
         self._is_irregular = False
         self._is_same = False
+        self._has_begun = False
         self.geometry = Geometry.of(trainer, session.place.world_size)
         """The batch arithmetic in force."""
         self.asked_accumulation = self.geometry.accumulation
@@ -106,6 +109,8 @@ class Continuation:
         """Lead the Trainer's beginning."""
         takeover.replace("_load_rng_state", self._wrap_load_rng)
         takeover.replace("_run_epoch", self._wrap_run_epoch)
+        if self._point is not None:
+            takeover.replace("_issue_warnings_after_load", self._wrap_loaded)
         if self._is_irregular or (self._point is not None and self.geometry.num_samples is None):
             takeover.replace("_init_training_state", self._wrap_position)
 
@@ -123,6 +128,7 @@ class Continuation:
         Returns:
             What was due at the checkpoint's step. Do it, then call `caught_up`.
         """
+        self._has_begun = True
         if self._point is None:
             return Pending()
         _restore_callbacks(self._trainer)
@@ -161,6 +167,17 @@ class Continuation:
         )
 
     # ---- the Trainer's methods ------------------------------------------------------------------------------
+
+    def _wrap_loaded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def loaded(result: Any) -> None:
+            point, trainer = self._point, self._trainer
+            # The best model is loaded in this way too, at the end.
+            if self._has_begun or point is None or saves_in_its_own_way(trainer):
+                original(result)
+            else:
+                complete_load(trainer.model, result.missing_keys, point.path, step=point.manifest.step)
+
+        return loaded
 
     def _wrap_load_rng(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load(checkpoint: Any) -> None:
