@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from holdfast.errors import ConflictError
+from holdfast.training.integrations.transformers.adapter_settings import check_adapter_settings
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.data_position import DataPosition
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
@@ -77,6 +78,7 @@ class Continuation:
                 hint="give the Trainer an output folder of its own, or begin anew with --from-scratch",
             )
         check_sharing(self._trainer, manifest)
+        check_adapter_settings(self._trainer.model, point.path, step=manifest.step)
         self._state = RankState.read(
             point.path,
             rank=session.place.rank,
