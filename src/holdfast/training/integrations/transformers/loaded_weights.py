@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -41,8 +41,8 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     if lost:
         others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ConflictError(
-            f"the checkpoint of step {step} has no weight {lost[0]}{others}, which the model has: it would begin with "
-            "fresh values beside old optimizer state; training was not started",
+            f"the checkpoint of step {step} has no weight {lost[0]}{others}, which the model has: it would go on "
+            "with fresh values; training was not started",
             hint="make the model as it was when the run began, or begin anew with --from-scratch",
         )
 
@@ -85,8 +85,9 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
     if {torch.float16, torch.bfloat16} <= types and widest.itemsize == torch.float16.itemsize:
         widest = torch.float32
     _log.info("weights of %s are saved under other names than the model's: loading them by these", folder.name)
-    other, report = type(model).from_pretrained(folder, dtype=widest, output_loading_info=True)
-    fresh = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
+    kind = cast("Any", type(model))
+    other, report = kind.from_pretrained(folder, dtype=widest, output_loading_info=True)
+    fresh: set[str] = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     state = {name: tensor for name, tensor in other.state_dict().items() if name not in fresh}
     return model.load_state_dict(state, strict=False).missing_keys
 

@@ -72,7 +72,7 @@ def test_an_expert_that_is_not_there_is_refused(tmp_path: Path) -> None:
     state = {name: tensor for name, tensor in state.items() if "down_proj" not in name}
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     model = experts(2)
-    with pytest.raises(ConflictError, match="has no weight .*down_proj"):
+    with pytest.raises(ConflictError, match=r"has no weight .*down_proj"):
         complete_load(model, loaded_by_name(model, tmp_path), tmp_path, step=3)
 
 
