@@ -9,6 +9,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from strategies import SHARDED, arguments_for, save_final, whole_state
@@ -16,6 +17,8 @@ from transformers import (
     EarlyStoppingCallback,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -166,6 +169,7 @@ def main() -> None:
     parser.add_argument("--save-total-limit", type=int, default=None)
     parser.add_argument("--eval-strategy", default="no")
     parser.add_argument("--eval-steps", type=int, default=5)
+    parser.add_argument("--eval-sets", nargs="*", default=[], help="names of several sets, in place of one")
     parser.add_argument("--best", action="store_true")
     parser.add_argument("--logging-steps", type=int, default=3)
     parser.add_argument("--logging-strategy", default="steps")
@@ -180,6 +184,7 @@ def main() -> None:
     parser.add_argument("--add-file", action="store_true")
     parser.add_argument("--patience", type=int, default=None)
     parser.add_argument("--hidden", type=int, default=16)
+    parser.add_argument("--experts", type=int, default=0, help="saved one by one, and one tensor in memory")
     parser.add_argument("--raise-at-start", action="store_true")
     parser.add_argument("--jit", action="store_true", help="the Trainer's own JIT checkpoints")
     parser.add_argument("--strategy", default="", choices=("", *SHARDED))
@@ -209,6 +214,23 @@ def main() -> None:
     for number in range(options.trainers):
         out = options.out if number == 0 else f"{options.out}-{number}"
         model = train(options, out, model)
+
+
+def tiny_model(options: argparse.Namespace) -> torch.nn.Module:
+    shape: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": options.hidden,
+        "intermediate_size": 2 * options.hidden,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "attention_dropout": options.dropout,
+        "max_position_embeddings": 16,
+    }
+    if not options.experts:
+        return Qwen2ForCausalLM(Qwen2Config(**shape))
+    experts = {"num_experts": options.experts, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **experts))
 
 
 def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) -> torch.nn.Module:
@@ -246,18 +268,7 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
     Path(out, f"loading-{os.environ.get('RANK', '0')}").touch()
     time.sleep(options.load_s)
     torch.manual_seed(options.model_seed)
-    model = model or Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=64,
-            hidden_size=options.hidden,
-            intermediate_size=2 * options.hidden,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            attention_dropout=options.dropout,
-            max_position_embeddings=16,
-        )
-    )
+    model = model or tiny_model(options)
     if options.split_at_load:
         folder = Path(options.out, "base")
         if args.process_index == 0:
@@ -280,7 +291,10 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
     if options.data.endswith("stream"):
         data = Stream(data)
     trainer = (KeepingTrainer if options.keep_more else SlowTrainer)(
-        model, args, train_dataset=data, eval_dataset=Blocks(16, 4)
+        model,
+        args,
+        train_dataset=data,
+        eval_dataset={name: Blocks(16, 4) for name in options.eval_sets} or Blocks(16, 4),
     )
     trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data.startswith("stateful")
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000

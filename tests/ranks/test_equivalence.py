@@ -91,3 +91,22 @@ def _with_attempt(output: Path):
     for event in read_events(output):
         attempt = event["attempt"] if event["event"] == "attempt_started" else attempt
         yield attempt, event
+
+
+@pytest.mark.long
+def test_experts_that_are_saved_one_by_one(tmp_path: Path) -> None:
+    """The Trainer alone finds none of them in a checkpoint, and goes on with the script's."""
+    options = ("--experts", "4", "--grad-accum", "1", "--epochs", "1", "--logging-steps", "1")
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = holdfast(reference, program=tiny(reference, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    job = holdfast(output, program=tiny(output, *options, "--step-ms", "50"))
+    with no_orphans(job):
+        job.wait_for_step(5)
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    job = holdfast(output, program=tiny(output, *options, "--model-seed", "2"))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert_same_run(output, reference)

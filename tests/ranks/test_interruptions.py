@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.verify import verify
+from tests.support.equality import logged
 from tests.support.jobs import (
     TINY,
     Job,
@@ -312,6 +313,28 @@ def test_silent_peer_does_not_hang_the_others(tmp_path: Path) -> None:
         code = job.wait(20)
         assert code == 143, job.text
         wait_until_gone(pids)
+
+
+@pytest.mark.long
+def test_an_evaluation_that_is_left_in_its_second_set_counts_once(tmp_path: Path) -> None:
+    """The first set's figures are logged once, and early stopping does not count them twice."""
+    output = tmp_path / "run"
+    options = (*("--eval-strategy", "steps", "--eval-steps", "4", "--save-strategy", "steps", "--save-steps", "4"),)
+    options += (*("--best", "--patience", "2", "--epochs", "8", "--grad-accum", "1", "--eval-sets", "one", "two"),)
+    options += ("--settings", '{"metric_for_best_model": "eval_one_loss"}')
+    job = holdfast(output, *TWO, program=tiny(output, *options, "--eval-ms", "500"))
+    with no_orphans(job):
+        job.wait_for_mark("eval 8", 5)  # four of each set
+        job.signal()
+        assert job.wait(30) == 75, job.text
+    assert assert_saved_and_valid(output) == 8
+    job = holdfast(output, *TWO, program=tiny(output, *options))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    # Step 4 (the best so far), 8 and 12: two without improvement.
+    assert read_events(output, "finished")[0]["step"] == 12
+    for name in ("eval_one_loss", "eval_two_loss"):
+        assert [entry["step"] for entry in logged(output) if name in entry] == [4, 8, 12]
 
 
 @pytest.mark.long

@@ -101,17 +101,34 @@ def test_a_step_of_other_micro_batches_sees_its_samples(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_batch_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    """11 with the reason and the option that allows it; with the option the run goes on."""
+    """11 with the reason and the option that allows it; with the option the run goes on, also in later starts."""
     output = tmp_path / "run"
-    interrupted(output, 2, *_OPTIONS, "--grad-accum", "1")
-    job = holdfast(output, "--nproc-per-node", "2", program=tiny(output, *_OPTIONS, "--batch-size", "3"))
+    changed = (*_OPTIONS, "--grad-accum", "1", "--batch-size", "3")
+    step = interrupted(output, 2, *_OPTIONS, "--grad-accum", "1")
+    job = holdfast(output, *_TWO, program=tiny(output, *changed))
     with no_orphans(job):
         assert job.wait() == 11, job.text
     assert "--allow-batch-change" in job.text
-    job = holdfast(
-        output,
-        *("--nproc-per-node", "2", "--allow-batch-change"),
-        program=tiny(output, *_OPTIONS, "--batch-size", "3"),
-    )
+    job = holdfast(output, *_TWO, "--allow-batch-change", program=tiny(output, *changed, "--step-ms", "30"))
+    with no_orphans(job):
+        job.wait_for_step(step + 3)
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    job = holdfast(output, *_TWO, program=tiny(output, *changed))
     with no_orphans(job):
         assert job.wait() == 0, job.text
+    assert_each_sample_once_per_epoch(output, step, before=4, after=6)
+
+
+def assert_each_sample_once_per_epoch(output: Path, changed_at: int, *, before: int, after: int) -> None:
+    """But for those that the first step of another size sees again, because it begins where such a step begins."""
+    seen = samples(output)
+    again = changed_at * before % after
+    num_steps = (72 - changed_at * before + again) // after
+    first = [seen[step] for step in range(changed_at + num_steps)]
+    assert sorted({sample for step in first for sample in step}) == list(range(72))
+    assert sum(map(len, first)) == 72 + again
+    second = [seen[step] for step in range(changed_at + num_steps, max(seen) + 1)]
+    shown = [sample for step in second for sample in step]
+    assert len(shown) == len(set(shown)) > 30
+    assert second[-len(first[changed_at:]) :] != first[changed_at:], "the first epoch's order once more"

@@ -69,10 +69,8 @@ def join_store(session: Session, output: OutputFolder, location: Location) -> No
         ConflictError: it holds the checkpoints of another location.
     """
     _check_belongs(output, location)
-    if session.uploads is not None:  # of an earlier training of this script
-        session.finish_uploads(newest_only=False)
+    session.close_uploads()
     delete_tree(final_folder(output))  # of an earlier training too
-    session.training_end = session.final_missing = None
 
 
 class Claiming:

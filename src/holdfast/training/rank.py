@@ -116,6 +116,10 @@ def _finish_uploads(session: Session, code: int) -> int:
         session.record.ended(ExitCode.STORAGE, session.final_missing)
         _log.error("%s", session.final_missing)
         return ExitCode.STORAGE
+    if code == ExitCode.OK and session.missing_before is not None:
+        session.record.ended(ExitCode.STORAGE, session.missing_before)
+        _log.error("of an earlier training of this script: %s", session.missing_before)
+        return ExitCode.STORAGE
     return code
 
 

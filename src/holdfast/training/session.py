@@ -92,6 +92,8 @@ class Session:
         """How the newest training with an object store has ended, when it has; on the first rank only."""
         self.final_missing: str | None = None
         """Why the finished model is not in the object store, and what to do; on the first rank only."""
+        self.missing_before: str | None = None
+        """What of an earlier training of this script is not in the object store; on the first rank only."""
         self.locations: dict[str, Location] = {}
         """The object store that a folder stands in front of, by the folder's path as the script sees it."""
         self.output_folders: set[Path] = set()
@@ -169,6 +171,13 @@ class Session:
         if not has_arrived:
             self.report(events.UploadUnfinished(location=uploads.location, folder=uploads.folder))
         return has_arrived
+
+    def close_uploads(self) -> None:
+        """Another training begins: wait for the mover of the one before, and keep in mind what is missing of it."""
+        if self.uploads is not None and not self.finish_uploads(newest_only=False):
+            self.missing_before = self.missing_before or f"uploads to {self.uploads.location} did not finish"
+        self.missing_before = self.missing_before or self.final_missing
+        self.training_end = self.final_missing = None
 
     def wait_for_ending(self) -> None:
         """When a signal is being answered on another thread, leave the end of the process to it."""

@@ -201,6 +201,16 @@ def test_an_export_is_the_model_alone(look: Callable[[], Inventory], place: Path
         copying.export(inventory, inventory.item(), target)
 
 
+def test_what_trainings_keep_beside_a_model_is_not_exported(tmp_path: Path) -> None:
+    """TRL's reference is as large as the model."""
+    output = prepared(tmp_path / "out")
+    beside = ("holdfast_reference.pt", "holdfast_state_0.pt", "optimizer.pt", "trainer_state.json")
+    commit(output, 10, {0: {"model.safetensors": b"weights", **dict.fromkeys(beside, b"x")}})
+    inventory, _ = open_inventory(str(output.root))
+    target = Location(scheme=Scheme.FILE, path=str(tmp_path / "model"))
+    assert copying.export(inventory, inventory.item(), target) == ["model.safetensors"]
+
+
 def test_shards_are_not_exported(tmp_path: Path) -> None:
     """Weights in pieces of ranks are no model that `from_pretrained` reads."""
     output = prepared(tmp_path / "out")

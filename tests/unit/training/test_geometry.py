@@ -151,5 +151,27 @@ def test_position_and_samples_seen_are_inverse_at_steps() -> None:
     assert geometry.steps_per_epoch == 9
     for step in range(40):
         seen = geometry.samples_seen(step=step, epoch=step / 9, regular=True)
-        epochs, micro = geometry.position(seen)
+        epochs, micro = geometry.position(seen, epoch=step / 9, before=geometry)
         assert (epochs, micro) == (step // 9, step % 9 * 3)
+
+
+def test_the_place_in_a_run_with_steps_of_two_sizes() -> None:
+    """Five steps of 8, then steps of 12: the seventh ends at sample 60, wherever the number of steps would lead."""
+    before, after = (Geometry.of(trainer(batch, 1, 1, samples=100), 1) for batch in (8, 12))
+    seen = before.samples_seen(step=5, epoch=5 / 13, regular=True)
+    assert seen == 40
+    assert after.position(seen, epoch=5 / 13, before=before) == (0, 3)  # a step of 12 begins at 36
+    seen = after.samples_seen(step=7, epoch=5 / 9, regular=False)
+    assert seen == 60
+    assert after.position(seen, epoch=5 / 9, before=after) == (0, 5)
+    # More steps than an epoch has now, and still in the first; then at its end.
+    assert after.position(after.samples_seen(step=9, epoch=7 / 9, regular=False), epoch=7 / 9, before=after) == (0, 7)
+    assert after.position(after.samples_seen(step=11, epoch=1.0, regular=False), epoch=1.0, before=after) == (1, 0)
+
+
+def test_an_epoch_that_shows_more_than_before_does_not_swallow_the_next() -> None:
+    """96 of 100 samples by 24, without the rest; all by 10."""
+    before, after = (Geometry.of(trainer(batch, 1, 1, samples=100, drop_last=True), 1) for batch in (24, 10))
+    seen = before.samples_seen(step=5, epoch=1.25, regular=True)
+    assert seen == 120
+    assert after.position(seen, epoch=1.25, before=before) == (1, 2)

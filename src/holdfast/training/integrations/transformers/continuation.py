@@ -13,12 +13,16 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from holdfast.errors import ConflictError
+from holdfast.training.integrations.transformers.adapter_settings import check_adapter_settings
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.data_position import DataPosition
 from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+from holdfast.training.integrations.transformers.loaded_weights import complete_load
+from holdfast.training.integrations.transformers.own_save import saves_in_its_own_way
 from holdfast.training.integrations.transformers.repartition import follow_accumulation
 from holdfast.training.integrations.transformers.sharing import check_sharing
 from holdfast.training.integrations.transformers.state import Pending, Place, RankState
+from holdfast.training.integrations.transformers.stateful import stateful_callbacks
 from holdfast.training.integrations.transformers.takeover import Takeover
 from holdfast.training.resume import ResumePoint
 from holdfast.training.rng import capture_rng, restore_rng
@@ -45,8 +49,9 @@ class Continuation:
         self._epoch_rng: dict[str, Any] = {}
         self._rng_to_restore: dict[str, Any] | None = None
         self._begins_in_epoch = False
-        self._moved = False
+        self._is_irregular = False
         self._is_same = False
+        self._has_begun = False
         self.geometry = Geometry.of(trainer, session.place.world_size)
         """The batch arithmetic in force."""
         self.asked_accumulation = self.geometry.accumulation
@@ -73,6 +78,7 @@ class Continuation:
                 hint="give the Trainer an output folder of its own, or begin anew with --from-scratch",
             )
         check_sharing(self._trainer, manifest)
+        check_adapter_settings(self._trainer.model, point.path, step=manifest.step)
         self._state = RankState.read(
             point.path,
             rank=session.place.rank,
@@ -91,19 +97,23 @@ class Continuation:
         if kept is not None:
             session.report(kept)
         before = self.geometry.before(manifest)
-        self._moved = not self.geometry.keeps_steps_of(before)
+        moves = not self.geometry.keeps_steps_of(before)
+        # Once steps of two sizes are in a run, the number of steps no longer tells the place: also in later starts.
+        self._is_irregular = moves or (self._state is not None and self._state.is_irregular)
         self._is_same = self.geometry == before
 
     @property
     def is_regular(self) -> bool:
         """Whether every step of the run had this geometry."""
-        return not self._moved
+        return not self._is_irregular
 
     def take_over(self, takeover: Takeover) -> None:
         """Lead the Trainer's beginning."""
         takeover.replace("_load_rng_state", self._wrap_load_rng)
         takeover.replace("_run_epoch", self._wrap_run_epoch)
-        if self._moved or (self._point is not None and self.geometry.num_samples is None):
+        if self._point is not None:
+            takeover.replace("_issue_warnings_after_load", self._wrap_loaded)
+        if self._is_irregular or (self._point is not None and self.geometry.num_samples is None):
             takeover.replace("_init_training_state", self._wrap_position)
 
     @property
@@ -120,6 +130,7 @@ class Continuation:
         Returns:
             What was due at the checkpoint's step. Do it, then call `caught_up`.
         """
+        self._has_begun = True
         if self._point is None:
             return Pending()
         _restore_callbacks(self._trainer)
@@ -159,6 +170,17 @@ class Continuation:
 
     # ---- the Trainer's methods ------------------------------------------------------------------------------
 
+    def _wrap_loaded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def loaded(result: Any) -> None:
+            point, trainer = self._point, self._trainer
+            # The best model is loaded in this way too, at the end.
+            if self._has_begun or point is None or saves_in_its_own_way(trainer):
+                original(result)
+            else:
+                complete_load(trainer.model, result.missing_keys, point.path, step=point.manifest.step)
+
+        return loaded
+
     def _wrap_load_rng(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load(checkpoint: Any) -> None:
             if self._rng_to_restore is not None:
@@ -182,7 +204,9 @@ class Continuation:
                     saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
                 )
             else:
-                passes, micro_batches = self.geometry.position(manifest.samples_seen)
+                passes, micro_batches = self.geometry.position(
+                    manifest.samples_seen, epoch=manifest.epoch, before=self.geometry.before(manifest)
+                )
             return passes, 0 if self._trainer.args.ignore_data_skip else micro_batches
 
         return position
@@ -209,13 +233,10 @@ def _restore_callbacks(trainer: Any) -> None:
     The Trainer's own way, which its users must ask for, also brings back the flags that a save had set, and makes
     new objects of callbacks that the script may hold on to.
     """
-    from transformers.trainer_callback import ExportableState
-
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     by_name: dict[str, list[Any]] = {}
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, ExportableState):
-            by_name.setdefault(type(callback).__name__, []).append(callback)
+    for callback in stateful_callbacks(trainer):
+        by_name.setdefault(type(callback).__name__, []).append(callback)
     for name, callbacks in by_name.items():
         records: Any = saved.setdefault(name, {})  # a callback that is new in the script; saving needs its name
         # Of a kind that was added twice, the Trainer appends the states of every save to one list.

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from holdfast.training.engine.streams import Streams
 from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards, zero_stage_of
 from holdfast.training.integrations.transformers.final_model import UnplannableError, plan_final_model
 from holdfast.training.integrations.transformers.geometry import Geometry
-from holdfast.training.integrations.transformers.own_save import led_by_arguments
+from holdfast.training.integrations.transformers.own_save import led_by_arguments, saves_in_its_own_way
 from holdfast.training.integrations.transformers.reference import Reference
 from holdfast.training.integrations.transformers.sharing import splits_weights, strategy_of
 from holdfast.training.integrations.transformers.state import RankState
@@ -157,7 +157,7 @@ class TrainerFramework:
     def write_final(self, folder: Path) -> Streams | None:
         """In the layout that `from_pretrained` reads, without holding all of it anywhere."""
         trainer = self._trainer
-        if _saves_in_its_own_way(trainer):
+        if saves_in_its_own_way(trainer):
             trainer.save_model(str(folder), _internal_call=True)  # otherwise it is pushed to the Hub, once more
             return None
         if self._base is not None and not splits_weights(trainer):
@@ -211,13 +211,6 @@ class TrainerFramework:
                 state.best_model_checkpoint = str(best)
         if (folder / _TRAINER_STATE).exists():
             state.save_to_json(str(folder / _TRAINER_STATE))
-
-
-def _saves_in_its_own_way(trainer: Any) -> bool:
-    """Whether a subclass decides how a model is saved."""
-    base: Any = importlib.import_module("transformers").Trainer
-    kind = cast("Any", type(trainer))
-    return kind.save_model is not base.save_model or kind._save is not base._save
 
 
 def _metrics_at(state: Any, step: int) -> dict[str, float]:

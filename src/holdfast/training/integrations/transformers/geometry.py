@@ -64,9 +64,12 @@ class Geometry:
         """Optimizer steps in an epoch; None when the data set cannot tell its length."""
         if self.num_samples is None:
             return None
-        whole, rest = divmod(self.num_samples, self.per_micro_step)
-        micro_steps = whole if self.drop_last or not rest else whole + 1
-        return max(1, -(-micro_steps // self.accumulation))
+        return max(1, -(-self._micro_steps(self.num_samples) // self.accumulation))
+
+    def _micro_steps(self, num_samples: int) -> int:
+        """Micro-batches per rank in an epoch of `num_samples`."""
+        whole, rest = divmod(num_samples, self.per_micro_step)
+        return whole if self.drop_last or not rest else whole + 1
 
     @property
     def per_micro_step(self) -> int:
@@ -84,24 +87,35 @@ class Geometry:
         Args:
             step: optimizer steps done.
             epoch: epochs done, with the fraction of the running one.
-            regular: whether every step so far had this geometry.
+            regular: whether every step so far had this geometry. Otherwise it is the place in the data: what was seen
+                before counts as if it had been seen in this geometry.
         """
         steps_per_epoch = self.steps_per_epoch
         if self.num_samples is None or steps_per_epoch is None:
             return step * self.global_batch
         in_epoch = self._samples_per_epoch(self.num_samples)
-        if not regular:
-            return round(epoch * in_epoch)
-        epochs, steps = divmod(step, steps_per_epoch)
+        if regular:
+            epochs, steps = divmod(step, steps_per_epoch)
+        else:
+            # The Trainer counts an epoch in micro-batches; a step is whole, but for the last one of an epoch.
+            epochs = math.floor(epoch)
+            steps = round((epoch - epochs) * self._micro_steps(self.num_samples) / self.accumulation)
         return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
 
-    def position(self, samples_seen: int) -> tuple[int, int]:
-        """Where `samples_seen` lies: whole epochs, and micro-batches per rank to skip in the running one.
+    def position(self, samples_seen: int, *, epoch: float, before: "Geometry") -> tuple[int, int]:
+        """Where a checkpoint lies: whole epochs, and micro-batches per rank to skip in the running one.
 
         Only for a data set that can tell its length.
+
+        Args:
+            samples_seen: of the checkpoint.
+            epoch: likewise.
+            before: its geometry; what an epoch shows may differ from what it shows now.
         """
         assert self.num_samples is not None
-        epochs, rest = divmod(samples_seen, self._samples_per_epoch(self.num_samples))
+        epochs = math.floor(epoch)
+        rest = max(0, samples_seen - epochs * before._samples_per_epoch(self.num_samples))
+        rest = min(rest, self._samples_per_epoch(self.num_samples))
         return epochs, rest // self.global_batch * self.accumulation
 
     def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ _METHODS = (
     "_finalize_training",
     "_load_rng_state",
     "_init_training_state",
+    "_issue_warnings_after_load",
     "_load_best_model",
     "_push_from_checkpoint",
     "_get_output_dir",

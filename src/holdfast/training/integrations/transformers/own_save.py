@@ -8,6 +8,7 @@ writes into the output folder ends up there.
 
 import contextlib
 import functools
+import importlib
 import shutil
 from collections.abc import Generator
 from pathlib import Path
@@ -55,6 +56,13 @@ def led_by_arguments(trainer: Any, root: Path) -> Generator[None]:
                 shutil.move(path, Path(output, path.name))
 
 
+def saves_in_its_own_way(trainer: Any) -> bool:
+    """Whether a subclass decides how a model is saved."""
+    base: Any = importlib.import_module("transformers").Trainer
+    kind = cast("Any", type(trainer))
+    return kind.save_model is not base.save_model or kind._save is not base._save
+
+
 def _class_below_own(trainer: Any) -> Any:
     """The library's class whose save a subclass of the script's own extends; None when there is no such subclass."""
     has_own = False
@@ -66,4 +74,4 @@ def _class_below_own(trainer: Any) -> Any:
     return None
 
 
-__all__ = ["led_by_arguments"]
+__all__ = ["led_by_arguments", "saves_in_its_own_way"]

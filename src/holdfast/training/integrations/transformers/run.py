@@ -407,6 +407,7 @@ class TrainerRun:
             generators=place.generators,
             counted=Counted.of(self._trainer),
             asked_accumulation=self._continuation.asked_accumulation,
+            is_irregular=not self._continuation.is_regular,
             elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
 

@@ -1,5 +1,6 @@
 """How the Trainer's ranks share model and optimizer, and whether a checkpoint fits that."""
 
+import sys
 from typing import Any
 
 from holdfast.checkpoint.manifest import Manifest
@@ -32,6 +33,13 @@ def check_supported(trainer: Any) -> None:
     Raises:
         UsageError: with the reason.
     """
+    _check_adapters(trainer)
+    if getattr(trainer, "is_distributed_loading_by_transformers", False):
+        raise UsageError(
+            "the script loads the model in shards (distributed_config), and the Trainer saves one rank's part of the "
+            "optimizer only; training was not started",
+            hint="load the model whole and share it by the Trainer's fsdp and fsdp_config, or by Accelerate",
+        )
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None and plugin.fsdp_version == 1:
         raise UsageError(
@@ -53,6 +61,26 @@ def check_supported(trainer: Any) -> None:
                 "data of its own, and would miss parts of the model; training was not started",
                 hint="use FSDP2 or DeepSpeed's ZeRO-3 for a model that does not fit on one device",
             )
+
+
+def _check_adapters(trainer: Any) -> None:
+    peft: Any = sys.modules.get("peft")
+    model = getattr(trainer, "model", None)
+    if peft is None or model is None:
+        return
+    if isinstance(model, peft.PeftMixedModel):
+        raise UsageError(
+            "the model is a PeftMixedModel, which PEFT cannot save; training was not started",
+            hint="make it by peft.get_peft_model without mixed=True",
+        )
+    # FSDP and DeepSpeed read such a model from files of their own.
+    is_added = getattr(model, "_hf_peft_config_loaded", False) and not isinstance(model, peft.PeftModel)
+    if is_added and strategy_of(trainer) in {"single", "ddp"}:
+        raise UsageError(
+            "the model has its adapters by add_adapter or from_pretrained, and the Trainer reads no checkpoint of "
+            "such a model; training was not started",
+            hint="load the model without adapters and add them by peft.get_peft_model or PeftModel.from_pretrained",
+        )
 
 
 def check_sharing(trainer: Any, manifest: Manifest) -> None:

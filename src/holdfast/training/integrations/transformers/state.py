@@ -21,6 +21,7 @@ import torch
 
 from holdfast.training.integrations.base_model import frozen_buffers
 from holdfast.training.integrations.transformers.counted import Counted
+from holdfast.training.integrations.transformers.stateful import CallbackCounts
 from holdfast.training.rng import capture_rng, restore_rng
 
 _NAME = "holdfast_state_{rank}.pt"
@@ -114,6 +115,8 @@ class RankState:
         counted: see `Counted`.
         asked_accumulation: micro-batches per step that the script asks for, which may not be those in force; 0 when
             that was not saved.
+        is_irregular: whether the run has steps of several sizes, so that their number does not tell the place in the
+            data.
         rng: random number states of now. The Trainer's own file has those of all devices that the rank saw, and does
             not say which is the rank's.
     """
@@ -126,6 +129,7 @@ class RankState:
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     counted: Counted = field(default_factory=Counted)
     asked_accumulation: int = 0
+    is_irregular: bool = False
     rng: dict[str, Any] = field(default_factory=capture_rng)
 
     def write(self, folder: Path, rank: int) -> None:
@@ -143,6 +147,7 @@ class RankState:
                 "is_training": self.counted.is_training,
             },
             "asked_accumulation": self.asked_accumulation,
+            "is_irregular": self.is_irregular,
             "rng": self.rng,
         }
         torch.save(record, folder / _NAME.format(rank=rank))
@@ -174,6 +179,7 @@ class RankState:
             elapsed_s=state.elapsed_s,
             generators=state.generators,
             counted=Counted(figures=state.counted.figures, is_training=state.counted.is_training),
+            is_irregular=state.is_irregular,
             rng=state.rng,
         )
 
@@ -189,6 +195,7 @@ class RankState:
             generators=record.get("generators", []),
             counted=Counted(**record.get("counted", {})),
             asked_accumulation=record.get("asked_accumulation", 0),
+            is_irregular=record.get("is_irregular", False),
             rng=record.get("rng", {}),
         )
 
@@ -229,6 +236,8 @@ class Moment:
         self._loss = trainer._tr_loss.clone()
         self._flos = trainer.current_flos
         self._num_tokens = trainer.state.num_input_tokens_seen
+        self._num_logged = len(trainer.state.log_history)
+        self._callbacks = CallbackCounts(trainer)
         self._counted = Counted.of(trainer)
         self._buffers = {name: tensor.clone() for name, tensor in _saved_buffers(trainer)} if with_buffers else {}
 
@@ -238,6 +247,9 @@ class Moment:
         trainer._tr_loss = self._loss
         trainer.current_flos = self._flos
         trainer.state.num_input_tokens_seen = self._num_tokens
+        # Of several evaluation sets, those that were done before it was left are evaluated again.
+        del trainer.state.log_history[self._num_logged :]
+        self._callbacks.restore(trainer)
         self._counted.restore(trainer)
         with torch.no_grad():
             for name, tensor in _saved_buffers(trainer):

@@ -41,7 +41,10 @@ def test_steps_and_samples_of_every_step_are_those_of_the_walk() -> None:
         for step in range(2 * len(steps) + 1):
             assert geometry.samples_seen(step=step, epoch=0.0, regular=True) == seen, (shape, step)
             micro_done = (step % len(steps)) * accumulation
-            assert geometry.position(seen) == (step // len(steps), micro_done), (shape, step)
+            epoch = step // len(steps) + micro_done / len(micro_steps)
+            assert geometry.samples_seen(step=step + 7, epoch=epoch, regular=False) == seen, (shape, step)
+            place = geometry.position(seen, epoch=epoch, before=geometry)
+            assert place == (step // len(steps), micro_done), (shape, step)
             seen += sum(len(samples) for samples in steps[step % len(steps)])
 
 

@@ -132,6 +132,49 @@ def test_what_no_checkpoint_holds_is_refused_at_the_start(now: Any, words: str) 
         check_supported(now)
 
 
+def test_a_model_that_was_loaded_in_shards_is_refused() -> None:
+    """By `distributed_config`, which the Trainer does not take for FSDP."""
+    now = trainer("ddp")
+    now.is_distributed_loading_by_transformers = True
+    with pytest.raises(UsageError, match=r"\(distributed_config\).*; training was not started"):
+        check_supported(now)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapters_that_the_trainer_would_not_read_are_refused() -> None:
+    """Those of transformers' own way, and mixed ones; PEFT's begin."""
+    peft = pytest.importorskip("peft")
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = Qwen2Config(
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+
+    def lora() -> Any:
+        return peft.LoraConfig(r=2, target_modules=["q_proj"])
+
+    now = trainer("ddp")
+    now.model = Qwen2ForCausalLM(shape)
+    check_supported(now)
+    now.model.add_adapter(lora())
+    with pytest.raises(UsageError, match=r"add_adapter.*training was not started") as error:
+        check_supported(now)
+    assert "peft.get_peft_model" in str(error.value)
+    sharded = trainer("fsdp")
+    sharded.model = now.model
+    check_supported(sharded)
+    now.model = peft.get_peft_model(Qwen2ForCausalLM(shape), lora())
+    check_supported(now)
+    now.model = peft.get_peft_model(Qwen2ForCausalLM(shape), lora(), mixed=True)
+    with pytest.raises(UsageError, match=r"PeftMixedModel.*training was not started"):
+        check_supported(now)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
 def test_the_others_begin(strategy: str) -> None:
     """Also where a script says in how many ways ranks share, and it is one; DeepSpeed saves its own ways."""

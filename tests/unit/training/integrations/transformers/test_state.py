@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import EarlyStoppingCallback, TrainerControl
 
 from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, Place, RankState
 
@@ -28,8 +29,15 @@ class Trained(Quantized):
 
 
 def trainer(model: torch.nn.Module) -> Any:
-    state = SimpleNamespace(global_step=3, num_input_tokens_seen=0, epoch=0.5)
-    return SimpleNamespace(model=model, state=state, _tr_loss=torch.zeros(()), current_flos=0.0)
+    state = SimpleNamespace(global_step=3, num_input_tokens_seen=0, epoch=0.5, log_history=[{"loss": 1.0}])
+    return SimpleNamespace(
+        model=model,
+        state=state,
+        _tr_loss=torch.zeros(()),
+        current_flos=0.0,
+        callback_handler=SimpleNamespace(callbacks=[EarlyStoppingCallback(2), object()]),
+        control=TrainerControl(),
+    )
 
 
 PLACE = Place(epoch_rng={}, loader=None, generators=[])
@@ -71,3 +79,18 @@ def test_a_norm_is_written_as_a_number(tmp_path: Path) -> None:
         read = RankState.read(tmp_path, rank=0, ranks_before=1, world_size=1)
         assert read is not None
         assert read.pending == Pending(grad_norm=number)
+
+
+def test_what_the_first_of_two_evaluation_sets_has_counted_is_undone() -> None:
+    """Its log line, the patience that it took, and the stop that followed."""
+    now = trainer(torch.nn.Module())
+    patience = now.callback_handler.callbacks[0]
+    patience.early_stopping_patience_counter = 1
+    moment = Moment(now, Pending(evaluate=True), PLACE, with_buffers=False)
+    now.state.log_history.append({"eval_one_loss": 2.0})
+    patience.early_stopping_patience_counter = 2
+    now.control.should_training_stop = True
+    moment.go_back(now)
+    assert now.state.log_history == [{"loss": 1.0}]
+    assert patience.early_stopping_patience_counter == 1
+    assert not now.control.should_training_stop
