@@ -5,6 +5,7 @@ The loop gives the session its `Accelerator`; `save_state` and `load_state` deci
 
 import contextlib
 from collections.abc import Generator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from holdfast.foundation.environment import Place
 from holdfast.training.peers import Peers
 from holdfast.training.plain.adapters import bases_of, without
 from holdfast.training.plain.parts import unwrapped
+
+_ALWAYS = "random_states_0.pkl"
+"""What `save_state` writes whatever was prepared."""
+_LEAST_FOR_FSDP = (1, 15)
 
 
 class AcceleratedParts:
@@ -34,6 +39,7 @@ class AcceleratedParts:
                 "the accelerator has prepared no model yet",
                 hint="call accelerator.prepare(model, optimizer, …) before session()",
             )
+        check_accelerator(accelerator)
         self._accelerator = accelerator
         self._place = place
         self._left_out: dict[int, set[str]] = {}
@@ -96,6 +102,7 @@ class AcceleratedParts:
 
     def load(self, folder: Path) -> None:
         """As `load_state` does."""
+        self._check_kind(folder)
         options: dict[str, Any] = {}
         if self._left_out:
             # Nobody has saved the base, so that Accelerate must not look for it; nothing else may be missing.
@@ -113,6 +120,21 @@ class AcceleratedParts:
                 f"a model of {folder.name} is not this script's: {difference}; training was not started",
                 hint="make it as it was then, or begin anew with --from-scratch",
             ) from error
+
+    def _check_kind(self, folder: Path) -> None:
+        if not (folder / _ALWAYS).exists():
+            raise ConflictError(
+                f"{folder.name} was not written with an accelerator: it has no {_ALWAYS}; training was not started",
+                hint="give the session what it was given then, or begin anew with --from-scratch",
+            )
+        had_shards = (folder / "pytorch_model_fsdp_0").is_dir()
+        if self.strategy == "fsdp" and had_shards != writes_shards(self._accelerator):
+            before, after = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")[:: 1 if had_shards else -1]
+            raise ConflictError(
+                f"{folder.name} was written under {before}, this run uses {after}, which reads other files; training "
+                "was not started",
+                hint=f"train under {before}, or begin anew with --from-scratch",
+            )
 
     def _check_keys(self, folder: Path, number: int, model: torch.nn.Module) -> None:
         from safetensors import safe_open
@@ -176,6 +198,46 @@ class AcceleratedParts:
 def _first_difference(error: RuntimeError) -> str:
     """What torch says of the first entry that does not fit, below a line that names the module."""
     return str(error).splitlines()[1:2][0].strip().rstrip(".") if "\n" in str(error) else str(error)
+
+
+def check_accelerator(accelerator: Any) -> None:
+    """Refuse ways of sharing the model of which nobody could go on from a checkpoint.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and plugin.fsdp_version == 1:
+        raise UsageError(
+            "the script uses FSDP1, whose flat parameters PyTorch replaces by FSDP2; training was not started",
+            hint='set "version": 2 in fsdp_config (fsdp_version: 2 in a configuration of Accelerate)',
+        )
+    if plugin is not None and _installed() < _LEAST_FOR_FSDP:
+        raise UsageError(
+            f"accelerate {metadata.version('accelerate')} does not load all that FSDP2 saves: below 1.13 no state of "
+            "the optimizer, below 1.15 no adapters of FULL_STATE_DICT; training was not started",
+            hint="pip install 'accelerate>=1.15'",
+        )
+    if plugin is not None and "LOCAL" in str(plugin.state_dict_type):
+        raise UsageError(
+            "the script uses LOCAL_STATE_DICT, whose files are the memory of one rank each; training was not started",
+            hint="set state_dict_type to SHARDED_STATE_DICT, which writes as little, or to FULL_STATE_DICT",
+        )
+    parallel = getattr(accelerator, "parallelism_config", None)
+    if parallel is None or getattr(accelerator.state, "deepspeed_plugin", None) is not None:
+        return
+    for name, num_ranks in (("tensor", parallel.tp_size), ("context", parallel.cp_size)):
+        if num_ranks > 1:
+            raise UsageError(
+                f"the script uses {name} parallelism on {num_ranks} ranks: a checkpoint takes each rank for one with "
+                "data of its own, and would miss parts of the model; training was not started",
+                hint="use FSDP2 or DeepSpeed's ZeRO-3 for a model that does not fit on one device",
+            )
+
+
+def _installed() -> tuple[int, ...]:
+    """The first two numbers of Accelerate's version."""
+    return tuple(int(part) for part in metadata.version("accelerate").split(".")[:2] if part.isdigit())
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:

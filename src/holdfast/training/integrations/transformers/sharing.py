@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConflictError, UsageError
-from holdfast.training.integrations.accelerate import writes_shards
+from holdfast.training.integrations.accelerate import check_accelerator, writes_shards
 from holdfast.training.integrations.transformers.repartition import check_repartition
 from holdfast.training.strategy import check_strategy
 
@@ -40,27 +40,7 @@ def check_supported(trainer: Any) -> None:
             "optimizer only; training was not started",
             hint="load the model whole and share it by the Trainer's fsdp and fsdp_config, or by Accelerate",
         )
-    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    if plugin is not None and plugin.fsdp_version == 1:
-        raise UsageError(
-            "the script uses FSDP1, whose flat parameters PyTorch replaces by FSDP2; training was not started",
-            hint='set "version": 2 in fsdp_config (fsdp_version: 2 in a configuration of Accelerate)',
-        )
-    if plugin is not None and "LOCAL" in str(plugin.state_dict_type):
-        raise UsageError(
-            "the script uses LOCAL_STATE_DICT, whose files are the memory of one rank each; training was not started",
-            hint="set state_dict_type to SHARDED_STATE_DICT, which writes as little, or to FULL_STATE_DICT",
-        )
-    parallel = getattr(trainer.accelerator, "parallelism_config", None)
-    if parallel is None or trainer.is_deepspeed_enabled:
-        return
-    for name, num_ranks in (("tensor", parallel.tp_size), ("context", parallel.cp_size)):
-        if num_ranks > 1:
-            raise UsageError(
-                f"the script uses {name} parallelism on {num_ranks} ranks: a checkpoint takes each rank for one with "
-                "data of its own, and would miss parts of the model; training was not started",
-                hint="use FSDP2 or DeepSpeed's ZeRO-3 for a model that does not fit on one device",
-            )
+    check_accelerator(trainer.accelerator)
 
 
 def _check_adapters(trainer: Any) -> None:

@@ -225,3 +225,19 @@ def test_what_cannot_be_read_is_refused(now: Any, saved: Manifest, words: str) -
     """Before anything is loaded, with both sides named."""
     with pytest.raises(ConflictError, match=words):
         check_sharing(now, saved)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_refused"), [("1.10.1", True), ("1.14.0", True), ("1.15.0", False), ("2.0", False)]
+)
+def test_an_accelerate_that_loads_half_of_fsdp_is_refused(
+    version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without FSDP any of them will do."""
+    monkeypatch.setattr("holdfast.training.integrations.accelerate.metadata.version", lambda _: version)
+    check_supported(trainer("ddp"))
+    if is_refused:
+        with pytest.raises(UsageError, match=f"accelerate {version} does not load all that FSDP2 saves"):
+            check_supported(trainer("fsdp"))
+    else:
+        check_supported(trainer("fsdp"))
