@@ -25,12 +25,12 @@ from holdfast.snapshot.staging import Stager, Work
 WIDTH = 512
 
 
-def hang_in_copy(step: int, flag: Path, now: "list[int]") -> None:
-    """From this step on the first copy into another rank's block does not end."""
+def hang_in_copy(step: int, flag: Path, stepped: "list[int]") -> None:
+    """From the snapshot of this step on, the first copy into another rank's block does not end."""
     copy = Stager._copy
 
     def hanging(stager: Stager, work: Work, index: int) -> None:
-        if now[0] >= step and work.windows and work.copies[index][0] in work.windows:
+        if stepped[0] >= step and work.windows and work.copies[index][0] in work.windows:
             flag.touch()
             threading.Event().wait()
         copy(stager, work, index)
@@ -71,10 +71,10 @@ def main() -> None:
     numpy.random.seed(rank)
     options.out.mkdir(parents=True, exist_ok=True)
     marks = os.open(options.out / f"marks-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    now = [0]
+    now, stepped = [0], [0]
     flag = options.out / "hangs"
     if options.hang and is_last and not flag.exists():
-        hang_in_copy(options.hang, flag, now)
+        hang_in_copy(options.hang, flag, stepped)
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
     with holdfast.session(**parts, data=loader, output_dir=options.out, save_steps=options.save_steps) as run:
         for (inputs,) in run.batches(options.epochs):
@@ -85,6 +85,7 @@ def main() -> None:
             time.sleep(options.step_ms / 1000)
             model(inputs).square().mean().backward()
             optimizer.step()
+            stepped[0] = now[0]  # not sooner: until here the snapshot before may still be copied
             optimizer.zero_grad()
             if now[0] == options.drift and is_last:
                 optimizer.state[parameters[-2]]["exp_avg"][-1, -1] += 1

@@ -149,8 +149,6 @@ ms_type = async
 rgw_frontends = beast endpoint=127.0.0.1:{self.port}
 rgw_dynamic_resharding = false
 rgw_thread_pool_size = 64
-rgw_gc_obj_min_wait = 2
-rgw_gc_processor_period = 2
 """)
 
     def _make_keys(self) -> None:
