@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import stat
@@ -241,7 +242,7 @@ def _create_working(path: Path) -> Path:
 
 
 def _make_folder(folder: Path) -> None:
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    made = list(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
     for path in made:
         files.fsync_folder(path.parent)

@@ -32,11 +32,6 @@ class Reduction:
         self._work = work
         self._result: list[int] | None = None
 
-    @property
-    def is_done(self) -> bool:
-        """Whether somebody has waited for it."""
-        return self._result is not None
-
     def wait(self) -> list[int]:
         """The element-wise maximum over all ranks; the same one when it is called again.
 
@@ -128,7 +123,7 @@ class Peers:
         Raises:
             PeerError: a rank is gone or does not answer.
         """
-        if self._running is not None and not self._running.is_done:
+        if self._running is not None:
             self._running.wait()
         self.values[:] = array("q", values)
         work = None
