@@ -41,17 +41,22 @@ def _check_begun_as_ended(output: Path, step: int) -> None:
     assert _equal(begun, ended), "weights, moments and learning rate are what they were"
 
 
-@pytest.mark.parametrize(("kind", "before", "after"), PAIRS)
-def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: Path) -> None:
-    """Stopped in the first epoch on so many ranks, ended on others."""
-    output = tmp_path / "run"
-    job = holdfast(output, "--nproc-per-node", str(before), program=_program(output, kind))
+def _stop_in_the_first_epoch(output: Path, num_ranks: int, program: list[str]) -> int:
+    """The last rank gets the signal; what is returned is the step that was saved."""
+    job = holdfast(output, "--nproc-per-node", str(num_ranks), program=program)
     with no_orphans(job):
         job.wait_for_mark("train 4")
         os.kill(job.rank_pids()[-1], signal.SIGTERM)
         assert job.wait() == 75, job.text
     [stop] = read_events(output, "stop_requested")
-    step = stop["step"]
+    return stop["step"]
+
+
+@pytest.mark.parametrize(("kind", "before", "after"), PAIRS)
+def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: Path) -> None:
+    """Stopped in the first epoch on so many ranks, ended on others."""
+    output = tmp_path / "run"
+    step = _stop_in_the_first_epoch(output, before, _program(output, kind))
     assert committed_steps(output)[-1] == step
     again = holdfast(output, "--nproc-per-node", str(after), program=_program(output, kind))
     with no_orphans(again):
@@ -73,12 +78,7 @@ def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: P
 def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
     """It has no moments, before and after; another sharded model is refused, with the difference."""
     output = tmp_path / "run"
-    job = holdfast(output, program=_program(output, "fsdp", "--unused"))
-    with no_orphans(job):
-        job.wait_for_mark("train 4")
-        job.signal(signal.SIGTERM)
-        assert job.wait() == 75, job.text
-    [stop] = read_events(output, "stop_requested")
+    step = _stop_in_the_first_epoch(output, 1, _program(output, "fsdp", "--unused"))
     refused = holdfast(output, program=_program(output, "fsdp", "--unused", "--width", "40"))
     with no_orphans(refused):
         assert refused.wait() == 11, refused.text
@@ -86,7 +86,7 @@ def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
     again = holdfast(output, "--nproc-per-node", "2", program=_program(output, "fsdp", "--unused"))
     with no_orphans(again):
         assert again.wait(120) == 0, again.text
-    begun = torch.load(output / f"begun-{stop['step']}.pt", weights_only=True)
+    begun = torch.load(output / f"begun-{step}.pt", weights_only=True)
     assert torch.equal(begun["model"]["unused"], torch.ones(8))
     assert read_events(output, "finished")[0]["step"] == 20
 
@@ -102,13 +102,7 @@ def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
 def test_adapters_without_their_base(kind: str, before: int, after: int, tmp_path: Path) -> None:
     """Checkpoints hold the adapters alone; on the same base all goes on as it was, on another one nothing does."""
     output = tmp_path / "run"
-    job = holdfast(output, "--nproc-per-node", str(before), program=_program(output, kind, "--lora"))
-    with no_orphans(job):
-        job.wait_for_mark("train 4")
-        os.kill(job.rank_pids()[-1], signal.SIGTERM)
-        assert job.wait() == 75, job.text
-    [stop] = read_events(output, "stop_requested")
-    step = stop["step"]
+    step = _stop_in_the_first_epoch(output, before, _program(output, kind, "--lora"))
     names = _names_in(output / f"checkpoint-{step}", kind)
     assert len(names) == 4
     assert all("lora_" in name for name in names)

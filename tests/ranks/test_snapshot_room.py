@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.verify import verify
+from holdfast.training.progress import State, read_progress
 from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, tiny
 from tests.support.keepers import expect_saves_beside_training, keepers_of, last_mark, memory_of
 
@@ -168,6 +169,33 @@ def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
             _fill(output / "filler", leave_bytes=2 << 20)
             assert job.wait() == 13, job.text
         assert "the training ended at step 16, which could not be saved" in job.text
+
+
+def test_a_loop_under_plain_python_does_not_end_well_either(tmp_path: Path) -> None:
+    """Nobody but the script's own process can say it."""
+    output, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(
+        "import torch, holdfast\n"
+        "model = torch.nn.Linear(1024, 1024)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "data = torch.utils.data.DataLoader(torch.randn(8, 1024))\n"
+        f"with holdfast.session(model=model, optimizer=optimizer, data=data, output_dir={str(output)!r}) as run:\n"
+        "    for batch in run.batches():\n"
+        "        model(batch).sum().backward()\n"
+        "        optimizer.step()\n"
+        "        run.step()\n"
+        "print('the session has ended')\n"
+    )
+    with _small_disk(output, "64m"):
+        _fill(output / "filler", leave_bytes=2 << 20)
+        job = Job([sys.executable, str(script)], output, log=tmp_path / "log", env=environment())
+        with no_orphans(job):
+            assert job.wait() == 1, job.text
+        assert "the training ended at step 8, which could not be saved" in job.text
+        assert "the session has ended" not in job.text
+        progress = read_progress(output / ".holdfast" / "progress.json")
+        assert progress is not None
+        assert progress.state is State.FAILED
 
 
 def _fill(path: Path, *, leave_bytes: int) -> None:

@@ -47,15 +47,11 @@ def main(arguments: list[str]) -> int:
         )
     if session.interrupted is None:
         code = _finish_uploads(session, code)
-    if code == ExitCode.OK and session.unsaved_end is not None:
+    if code == ExitCode.OK and session.unsaved_end():
         code = ExitCode.STORAGE
-        text = (
-            f"the training ended at step {session.unsaved_end}, which could not be saved; mend what the warning "
-            "above says, and run it again"
-        )
-        session.record.ended(code, text)
+        session.record.ended(code, session.unsaved_end())
         if session.place.is_first:
-            _log.error("%s", text)
+            _log.error("%s", session.unsaved_end())
     is_prompt = session.interrupted is not None or code == ExitCode.FAILED
     if session.interrupted is not None:  # also when the program caught the interruption and went on to its end
         code = session.interrupted.exit_code

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.errors import ConflictError
+
 
 def capture_rng() -> dict[str, Any]:
     """The states of this rank's random number generators: Python's, numpy's, the CPU's, the current CUDA device's.
@@ -51,6 +53,21 @@ def generators_of(part: Any) -> list[torch.Generator]:
     return _generators_in(part, ())
 
 
+def other_generators(before: int, now: int) -> ConflictError:
+    """What to raise where an epoch cannot be gone on with.
+
+    Args:
+        before: how many generators made its order.
+        now: how many the loader has.
+    """
+    return ConflictError(
+        "the checkpoint was written in the middle of an epoch, the order of which comes from "
+        f"{before} generator(s) of the data loader, and this loader has {now}: what is left of the epoch cannot "
+        "be told; training was not started",
+        hint="make the loader and its samplers as they were, or begin anew with --from-scratch",
+    )
+
+
 _PARTS = ("base_dataloader", "batch_sampler", "sampler")
 _GENERATORS = ("generator", "synchronized_generator")
 
@@ -72,4 +89,4 @@ def _as_tuples(state: Any) -> Any:
     return tuple(_as_tuples(item) for item in state) if isinstance(state, list | tuple) else state  # pyright: ignore
 
 
-__all__ = ["capture_rng", "devices_left_out", "generators_of", "restore_rng"]
+__all__ = ["capture_rng", "devices_left_out", "generators_of", "other_generators", "restore_rng"]

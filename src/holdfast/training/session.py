@@ -86,8 +86,6 @@ class Session:
         """Whether this rank owns a folder of its node's own: then its warnings are heard too."""
         self.upload_failure: str | None = None
         """Why this run stops, when uploads fail and the user wants it to stop."""
-        self.unsaved_end: int | None = None
-        """The last step of a training that has ended without a checkpoint of it, because the save failed."""
         self.training_end: TrainingEnd | None = None
         """How the newest training with an object store has ended, when it has; on the first rank only."""
         self.final_missing: str | None = None
@@ -98,6 +96,7 @@ class Session:
         """The object store that a folder stands in front of, by the folder's path as the script sees it."""
         self.output_folders: set[Path] = set()
         """Where this process has trained into; a second training there would take the first one's checkpoints."""
+        self._unsaved_end: int | None = None
         self._stream: Path | None = None
         self._events = self._log_to(None)
         self._ending = threading.Lock()
@@ -184,8 +183,17 @@ class Session:
         with self._ending:
             pass
 
-    def check_arrived(self) -> None:
-        """Where no launcher waits for the end of the program: wait until everything is in the store.
+    def unsaved_end(self) -> str:
+        """What to say of a training that has ended without a checkpoint of its end; empty when there is one."""
+        if self._unsaved_end is None:
+            return ""
+        return (
+            f"the training ended at step {self._unsaved_end}, which could not be saved; mend what the warning above "
+            "says, and run it again"
+        )
+
+    def check_end(self) -> None:
+        """Where no launcher waits for the end of the program: wait until everything is where it was to be.
 
         Raises:
             StorageError: something is not there, and will not be.
@@ -197,6 +205,8 @@ class Session:
             )
         if self.final_missing is not None:
             raise StorageError(self.final_missing)
+        if self.unsaved_end():
+            raise StorageError(self.unsaved_end())
         self.uploads = None
 
     def watch_uploads(self) -> None:
@@ -244,7 +254,7 @@ class Session:
     def training_ended(self, step: int) -> None:
         """Say so; whether the end is saved decides the exit code, when the program has ended."""
         if 0 < step != self.saved_step:
-            self.unsaved_end = step
+            self._unsaved_end = step
         self.report(events.Finished(step=step))
         self._tell_end(State.FINISHED)
 

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
-from holdfast.errors import ConflictError
 from holdfast.training.plain.position import Position
 from holdfast.training.rereading import read_past
-from holdfast.training.rng import capture_rng, generators_of, restore_rng
+from holdfast.training.rng import capture_rng, generators_of, other_generators, restore_rng
 
 ACCELERATED = "Accelerate's "
 """Before the kind of a sampler whose batches Accelerate deals out."""
@@ -187,12 +186,7 @@ class Data:
         is_moved = self.sampler.startswith(ACCELERATED) and self.sampler != position.sampler
         if is_moved or self.sampler == _SEEDED:
             return
-        raise ConflictError(
-            "the checkpoint was written in the middle of an epoch, the order of which comes from "
-            f"{before} generator(s) of the data loader, and this loader has {now}: what is left of the epoch cannot "
-            "be told; training was not started",
-            hint="make the loader and its samplers as they were, or begin anew with --from-scratch",
-        )
+        raise other_generators(before, now)
 
     def _drop_begun(self) -> None:
         """Let a loader of Accelerate's that keeps a state begin anew.

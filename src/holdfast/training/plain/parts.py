@@ -12,6 +12,7 @@ from holdfast.foundation.environment import Place
 from holdfast.training.peers import Peers
 from holdfast.training.plain.adapters import AdapterState, bases_of
 from holdfast.training.plain.loading import load_plain
+from holdfast.training.plain.outline import difference_of, outline_of
 from holdfast.training.plain.sharded import sharded_parts
 from holdfast.training.plain.unsavable import check_savable, check_whole
 
@@ -186,7 +187,7 @@ class NamedParts:
             # Modules copy into their own tensors; optimizers and others may keep those that they are given.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             state = load_plain(folder / f"{name}.pt", is_copied=is_module)
-            difference = _difference(state, part.state_dict()) if is_module else ""
+            difference = difference_of(outline_of(state), outline_of(part.state_dict())) if is_module else ""
             if isinstance(part, torch.optim.Optimizer):
                 difference = _other_optimizer(state, part.state_dict())
             if difference:
@@ -195,17 +196,6 @@ class NamedParts:
                     hint="make it as it was then, or begin anew with --from-scratch",
                 )
             part.load_state_dict(state)
-
-
-def _difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What a module's state has in another shape, or one of the two only; empty when they are alike."""
-    for key in dict.fromkeys([*then, *now]):
-        if key not in then or key not in now:
-            return f"{key} is missing {'there' if key in now else 'here'}"
-        before, after = (getattr(state[key], "shape", None) for state in (then, now))
-        if before != after:
-            return f"{key} is {tuple(before or ())} there and {tuple(after or ())} here"
-    return ""
 
 
 def _other_optimizer(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.errors import ConflictError, UsageError
 from holdfast.training.integrations.base_model import plain_key
 from holdfast.training.plain.adapters import without
+from holdfast.training.plain.outline import Outline, difference_of, outline_of
 
 _dcp: Any = dcp
 
@@ -61,7 +62,7 @@ class ShardedParts:
         unused = _unused(then, state)
         for name in unused:
             del state["optimizer"]["state"][name]
-        difference = _difference(then, _outline_of(state))
+        difference = difference_of(then, _outline_of(state))
         if difference:
             name = folder.parent.name
             raise ConflictError(
@@ -85,11 +86,9 @@ class ShardedParts:
 
 
 _MOMENTS = "optimizer.state."
-_Outline = dict[str, tuple[int, ...]]
-"""The shapes of all tensors of a state, by DCP's names."""
 
 
-def _outline_in(folder: Path) -> _Outline:
+def _outline_in(folder: Path) -> Outline:
     metadata: Any = _dcp.FileSystemReader(str(folder)).read_metadata()
     return {
         name: tuple(entry.size)
@@ -98,28 +97,18 @@ def _outline_in(folder: Path) -> _Outline:
     }
 
 
-def _outline_of(state: Mapping[str, Any]) -> _Outline:
+def _outline_of(state: Mapping[str, Any]) -> Outline:
     moments = state["optimizer"].get("state", {})
     tensors = {f"model.{key}": value for key, value in state["model"].items()}
     tensors |= {f"{_MOMENTS}{key}.{name}": one for key, of in moments.items() for name, one in of.items()}
-    return {name: tuple(one.shape) for name, one in tensors.items() if isinstance(one, torch.Tensor)}
+    return {name: shape for name, shape in outline_of(tensors).items() if shape is not None}
 
 
-def _unused(then: _Outline, state: Mapping[str, Any]) -> list[str]:
+def _unused(then: Outline, state: Mapping[str, Any]) -> list[str]:
     """Parameters that had no gradient before the save, and so no state; none of them when all have none."""
     names: list[str] = list(state["optimizer"].get("state", {}))
     found = [name for name in names if not any(key.startswith(f"{_MOMENTS}{name}.") for key in then)]
     return found if len(found) < len(names) else []
-
-
-def _difference(then: _Outline, now: _Outline) -> str:
-    """What is in one of the two only, or in another shape; empty when they are alike."""
-    for name in sorted(then.keys() | now.keys()):
-        if name not in then or name not in now:
-            return f"{name} is missing {'there' if name in now else 'here'}"
-        if then[name] != now[name]:
-            return f"{name} is {then[name]} there and {now[name]} here"
-    return ""
 
 
 def sharded_parts(parts: Mapping[str, Any]) -> ShardedParts | None:

@@ -14,7 +14,7 @@ import torch
 
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import Interrupted, UsageError
+from holdfast.errors import HoldfastError, Interrupted, UsageError
 from holdfast.snapshot.stepping import before_changes
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.boundary import Boundary
@@ -205,6 +205,9 @@ class Training:
         except Interrupted:
             is_orderly = True
             raise
+        except HoldfastError as raised:
+            error = raised
+            raise
         finally:
             self._release(is_orderly=is_orderly or self._session.interrupted is not None)
             if error is not None:
@@ -229,8 +232,8 @@ class Training:
         session.training_ended(step)
         if self._location is not None:
             self._boundary.saver.save_final(self._location)
-            if session.settings.record_folder is None:
-                session.check_arrived()
+        if session.settings.record_folder is None:
+            session.check_end()
 
     def _say_why(self, error: BaseException) -> None:
         """The program ends by an error of its own."""

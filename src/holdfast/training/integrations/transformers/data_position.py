@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from holdfast.errors import ConflictError
 from holdfast.training.integrations.transformers.state import is_plain
 from holdfast.training.rereading import read_past
-from holdfast.training.rng import generators_of
+from holdfast.training.rng import generators_of, other_generators
 from holdfast.training.session import Session
 
 
@@ -115,12 +114,7 @@ class DataPosition:
         # No generator was noted: or nothing was, because the checkpoint was not written here.
         if before in {0, now} or _is_seeded(loader):
             return
-        raise ConflictError(
-            "the checkpoint was written in the middle of an epoch, the order of which comes from "
-            f"{before} generator(s) of the data loader, and this loader has {now}: what is left of the epoch cannot "
-            "be told; training was not started",
-            hint="make the loader and its samplers as they were, or begin anew with --from-scratch",
-        )
+        raise other_generators(before, now)
 
     def _tell(self, sentence: str) -> None:
         if self._session.place.is_first:
