@@ -453,7 +453,8 @@ def _sentence(change: Change) -> str:
 def _text(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
-    return ", ".join(f"{name} {item}" for name, item in cast("dict[str, Any]", value).items())
+    said = cast("dict[str, Any]", value)
+    return ", ".join(f"{name} {item}" for name, item in said.items() if item != "")
 
 
 __all__ = ["app"]

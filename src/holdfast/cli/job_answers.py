@@ -10,8 +10,6 @@ from holdfast.jobs.risk import safe_point
 from holdfast.jobs.state import JobState
 from holdfast.training.progress import Progress
 
-VERSION = 1
-"""Of the documents; a later one may take something away or give it another meaning."""
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
 _COMMAND_WIDTH = 48
 _OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
@@ -102,7 +100,6 @@ def job_document(job: JobRecord, progress: Progress | None) -> dict[str, Any]:
     """The job as JSON; see docs/jobs.md."""
     spec = job.spec
     return {
-        "version": VERSION,
         "name": job.name,
         "state": str(job.state),
         "wanted": str(job.wanted),
@@ -140,7 +137,6 @@ def attempt_document(attempt: AttemptRecord) -> dict[str, Any]:
 def event_document(event: JobEvent) -> dict[str, Any]:
     """An event as JSON."""
     return {
-        "version": VERSION,
         "time": event.time,
         "event": event.name,
         "actor": event.actor,
@@ -159,7 +155,6 @@ def _attempt(attempt: AttemptRecord) -> str:
 
 __all__ = [
     "HEAD",
-    "VERSION",
     "attempt_document",
     "event_document",
     "job_document",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.job_names import complete_job
-from holdfast.cli.output import print_answer, table
+from holdfast.cli.output import print_answer, table, versioned
 
 if TYPE_CHECKING:
     from holdfast.jobs.local import LocalJobs
@@ -39,7 +39,7 @@ def list_(
             print_answer(as_json, told, [])
             return
         rows = [row(job, jobs.progress_of(job)) for job in reversed(jobs.summaries()) if is_meant(job.state)]
-        print_answer(as_json, None, table(HEAD, rows) if rows else ["no jobs"])
+        print_answer(as_json, [], table(HEAD, rows) if rows else ["no jobs"])
 
 
 def status(name: Name, as_json: Json = False) -> None:
@@ -64,7 +64,6 @@ def logs(
     """Print what the job's processes have printed; with several, each line says which."""
     import json
 
-    from holdfast.cli.job_answers import VERSION
     from holdfast.errors import NotFoundError
     from holdfast.jobs.local import LocalJobs
     from holdfast.jobs.logs import FOLDER
@@ -83,7 +82,7 @@ def logs(
         is_alone = only is not None or num_ranks == 1
         for line in jobs.logs(name, ranks=only, nodes=None if only is None else range(0), follow=follow):
             if as_json:
-                typer.echo(json.dumps({"version": VERSION, "source": line.source, "text": line.text}))
+                typer.echo(json.dumps(versioned({"source": line.source, "text": line.text})))
             else:
                 typer.echo(line.text if is_alone else f"{line.source} | {line.text}")
 
@@ -185,7 +184,6 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
-    from holdfast.cli.job_answers import VERSION
     from holdfast.errors import ConflictError, StorageError
     from holdfast.foundation.console import is_interactive
     from holdfast.foundation.units import plural
@@ -212,7 +210,7 @@ def delete(
         if checkpoints
         else f"its checkpoints stay in {where}"
     )
-    document = {"version": VERSION, "name": name, "checkpoints_deleted": num_deleted}
+    document = {"name": name, "checkpoints_deleted": num_deleted}
     print_answer(as_json, document, [f"job {name} is deleted; {what}"])
 
 

@@ -1,17 +1,32 @@
-"""What a command answers on stdout: lines for a person, or one JSON document."""
+"""What a command answers on stdout: lines for a person, or JSON for a program."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
 
 from holdfast.foundation.units import printable
 
+VERSION = 1
+"""Of every JSON document that a command prints; the next one when something that was there has gone."""
 
-def print_answer(as_json: bool, document: Any, lines: Sequence[str]) -> None:
-    """Print `document` where a program asks, `lines` otherwise."""
-    typer.echo(json.dumps(document, indent=1) if as_json else "\n".join(lines))
+
+def print_answer(
+    as_json: bool, document: Mapping[str, Any] | Sequence[Mapping[str, Any]], lines: Sequence[str]
+) -> None:
+    """Print one document, or a list of them, where a program asks, `lines` otherwise."""
+    if not as_json:
+        typer.echo("\n".join(lines))
+    elif isinstance(document, Mapping):
+        typer.echo(json.dumps(versioned(document), indent=1))
+    else:
+        typer.echo(json.dumps([versioned(one) for one in document], indent=1))
+
+
+def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document as it is printed."""
+    return {"version": VERSION, **document}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -24,4 +39,4 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-__all__ = ["print_answer", "table"]
+__all__ = ["print_answer", "table", "versioned"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.job_names import complete_job
-from holdfast.cli.output import table
+from holdfast.cli.output import table, versioned
 from holdfast.errors import UsageError
 from holdfast.foundation import clock
 
@@ -80,7 +80,7 @@ class _Changes:
         from holdfast.cli.job_answers import job_document
 
         for job, progress in found:
-            text = json.dumps(job_document(job, progress))
+            text = json.dumps(versioned(job_document(job, progress)))
             if self._told.get(job.name) != text:
                 self._told[job.name] = text
                 typer.echo(text)

@@ -74,6 +74,7 @@ def test_verify_explains_and_ends_with_14(output: Path) -> None:
     (output / "checkpoint-10" / "rng_state_0.pth").unlink()
     code, text = call("verify", output / "checkpoint-10", "--json")
     assert code == 14
+    assert json.loads(text)[0]["version"] == 1
     assert json.loads(text)[0]["faults"] == [{"file": "rng_state_0.pth", "reason": "it is missing"}]
 
 

@@ -84,7 +84,12 @@ def test_json_says_all_of_it(files: Path) -> None:
 
 def test_nothing_set_is_said(project: Path) -> None:
     assert holdfast("config", "show").stdout == "# every setting is left at its default\n"
-    assert holdfast("config", "show", "--json").document == {"settings": [], "local": {}, "pvc": {}}
+    assert holdfast("config", "show", "--json").document == {
+        "version": 1,
+        "settings": [],
+        "local": {},
+        "pvc": {},
+    }
 
 
 @pytest.mark.parametrize(

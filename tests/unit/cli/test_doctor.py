@@ -29,6 +29,7 @@ def findings(*arguments: object, code: int) -> dict[str, dict[str, str]]:
     assert outcome.code == code, outcome
     if code:
         assert outcome.exit_error["code"] == code
+    assert outcome.document["version"] == 1
     found = outcome.document["findings"]
     assert all(entry.keys() == {"check", "status", "found", "why", "fix"} for entry in found)
     return {entry["check"]: entry for entry in found}
