@@ -12,9 +12,11 @@ from tests.support.jobs import holdfast, no_orphans, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
-_BATCH, _ACCUMULATION, _STEPS = 2, 2, 24
+_BATCH, _ACCUMULATION, _STEPS = 2, 2, 30
 _PER_STEP = _BATCH * _ACCUMULATION
 _STEPS_PER_PASS = 64 // _PER_STEP
+_AHEAD = 2 * 2 * _BATCH + _BATCH
+"""Samples that two workers read ahead, two batches each, and Accelerate another one."""
 KINDS = {
     "stream": ("--data", "stream"),
     "stateful": ("--data", "stateful"),
@@ -27,7 +29,7 @@ KINDS = {
     [
         ("stateful", 6),
         *(pytest.param(kind, 6, marks=pytest.mark.long) for kind in ("stream", "stateful with workers")),
-        *(pytest.param(kind, 18, marks=pytest.mark.long) for kind in KINDS),
+        *(pytest.param(kind, 22, marks=pytest.mark.long) for kind in KINDS),
     ],
 )
 def test_the_run_goes_on_where_it_was(kind: str, stop: int, tmp_path: Path) -> None:
@@ -57,7 +59,8 @@ def test_the_run_goes_on_where_it_was(kind: str, stop: int, tmp_path: Path) -> N
     elif kind == "stateful":
         assert left <= read <= left + 2 * _BATCH  # Accelerate reads one batch ahead
     else:
-        assert left <= read < left + in_epoch  # workers read ahead, and that is thrown away when training ends
+        # The pass that Accelerate begins when it makes the loader is thrown away, and what is ahead at the end too.
+        assert left <= read < left + 2 * _AHEAD < left + in_epoch
 
 
 @pytest.mark.long
