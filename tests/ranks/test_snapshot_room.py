@@ -171,12 +171,17 @@ def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
         assert "the training ended at step 16, which could not be saved" in job.text
 
 
-def test_a_loop_under_plain_python_does_not_end_well_either(tmp_path: Path) -> None:
-    """Nobody but the script's own process can say it."""
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_loop_without_a_launcher_does_not_end_well_either(num_ranks: int, tmp_path: Path) -> None:
+    """Nobody but the script's own process can say it, and of several the first."""
     output, script = tmp_path / "run", tmp_path / "script.py"
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if num_ranks == 2 else ()
     script.write_text(
-        "import torch, holdfast\n"
+        "import os, torch, holdfast\n"
         "model = torch.nn.Linear(1024, 1024)\n"
+        "if 'RANK' in os.environ:\n"
+        "    torch.distributed.init_process_group('gloo')\n"
+        "    model = torch.nn.parallel.DistributedDataParallel(model)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "data = torch.utils.data.DataLoader(torch.randn(8, 1024))\n"
         f"with holdfast.session(model=model, optimizer=optimizer, data=data, output_dir={str(output)!r}) as run:\n"
@@ -188,11 +193,11 @@ def test_a_loop_under_plain_python_does_not_end_well_either(tmp_path: Path) -> N
     )
     with _small_disk(output, "64m"):
         _fill(output / "filler", leave_bytes=2 << 20)
-        job = Job([sys.executable, str(script)], output, log=tmp_path / "log", env=environment())
+        job = Job([sys.executable, *torchrun, str(script)], output, log=tmp_path / "log", env=environment())
         with no_orphans(job):
             assert job.wait() == 1, job.text
-        assert "the training ended at step 8, which could not be saved" in job.text
-        assert "the session has ended" not in job.text
+        assert job.text.count("StorageError: the training ended at step 8, which could not be saved") == 1
+        assert job.text.count("the session has ended") == num_ranks - 1
         progress = read_progress(output / ".holdfast" / "progress.json")
         assert progress is not None
         assert progress.state is State.FAILED

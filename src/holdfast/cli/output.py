@@ -9,7 +9,7 @@ import typer
 from holdfast.foundation.units import printable
 
 VERSION = 1
-"""Of every JSON document that a command prints; the next one when something that was there has gone."""
+"""Of every JSON document on stdout; the next one when something has gone, or means something else."""
 
 
 def print_answer(

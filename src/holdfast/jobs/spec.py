@@ -113,7 +113,7 @@ class JobSpec:
             if any(not text.strip() or text.strip().startswith("-") for text in given):
                 raise UsageError(
                     f"{what} is empty, or is an option of pip's",
-                    hint="name packages only, such as 'peft>=0.18'; options belong into pip's configuration",
+                    hint="name packages only, such as 'peft>=0.20'; options belong into pip's configuration",
                 )
 
     def to_json(self) -> str:

@@ -195,8 +195,11 @@ class Session:
     def check_end(self) -> None:
         """Where no launcher waits for the end of the program: wait until everything is where it was to be.
 
+        All ranks call it when a training has ended; the first one speaks for them, so that none is ended while
+        another waits.
+
         Raises:
-            StorageError: something is not there, and will not be.
+            StorageError: on the first rank: something is not there, and will not be.
         """
         if not self.finish_uploads(newest_only=False):
             raise StorageError(
@@ -205,9 +208,11 @@ class Session:
             )
         if self.final_missing is not None:
             raise StorageError(self.final_missing)
-        if self.unsaved_end():
-            raise StorageError(self.unsaved_end())
         self.uploads = None
+        unsaved_end = self.unsaved_end()
+        self._unsaved_end = None  # whoever catches the error and trains again is not told once more
+        if unsaved_end and self.place.is_first:
+            raise StorageError(unsaved_end)
 
     def watch_uploads(self) -> None:
         """At a step's end: see that the mover lives, and stop the run when uploads fail and the user wants that."""

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 Outline = Mapping[str, tuple[int, ...] | None]
-"""The shapes of a state's tensors, by name; None for what is no tensor."""
+"""The shapes of a state's tensors and arrays, by name; None for what has none."""
 
 
 def outline_of(state: Mapping[str, Any]) -> Outline:
     """The outline of a flat state."""
-    return {name: tuple(one.shape) if isinstance(one, torch.Tensor) else None for name, one in state.items()}
+    shapes = {name: getattr(one, "shape", None) for name, one in state.items()}
+    return {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
 
 
 def difference_of(then: Outline, now: Outline) -> str:
@@ -21,12 +20,13 @@ def difference_of(then: Outline, now: Outline) -> str:
         then: of a checkpoint ("there").
         now: of the script ("here").
     """
-    for name in dict.fromkeys([*then, *now]):
+    for name in sorted(then.keys() | now.keys()):
         if name not in then or name not in now:
             return f"{name} is missing {'there' if name in now else 'here'}"
         before, after = then[name], now[name]
         if before != after:
-            return f"{name} is {before or ()} there and {after or ()} here"
+            before, after = ("no tensor" if shape is None else shape for shape in (before, after))
+            return f"{name} is {before} there and {after} here"
     return ""
 
 

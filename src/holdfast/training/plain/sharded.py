@@ -101,7 +101,7 @@ def _outline_of(state: Mapping[str, Any]) -> Outline:
     moments = state["optimizer"].get("state", {})
     tensors = {f"model.{key}": value for key, value in state["model"].items()}
     tensors |= {f"{_MOMENTS}{key}.{name}": one for key, of in moments.items() for name, one in of.items()}
-    return {name: shape for name, shape in outline_of(tensors).items() if shape is not None}
+    return outline_of({name: one for name, one in tensors.items() if isinstance(one, torch.Tensor)})
 
 
 def _unused(then: Outline, state: Mapping[str, Any]) -> list[str]:

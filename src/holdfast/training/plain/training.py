@@ -14,7 +14,7 @@ import torch
 
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import HoldfastError, Interrupted, UsageError
+from holdfast.errors import Interrupted, UsageError
 from holdfast.snapshot.stepping import before_changes
 from holdfast.training.engine.agreement import Agreement
 from holdfast.training.engine.boundary import Boundary
@@ -205,7 +205,7 @@ class Training:
         except Interrupted:
             is_orderly = True
             raise
-        except HoldfastError as raised:
+        except Exception as raised:
             error = raised
             raise
         finally:
