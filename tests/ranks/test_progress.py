@@ -38,7 +38,7 @@ def polled(port: int, last_file: Path) -> Iterator[list[dict[str, Any]]]:
 
     Args:
         port: of the metrics.
-        last_file: what the program writes last; whether it is there by the time of an answer is said in `is_over`.
+        last_file: what the program writes last; an answer says in `has_last_file` whether it was there by then.
     """
     answers: list[dict[str, Any]] = []
     is_over = threading.Event()
@@ -47,7 +47,7 @@ def polled(port: int, last_file: Path) -> Iterator[list[dict[str, Any]]]:
         while not is_over.wait(0.05):
             answer = served(port)
             if answer is not None:
-                answers.append(answer | {"is_over": last_file.exists()})
+                answers.append(answer | {"has_last_file": last_file.exists()})
 
     thread = threading.Thread(target=poll)
     thread.start()
@@ -96,7 +96,7 @@ def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
     percentages = [answer["progressPercentage"] for answer in answers]
     assert percentages == sorted(percentages)
     # Whoever asks while the launcher says its last words hears that the job has ended well, and nobody before.
-    assert all(answer["progressPercentage"] <= 99 or answer["is_over"] for answer in answers)
+    assert all(answer["progressPercentage"] <= 99 or answer["has_last_file"] for answer in answers)
     # Eight samples a step: 32 steps in all, on a pace of the second attempt only.
     resumed = [answer for answer in answers[num_before:] if answer["currentStep"] > interrupted.step]
     left = {answer["currentStep"]: answer["estimatedRemainingSeconds"] for answer in resumed}

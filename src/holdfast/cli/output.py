@@ -8,7 +8,7 @@ import typer
 
 from holdfast.foundation.units import printable
 
-VERSION = 1
+_VERSION = 1
 """Of every JSON document on stdout; the next one when something has gone, or means something else."""
 
 
@@ -26,7 +26,7 @@ def print_answer(
 
 def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
     """A document as it is printed."""
-    return {"version": VERSION, **document}
+    return {"version": _VERSION, **document}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -201,6 +201,8 @@ class Session:
         Raises:
             StorageError: on the first rank: something is not there, and will not be.
         """
+        unsaved_end = self.unsaved_end()
+        self._unsaved_end = None  # whoever catches an error and trains again is not told once more
         if not self.finish_uploads(newest_only=False):
             raise StorageError(
                 "not everything that was saved has arrived in the object store; the folder in front of it has it",
@@ -209,8 +211,6 @@ class Session:
         if self.final_missing is not None:
             raise StorageError(self.final_missing)
         self.uploads = None
-        unsaved_end = self.unsaved_end()
-        self._unsaved_end = None  # whoever catches the error and trains again is not told once more
         if unsaved_end and self.place.is_first:
             raise StorageError(unsaved_end)
 
