@@ -8,7 +8,7 @@ stepping, guard, staging,
 device_copy, snapshotter                 copying beside the training, and who waits for it
 messages, keeper, keeper_host            the keeper as a rank sees it
 ledger, writing, committing,
-keeper_process                           the keeper itself, without torch
+starts, keeper_process                   the keeper itself, without torch
 checkpointer                             all of it for a plain PyTorch loop
 """
 

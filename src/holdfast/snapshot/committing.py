@@ -139,6 +139,14 @@ def _commit_with_others(
     return manifest
 
 
+def excuse(snapshot: Snapshot, error: str) -> None:
+    """Tell the other nodes, if there are any, not to wait for this one's part of a snapshot, and why."""
+    facts = Facts(**snapshot.facts) if snapshot.facts else None
+    if facts is not None and facts.num_nodes > 1:
+        with contextlib.suppress(OSError):
+            facts.nodes.publish(facts.save, RankPart(rank=facts.node, error=error))
+
+
 def describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
     """The manifest of a snapshot whose files are known."""
     fields = Facts(**snapshot.facts).manifest
@@ -219,4 +227,4 @@ def link_files(
     return describe(snapshot, tuple(entries))
 
 
-__all__ = ["Facts", "commit_snapshot", "describe", "link_files", "merge"]
+__all__ = ["Facts", "commit_snapshot", "describe", "excuse", "link_files", "merge"]

@@ -8,7 +8,7 @@ from holdfast.snapshot.block import Block
 from holdfast.snapshot.committing import Facts
 from holdfast.snapshot.keeper import CONTROL_NUMBER, NUM_MARKS
 from holdfast.snapshot.ledger import Ledger, Snapshot, StagedFile
-from holdfast.snapshot.messages import Channel
+from holdfast.snapshot.messages import Channel, Message
 from holdfast.snapshot.recent import Recent
 from holdfast.snapshot.writing import STAGED, GivenUpError, Source
 
@@ -47,6 +47,22 @@ class Rank:
         if control is None:
             return 0
         return ctypes.c_uint64.from_address(control.address + 8 * (number % NUM_MARKS)).value
+
+    def tell(self, message: Message) -> None:
+        """Send it a message; one that has gone hears nothing."""
+        if self.is_connected:
+            try:
+                self.channel.send(message)
+            except OSError:
+                return  # its own thread notices
+
+    def tell_outcome(self, outcome: dict[str, Any]) -> None:
+        """Tell it what has become of a save.
+
+        Args:
+            outcome: its `step`, its `error`, which is empty for a durable one, and what else is known of that one.
+        """
+        self.tell({"type": "outcome", "outcome": outcome, "asked": self.asked.get(outcome["step"], 0)})
 
     def close(self) -> None:
         """Give its memory back."""
@@ -92,6 +108,11 @@ class Start:
         """Whether waiting for other nodes, which have about `num_bytes` to write, makes no sense any more."""
         patience_s = OTHERS_S + num_bytes / _SLOW_BYTES_PER_S
         return self.failed_s is not None and clock.monotonic_s() > self.failed_s + patience_s
+
+    def tell_outcome(self, outcome: dict[str, Any]) -> None:
+        """Tell every rank what has become of a save; see `Rank.tell_outcome`."""
+        for rank in self.ranks.values():
+            rank.tell_outcome(outcome)
 
     def sources(self, snapshot: Snapshot) -> dict[int, list[Source]]:
         """The files of a snapshot, by rank."""

@@ -1,0 +1,170 @@
+"""What the threads of a keeper share: the starts of the ranks, the folder they save into, and who waits for what.
+
+All of it is read and changed with `Kept.changed` held; whoever has changed something calls `settle`.
+"""
+
+import os
+import threading
+from pathlib import Path
+
+from holdfast.checkpoint.manifest import Trigger
+from holdfast.checkpoint.output_folder import OutputFolder
+from holdfast.foundation import clock, files
+from holdfast.foundation.environment import host_name
+from holdfast.foundation.events import SaveSuperseded
+from holdfast.foundation.files import FolderLock
+from holdfast.foundation.priority import Priority
+from holdfast.snapshot.committing import excuse
+from holdfast.snapshot.keeper_process.reporting import Reporting
+from holdfast.snapshot.ledger import Snapshot
+from holdfast.snapshot.messages import Channel
+from holdfast.snapshot.starts import Rank, Start
+
+URGENT = frozenset({Trigger.JIT, Trigger.FAILURE})
+"""Saves that somebody waits for."""
+
+
+class HeldFolder:
+    """The output folder that is written into; where this keeper commits, no other one does.
+
+    Args:
+        reporting: its events go into the folder's stream.
+    """
+
+    def __init__(self, reporting: Reporting) -> None:
+        self.path: Path | None = None
+        self._lock: FolderLock | None = None
+        self._reporting = reporting
+
+    def open(self, path: Path, *, is_committer: bool) -> None:
+        """Leave the one before, and take this one.
+
+        Args:
+            path: of the output folder.
+            is_committer: whether checkpoints are committed here; of several nodes one does.
+
+        Raises:
+            OSError: it cannot be held, by another keeper for instance.
+        """
+        self.close()
+        output = OutputFolder(path)
+        if is_committer:
+            owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
+            self._lock = FolderLock.acquire(output.keeper_lock, owner)
+            for left in output.work.glob("*/*"):  # what a keeper that died was writing
+                if left.name.isdecimal():
+                    files.delete_tree(left)
+        self.path = path
+        self._reporting.write_to(output.events)
+
+    def close(self) -> None:
+        """Give it back."""
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = self.path = None
+        self._reporting.write_to(None)
+
+
+class Kept:
+    """What is kept for the ranks.
+
+    Args:
+        reporting: told what is superseded.
+    """
+
+    def __init__(self, reporting: Reporting) -> None:
+        self.changed = threading.Condition()
+        self.reporting = reporting
+        self.folder = HeldFolder(reporting)
+        self.priority = Priority()
+        self.start: Start | None = None
+        """The ranks that are served."""
+        self.past: Start | None = None
+        """Those before them, while their memory is wanted."""
+        self.is_writing = False
+        self.is_closing = False
+        """Whether a rank waits until all is written."""
+
+    def admit(self, channel: Channel, number: int, num_ranks: int, restart: int) -> tuple[Start, Rank]:
+        """Take a rank in; the first one of a new start makes the one before the past.
+
+        Args:
+            channel: to the rank.
+            number: of the rank.
+            num_ranks: of this node.
+            restart: how often the ranks had been started anew.
+        """
+        with self.changed:
+            while (start := self.start) is None or restart > start.restart or start.is_over:
+                self.forget_past()
+                if self.start is start:  # otherwise another rank was faster
+                    self.past, self.start = start, Start(restart, num_ranks)
+                    start = self.start
+                    break
+            assert start is not None
+            before = start.ranks.get(number)
+            if before is not None:  # it has lost its connection, and lends its memory anew
+                start.ledger.disown(before.rank)
+            rank = start.ranks[number] = Rank(number, channel)
+            return start, rank
+
+    def forget_past(self) -> None:
+        """Give the memory of an earlier start back, when all that is wanted of it is written."""
+        while (past := self.past) is not None:
+            self.changed.wait_for(lambda past=past: self.past is not past or self.is_done(past))
+            if self.past is past:
+                for rank in past.ranks.values():
+                    rank.close()
+                self.past = None
+
+    def next_to_write(self) -> tuple[Start, Snapshot] | None:
+        """What is to become a checkpoint next; what an earlier start has left comes first."""
+        for start in (self.past, self.start):
+            snapshot = start.ledger.next_to_write() if start is not None else None
+            if start is not None and snapshot is not None and snapshot.facts:
+                return start, snapshot
+        return None
+
+    def is_idle(self, start: Start) -> bool:
+        """Whether nothing of a start is written, or is to be."""
+        return not self.is_writing and start.ledger.next_to_write() is None
+
+    def is_done(self, start: Start) -> bool:
+        """Whether a start is over, and nothing of it is left to be written."""
+        return start.is_over and not start.is_rescuing and self.is_idle(start)
+
+    def may_end(self) -> bool:
+        """Whether nobody would miss the keeper."""
+        return not self.is_writing and all(
+            self.is_done(start) for start in (self.start, self.past) if start is not None
+        )
+
+    def is_urgent(self, start: Start) -> bool:
+        """Whether somebody waits for what is being written, or about to be."""
+        return (
+            self.is_closing
+            or start.has_failed
+            or start.is_hurried
+            or any(one.is_wanted and one.trigger in URGENT and one.is_open for one in start.ledger.snapshots)
+        )
+
+    def settle(self, start: Start) -> None:
+        """After every change: say what is superseded and what may be overwritten, wake whoever waits."""
+        for snapshot in start.ledger.take_superseded():
+            newest = start.ledger.newest_complete
+            by = newest.step if newest is not None else snapshot.step
+            superseded = SaveSuperseded(step=snapshot.step, trigger=str(snapshot.trigger), by=by)
+            self.reporting.report_superseded(superseded)
+            error = f"superseded by step {by} before its writing began"
+            excuse(snapshot, error)
+            start.tell_outcome({"step": snapshot.step, "error": error})
+        for rank in start.ranks.values():
+            free = start.ledger.newly_free(rank.rank, rank.lent)
+            if free:
+                rank.tell({"type": "free", "blocks": free})
+        if self.is_urgent(start):
+            self.priority.hurry()
+        self.changed.notify_all()
+
+
+__all__ = ["URGENT", "HeldFolder", "Kept"]
