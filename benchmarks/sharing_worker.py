@@ -17,7 +17,9 @@ from holdfast.snapshot.guard import Guard
 from holdfast.snapshot.messages import Channel
 from holdfast.snapshot.module_state import OptimizerState
 from holdfast.snapshot.staging import Placed, Stager, Work
-from holdfast.snapshot.team import Helper, Lead, Team
+from holdfast.snapshot.team import Team
+from holdfast.snapshot.team_helper import Helper
+from holdfast.snapshot.team_lead import Lead
 from holdfast.snapshot.torch_image import TorchImages
 
 NOTHING, ALONE, TOGETHER = "no snapshot", "the first alone", "together"

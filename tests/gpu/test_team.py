@@ -7,7 +7,8 @@ import torch
 
 from holdfast.snapshot.device_copy import _host_bytes, words_of
 from holdfast.snapshot.staging import Work
-from holdfast.snapshot.team import Ending, Helper
+from holdfast.snapshot.team import Ending
+from holdfast.snapshot.team_helper import Helper
 from tests.support.teams import ALL_BYTES, Node
 
 LONG_CYCLES = 1_000_000_000  # half a second and more of a device's time

@@ -25,7 +25,7 @@ from holdfast.cli.main import root
 from holdfast.doctor import examination
 from holdfast.doctor.software import TOO_SLOW
 from holdfast.errors import ExitCode
-from holdfast.foundation import events  # noqa: F401  declares all of them
+from holdfast.foundation import events, store_events  # noqa: F401  they declare all of them
 from holdfast.foundation.event_stream import Event
 from holdfast.jobs import local
 from holdfast.jobs.history import History

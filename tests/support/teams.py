@@ -12,7 +12,9 @@ from holdfast.snapshot.guard import Guard
 from holdfast.snapshot.image import Image
 from holdfast.snapshot.messages import Channel
 from holdfast.snapshot.staging import Placed, Stager, Work
-from holdfast.snapshot.team import Ending, Helper, Lead, Team
+from holdfast.snapshot.team import Ending, Team
+from holdfast.snapshot.team_helper import Helper
+from holdfast.snapshot.team_lead import Lead
 from holdfast.snapshot.torch_image import TorchImages
 
 TIMEOUT_S = 60

@@ -24,7 +24,8 @@ from holdfast.checkpoint.siblings import Siblings
 from holdfast.checkpoint.verify import read_manifest
 from holdfast.errors import ConflictError, HoldfastError, ManifestError, StorageError, TransientError
 from holdfast.foundation import clock, files
-from holdfast.foundation.events import Event, Pruned, Uploaded, UploadFailed, UploadSuperseded
+from holdfast.foundation.events import Event, Pruned
+from holdfast.foundation.store_events import Uploaded, UploadFailed, UploadSuperseded
 
 
 class _GivesWayError(Exception):

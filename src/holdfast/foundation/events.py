@@ -1,4 +1,7 @@
-"""Everything that can happen to a run, as typed records (docs/progress.md); `event_stream` is how they are told."""
+"""Everything that can happen to a run, as typed records (docs/progress.md).
+
+`event_stream` is how they are told; `store_events` are those between a folder and an object store.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -382,93 +385,6 @@ class Finished(Event):
         return f"training finished at step {self.step}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uploaded(Event):
-    """A checkpoint is committed in the object store too."""
-
-    step: int
-    location: str
-    size_bytes: int
-    duration_s: float
-
-    def _sentence(self) -> str:
-        rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
-        duration = format_duration(self.duration_s)
-        return f"uploaded {self.location}, {format_bytes(self.size_bytes)} in {duration}, {rate}/s"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadFailed(Event):
-    """A checkpoint did not arrive in the object store; it is tried again while the run lasts."""
-
-    is_warning: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "reason"
-    step: int
-    name_in_store: str
-    reason: str
-
-    def _sentence(self) -> str:
-        where = "" if self.name_in_store == "final" else "it stands locally and "
-        return f"{self.name_in_store} is not uploaded yet: {self.reason}; {where}is tried again"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadSuperseded(Event):
-    """A checkpoint is not uploaded, because a newer one took its turn."""
-
-    step: int
-
-    def _sentence(self) -> str:
-        return f"step {self.step} is not uploaded: a newer checkpoint took its turn"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadUnfinished(Event):
-    """The run ends, and the object store does not have its newest checkpoint."""
-
-    is_warning: ClassVar[bool] = True
-    location: str
-    folder: str
-
-    def _sentence(self) -> str:
-        return (
-            f"the newest checkpoint did not arrive in {self.location} in time; it stands in {self.folder}, and the "
-            "same command on this machine goes on from it and uploads it"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinalMissing(Event):
-    """The finished model is not in the object store; a checkpoint has the same weights."""
-
-    is_warning: ClassVar[bool] = True
-    step: int
-    location: str
-    reason: str
-    checkpoint: str | None
-
-    def _sentence(self) -> str:
-        again = "run the same command again"
-        if self.checkpoint is not None:
-            again = f"`holdfast checkpoints export {self.checkpoint} {self.location}` makes it, or {again}"
-        return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved: {again}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched(Event):
-    """A checkpoint was brought from the object store."""
-
-    step: int
-    location: str
-    size_bytes: int
-    duration_s: float
-
-    def _sentence(self) -> str:
-        rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
-        duration = format_duration(self.duration_s)
-        return f"fetched {self.location}, {format_bytes(self.size_bytes)} in {duration}, {rate}/s"
-
-
 __all__ = [
     "AttemptStarted",
     "BatchKept",
@@ -477,8 +393,6 @@ __all__ = [
     "Event",
     "EventLog",
     "Failed",
-    "Fetched",
-    "FinalMissing",
     "Finished",
     "Interrupted",
     "Pruned",
@@ -497,8 +411,4 @@ __all__ = [
     "StepAbandoned",
     "StepGivenUp",
     "StopRequested",
-    "UploadFailed",
-    "UploadSuperseded",
-    "UploadUnfinished",
-    "Uploaded",
 ]

@@ -19,7 +19,8 @@ from holdfast.checkpoint.verify import compare_content, verify
 from holdfast.errors import CheckpointError, HoldfastError, ManifestError, NothingValidError
 from holdfast.foundation import clock
 from holdfast.foundation.console import ProgressLine
-from holdfast.foundation.events import CheckpointRejected, Fetched, Resumed, SetAside
+from holdfast.foundation.events import CheckpointRejected, Resumed, SetAside
+from holdfast.foundation.store_events import Fetched
 from holdfast.foundation.units import plural
 from holdfast.storage.store import Store
 from holdfast.training.exchanging import Exchange, Plan, make_plan

@@ -16,8 +16,9 @@ from holdfast.checkpoint.transfer import check_listing, fetch, prepare, publish,
 from holdfast.errors import CheckpointError, HoldfastError, ManifestError, NothingValidError, PeerError
 from holdfast.foundation import clock
 from holdfast.foundation.console import ProgressLine
-from holdfast.foundation.events import CheckpointRejected, Fetched
+from holdfast.foundation.events import CheckpointRejected
 from holdfast.foundation.files import delete_tree
+from holdfast.foundation.store_events import Fetched
 from holdfast.foundation.units import ByteCounter
 from holdfast.storage.location import Location
 from holdfast.storage.opening import open_store

@@ -20,6 +20,7 @@ from holdfast.foundation.bounded import do_within
 from holdfast.foundation.environment import Place
 from holdfast.foundation.events import Event, EventLog
 from holdfast.foundation.service_links import forget_service_links
+from holdfast.foundation.store_events import UploadUnfinished
 from holdfast.storage.location import Location
 from holdfast.training.figures import Figures
 from holdfast.training.keeping import Keeping
@@ -168,7 +169,7 @@ class Session:
         deadline_s = None if wait_s == float("inf") else clock.monotonic_s() + max(0.0, wait_s - _LEAVING_S)
         has_arrived = uploads.finish(newest_only=newest_only, deadline_s=deadline_s)
         if not has_arrived:
-            self.report(events.UploadUnfinished(location=uploads.location, folder=uploads.folder))
+            self.report(UploadUnfinished(location=uploads.location, folder=uploads.folder))
         return has_arrived
 
     def close_uploads(self) -> None:

@@ -23,7 +23,8 @@ from holdfast.checkpoint.verify import read_manifest, verify
 from holdfast.checkpoint.weights.gathering import content_of
 from holdfast.errors import StorageError
 from holdfast.foundation import files
-from holdfast.foundation.events import Event, Uploaded, UploadFailed, UploadSuperseded
+from holdfast.foundation.events import Event
+from holdfast.foundation.store_events import Uploaded, UploadFailed, UploadSuperseded
 from tests.support.checkpoints import commit, describe, keep_final, prepared
 from tests.support.stores import FaultyStore
 

@@ -21,7 +21,8 @@ from holdfast.checkpoint.repairing import repair
 from holdfast.checkpoint.retention import KeepNewest, Policy
 from holdfast.checkpoint.verify import verify
 from holdfast.errors import CheckpointError, ManifestError, NothingValidError, StorageError, TransientError
-from holdfast.foundation.events import Event, Uploaded
+from holdfast.foundation.events import Event
+from holdfast.foundation.store_events import Uploaded
 from holdfast.storage.location import Location, Scheme
 from tests.support.checkpoints import commit, describe, prepared
 from tests.support.stores import FaultyStore, flip

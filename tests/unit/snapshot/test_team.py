@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.snapshot import team as team_module
+from holdfast.snapshot import team_lead
 from holdfast.snapshot.block import Block
 from holdfast.snapshot.replicas import CannotHelpError
 from holdfast.snapshot.staging import Placed, Stager, Work
@@ -285,7 +285,7 @@ def test_memory_that_the_lead_gives_back_is_nobody_s(make: Make) -> None:
 
 def test_tensors_that_move_each_time_end_the_sharing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rehearsals cost sums, and nothing would ever come of them."""
-    monkeypatch.setattr(team_module, "_MOST_REHEARSALS", 3)
+    monkeypatch.setattr(team_lead, "_MOST_REHEARSALS", 3)
     node = make(1)
     sums: list[int] = []
     for _ in range(6):

@@ -17,7 +17,8 @@ from holdfast.checkpoint.publishing import Publisher
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.checkpoint.verify import verify
 from holdfast.errors import CheckpointError, NothingValidError, StorageError
-from holdfast.foundation.events import CheckpointRejected, Event, Fetched, Resumed, SetAside
+from holdfast.foundation.events import CheckpointRejected, Event, Resumed, SetAside
+from holdfast.foundation.store_events import Fetched
 from holdfast.training import exchanging
 from holdfast.training.assembling import Assembling
 from holdfast.training.folders import Folders

@@ -19,7 +19,7 @@ from holdfast.checkpoint.patience import LONGEST_PATIENCE_S
 from holdfast.checkpoint.remote import RemoteFolder
 from holdfast.errors import HoldfastError, PeerError, SaveError, StorageError
 from holdfast.foundation import clock
-from holdfast.foundation.events import FinalMissing, Uploaded, UploadFailed
+from holdfast.foundation.store_events import FinalMissing, Uploaded, UploadFailed
 from holdfast.storage.location import Location
 from holdfast.storage.opening import open_store
 from holdfast.training.engine.final_upload import FinalUpload

@@ -6,26 +6,18 @@ none does and the save is the synchronous one of `saver`.
 
 import contextlib
 import enum
-import errno
-import os
-import shutil
 import statistics
-import tempfile
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.commit import RankPart
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
 from holdfast.foundation import clock
 from holdfast.foundation.events import SaveFailed, SnapshotTaken
 from holdfast.snapshot.arena import NoRoomError
-from holdfast.snapshot.capture import Capture
-from holdfast.snapshot.image import Image
 from holdfast.snapshot.keeper import Keeper, Outcome
 from holdfast.snapshot.nodes import Nodes
 from holdfast.snapshot.replicas import CannotHelpError
@@ -34,13 +26,13 @@ from holdfast.snapshot.team import Team
 from holdfast.training.claiming import open_on_node
 from holdfast.training.engine.framework import Framework, Write
 from holdfast.training.engine.saver import Saver
+from holdfast.training.engine.scratch import Scratch
 from holdfast.training.engine.teaming import form_team
 from holdfast.training.folders import Folders
 from holdfast.training.peers import NUM_VALUES, Peers
 from holdfast.training.session import Session
 
 _TELL_EVERY_S = 10.0
-_SCRATCH_BYTES = 16 << 20
 _FILE_SLACK_BYTES = 1 << 20
 _SLOW_BYTES_PER_S = 200e6
 _LEAST_SHARE = 0.01
@@ -85,10 +77,9 @@ class Snapshots:
         self._saver = saver
         self._output = output
         self._attempt_id = attempt_id
-        self._capture = Capture()
         self._snapshotter: Snapshotter | None = None
         self._team: Team | None = None
-        self._scratch: Path | None = None
+        self._scratch = Scratch(session.settings.record_folder)
         self._told: set[str] = set()
         self._sizes: list[int] = []
         self._can = folders.is_shared
@@ -124,8 +115,7 @@ class Snapshots:
             on_unequal=self._note_unequal,
         )
         self._snapshotter.arena.most_bytes = self._most_bytes
-        if self._scratch is not None:
-            keeper.entrust(str(self._scratch))
+        self._scratch.entrust_to(keeper)
 
     def _note_torn(self, step: int) -> None:
         self._report_failure(
@@ -193,7 +183,7 @@ class Snapshots:
         self._optimizers = self._framework.optimizers()
         self._team = form_team(self._session, self._peers, self._framework) if self._can else None
         if self._snapshotter is not None:
-            self._capture.prepare()
+            self._scratch.prepare()
             self._snapshotter.watch(self._optimizers)
             self._snapshotter.team = self._team
         if self._session.place.restart > 0:
@@ -271,7 +261,7 @@ class Snapshots:
             return Handover.IMPOSSIBLE
         self._snapshotter.wait_staged()
         try:
-            self._make_scratch()
+            self._scratch.make(keeper)
         except OSError as error:
             # Now, while all can still agree: a rank that failed later would be missed by those that save with it.
             self._tell_once(
@@ -301,7 +291,7 @@ class Snapshots:
     def _take_here(self, step: int, trigger: Trigger, write: Write, *, is_wanted: bool, more_slots: int) -> Handover:
         assert self._snapshotter is not None
         try:
-            images = self._images(step, write)
+            images = self._scratch.images(step, write)
             facts = self._facts(step) if self._session.place.local_rank == 0 else None
             taken = self._snapshotter.take(
                 step,
@@ -326,32 +316,8 @@ class Snapshots:
             if self._team is not None:
                 self._team.settle(self._num_taken)
         self._sizes = [image.size_bytes for image in images]
-        self._capture.forget(self._snapshotter.passing)
+        self._scratch.forget(self._snapshotter.passing)
         return Handover.TAKEN if taken else Handover.BUSY
-
-    def _images(self, step: int, write: Write) -> list[Image]:
-        assert self._scratch is not None
-        folder = self._scratch / checkpoint_name(step)
-        folder.mkdir()
-        try:
-            with self._capture.below(folder) as captured:
-                write(self._scratch, folder)
-            return self._capture.collect(captured)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _make_scratch(self) -> None:
-        """A folder for the small files of a save.
-
-        Raises:
-            OSError: there is no room for them.
-        """
-        if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._session.settings.record_folder))
-            assert self._snapshotter is not None
-            self._snapshotter.keeper.entrust(str(self._scratch))
-        if shutil.disk_usage(self._scratch).free < _SCRATCH_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._scratch))
 
     def _facts(self, step: int) -> dict[str, Any]:
         limit, protected = self._framework.retention()
@@ -499,9 +465,7 @@ class Snapshots:
         if self._team is not None and is_orderly:
             self._team.close()
             self._team = None
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+        self._scratch.remove()
 
 
 __all__ = ["Handover", "Snapshots"]

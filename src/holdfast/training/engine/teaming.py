@@ -4,7 +4,9 @@ import contextlib
 import socket
 
 from holdfast.snapshot.messages import Channel, check_same_user, connect, keep_from_children, listen, new_name
-from holdfast.snapshot.team import Helper, Lead, Team
+from holdfast.snapshot.team import Team
+from holdfast.snapshot.team_helper import Helper
+from holdfast.snapshot.team_lead import Lead
 from holdfast.training.engine.framework import Framework
 from holdfast.training.peers import Peers
 from holdfast.training.session import Session

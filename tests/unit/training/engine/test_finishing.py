@@ -12,7 +12,8 @@ from holdfast.checkpoint.commit import WorkingCheckpoint
 from holdfast.checkpoint.final import final_folder
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.errors import PeerError
-from holdfast.foundation.events import Event, FinalMissing
+from holdfast.foundation.events import Event
+from holdfast.foundation.store_events import FinalMissing
 from holdfast.storage.location import parse_location
 from holdfast.training.engine.finishing import Finishing
 from holdfast.training.folders import Folders

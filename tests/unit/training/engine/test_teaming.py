@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from holdfast.foundation.environment import Place
-from holdfast.snapshot.team import Helper, Lead, Team
+from holdfast.snapshot.team import Team
+from holdfast.snapshot.team_helper import Helper
+from holdfast.snapshot.team_lead import Lead
 from holdfast.training.engine import teaming
 from holdfast.training.engine.teaming import form_team
 from holdfast.training.settings import RunSettings

@@ -13,7 +13,7 @@
 - `continuation` and `data_position`: where a resumed run stands in its data; `repartition`: ZeRO on other ranks.
 - `sharing`: which strategies are supported; `shards`: which rank has which part of a weight.
 - `final_model`: the finished model, laid out before it is sent.
-- `callback`, `takeover`, `looking`: how the Trainer's loop is reached, and what is only looked at.
+- `callback`, `takeover`, `listeners`: how the Trainer's loop is reached, and who is told of saves.
 """
 
 from types import ModuleType

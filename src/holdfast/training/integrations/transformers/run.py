@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.checkpoint.catalog import checkpoint_name
 from holdfast.checkpoint.manifest import Trigger
 from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import Interrupted, PeerError, UsageError
+from holdfast.errors import Interrupted, UsageError
 from holdfast.foundation import clock
 from holdfast.foundation.events import DeadlineChoice, StepGivenUp
 from holdfast.training.engine.agreement import Agreement
@@ -26,7 +26,7 @@ from holdfast.training.integrations.transformers.continuation import Continuatio
 from holdfast.training.integrations.transformers.counted import Counted
 from holdfast.training.integrations.transformers.framework import TrainerFramework
 from holdfast.training.integrations.transformers.hub import HubPush
-from holdfast.training.integrations.transformers.looking import first_looker
+from holdfast.training.integrations.transformers.listeners import Listeners
 from holdfast.training.integrations.transformers.reference import Reference
 from holdfast.training.integrations.transformers.repartition import Repartition, trainer_module
 from holdfast.training.integrations.transformers.sharing import check_supported, splits_weights
@@ -75,7 +75,6 @@ class TrainerRun:
         self._agreement = Agreement(session, self._peers)
         self._pending = Pending()
         self._trigger = Trigger.PERIODIC
-        self._told_step: int | None = None
         self._moment: Moment | None = None
         self._evaluating: Moment | None = None
         self._gone_back_to: Moment | None = None
@@ -83,7 +82,6 @@ class TrainerRun:
         self._loop_started_s = 0.0
         self._lease = contextlib.ExitStack()
         self._prepared: Boundary | None = None
-        self._callbacks_look = True
         self._hub = HubPush(trainer)
         self._repartition: Repartition | None = None
 
@@ -117,7 +115,7 @@ class TrainerRun:
                 start = agree_on_start(self._session, self._peers, self._output, self._location)
                 self._prepare(start)
                 self._take_over(takeover)
-                callbacks.replace("on_save", self._wrap_on_save)
+                callbacks.replace("on_save", self._listeners.wrap)
                 if self._repartition is not None:
                     self._repartition.take_over(module)
                 trainer.add_callback(callback)
@@ -183,6 +181,7 @@ class TrainerRun:
         self._best = BestModel(session, trainer, self._peers, self._output.root, start.bring)
         self._prepared = Boundary(session, self._peers, self._framework, self._agreement, self._output, start)
         self._prepared.prepare()
+        self._listeners = Listeners(session, trainer, self._peers, self._prepared)
         announce(session, self._peers, start.attempt, global_batch=geometry.global_batch)
 
     def _resume_path(self, asked: Any) -> Any:
@@ -215,7 +214,7 @@ class TrainerRun:
         trainer, session = self._trainer, self._session
         # What the script and the options say now counts; the checkpoint's would win otherwise.
         trainer.state.compute_steps(trainer.args, int(trainer.state.max_steps))
-        self._callbacks_look = self._do_callbacks_look()
+        self._listeners.loop_begins()
         self._boundary.loop_begins()
         self._loop_started_s = clock.monotonic_s()
         self._tell_progress()
@@ -424,48 +423,10 @@ class TrainerRun:
 
     def _leave(self) -> Interrupted:
         def last_words() -> None:
-            self._tell_callbacks()
+            self._listeners.tell_last()
             self._tell_progress()
 
         return self._boundary.leave(last_words)
-
-    def _wrap_on_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def on_save(args: Any, state: Any, control: Any) -> Any:
-            if self._callbacks_look:
-                self._boundary.saves.finish()
-            if self._boundary.saves.step != self._step:  # the save failed: there is nothing for callbacks to look at
-                control.should_save = False
-                return control
-            self._told_step = self._step
-            try:
-                return original(args, state, control)
-            finally:
-                if self._boundary.saves.handed_step is None:
-                    self._boundary.saver.adopt_added_files()
-                    self._boundary.saver.prune()
-
-        return on_save
-
-    def _do_callbacks_look(self) -> bool:
-        """Whether a callback of any rank wants to see the checkpoint as soon as it is saved; then training waits."""
-        looker = first_looker(self._trainer.callback_handler.callbacks)
-        if looker is not None:
-            self._session.log.info("%s looks at every checkpoint: training waits until it is written", looker)
-        return any(self._peers.gather(looker is not None))
-
-    def _tell_callbacks(self) -> None:
-        """What callbacks add to a checkpoint belongs to the last one too; the Trainer does not get to tell them."""
-        if self._boundary.saves.step != self._step or self._told_step == self._step:
-            return
-        trainer = self._trainer
-        try:
-            trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-        except PeerError as error:
-            self._session.log.warning("%s; the save at step %s stands", error, self._step)
-        except Exception:
-            self._session.log.warning(
-                "a callback failed when it was told of the save at step %s, which stands", self._step, exc_info=True
-            )
 
     def _wrap_finalize(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:

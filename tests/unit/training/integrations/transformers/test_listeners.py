@@ -6,7 +6,7 @@ from transformers.integrations import integration_utils
 from transformers.trainer_callback import DefaultFlowCallback, ProgressCallback, TrainerCallback
 
 from holdfast.training.integrations.transformers.callback import HoldfastCallback
-from holdfast.training.integrations.transformers.looking import first_looker
+from holdfast.training.integrations.transformers.listeners import first_looker
 
 
 class Looking(TrainerCallback):
