@@ -16,6 +16,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 VERSIONS := .venv/versions
+# Two test files at a time, which leaves jobs half as fast.
+LANES := HOLDFAST_TEST_PATIENCE=2 $(BIN)/pytest -n 2 --dist loadfile
 EXTRAS := .[lightning,peft,sdk,transformers,trl]
 
 help: ## show this list
@@ -50,13 +52,13 @@ surface: $(INSTALLED) ## write down anew what users rely on, after a change that
 	$(BIN)/python -m tests.support.surface
 
 check: lint ## formatting, lint, types, layers and the unit tests
-	$(BIN)/pytest -m 'not ranks and not s3'
+	$(LANES) -m 'not ranks and not s3'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
-	$(BIN)/pytest -m 'not s3 and not long'
+	$(LANES) -m 'not s3 and not long'
 
 test-s3: $(INSTALLED) ## the storage tests on a real S3 server, Ceph RGW; installs it, on Debian as root
-	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m 's3 and not long'; fi
+	if $(BIN)/python -m tests.support.ceph_rgw install; then $(LANES) -m 's3 and not long'; fi
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (a minute)
 	$(BIN)/pytest -m gpu tests/gpu
