@@ -47,11 +47,12 @@ def main(arguments: list[str]) -> int:
         )
     if session.interrupted is None:
         code = _finish_uploads(session, code)
-    if code == ExitCode.OK and session.unsaved_end():
+    unsaved_end = session.unsaved_end() if code == ExitCode.OK else ""
+    if unsaved_end:
         code = ExitCode.STORAGE
-        session.record.ended(code, session.unsaved_end())
+        session.record.ended(code, unsaved_end)
         if session.place.is_first:
-            _log.error("%s", session.unsaved_end())
+            _log.error("%s", unsaved_end)
     is_prompt = session.interrupted is not None or code == ExitCode.FAILED
     if session.interrupted is not None:  # also when the program caught the interruption and went on to its end
         code = session.interrupted.exit_code
@@ -105,18 +106,20 @@ def _finish_uploads(session: Session, code: int) -> int:
             _log.warning("the model that the script saved is not uploaded: %s; the one kept by Holdfast is", error)
     has_arrived = session.finish_uploads(newest_only=code != ExitCode.OK)
     session.wait_for_ending()
-    if code == ExitCode.OK and not has_arrived:
-        session.record.ended(ExitCode.STORAGE, f"uploads to {session.uploads.location} did not finish")
-        return ExitCode.STORAGE
-    if code == ExitCode.OK and session.final_missing is not None and not is_adopted:
-        session.record.ended(ExitCode.STORAGE, session.final_missing)
-        _log.error("%s", session.final_missing)
-        return ExitCode.STORAGE
-    if code == ExitCode.OK and session.missing_before is not None:
-        session.record.ended(ExitCode.STORAGE, session.missing_before)
-        _log.error("of an earlier training of this script: %s", session.missing_before)
-        return ExitCode.STORAGE
-    return code
+    if code != ExitCode.OK:
+        return code
+    if not has_arrived:  # which has been said
+        missing = f"uploads to {session.uploads.location} did not finish"
+    elif session.final_missing is not None and not is_adopted:
+        missing = session.final_missing
+        _log.error("%s", missing)
+    elif session.missing_before is not None:
+        missing = session.missing_before
+        _log.error("of an earlier training of this script: %s", missing)
+    else:
+        return code
+    session.record.ended(ExitCode.STORAGE, missing)
+    return ExitCode.STORAGE
 
 
 def _code_of(error: SystemExit) -> int:
