@@ -17,7 +17,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 VERSIONS := .venv/versions
 # Two test files at a time, which leaves jobs half as fast.
-LANES := HOLDFAST_TEST_PATIENCE=2 $(BIN)/pytest -n 2 --dist loadfile
+LANES := HOLDFAST_TEST_PATIENCE=$${HOLDFAST_TEST_PATIENCE:-2} $(BIN)/pytest -n 2 --dist loadfile
 EXTRAS := .[lightning,peft,sdk,transformers,trl]
 
 help: ## show this list

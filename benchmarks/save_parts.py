@@ -59,7 +59,7 @@ def watch(target: Path) -> None:
     import transformers
 
     from holdfast.snapshot import arena, capture, replacing, snapshotter, staging, torch_image
-    from holdfast.training.engine import snapshots
+    from holdfast.training.engine import scratch, snapshots
     from holdfast.training.integrations.transformers import framework, run, state
 
     parts = Parts()
@@ -67,7 +67,7 @@ def watch(target: Path) -> None:
         (run.TrainerRun, "_save_checkpoint", WHOLE),
         (snapshots.Snapshots, "take", "the snapshot's own book-keeping"),
         (snapshots.Snapshots, "_agree", "agreement of the ranks"),
-        (snapshots.Snapshots, "_images", "scratch folder made and removed"),
+        (scratch.Scratch, "images", "scratch folder made and removed"),
         (snapshots.Snapshots, "_facts", "facts for the manifest"),
         (replacing.Replacing, "find", "looking for names of save functions"),
         (capture.Capture, "collect", "small files read back"),

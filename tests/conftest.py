@@ -1,4 +1,4 @@
-"""The S3 servers, one of each for all tests that ask for it."""
+"""The S3 servers, one of each in every lane, and the patience of tests."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,18 @@ import pytest
 
 from tests.support.ceph_rgw import CephRgw, ceph_rgw
 from tests.support.moto_server import MotoServer, moto_server
+from tests.support.patience import PATIENCE
 
 pytest.register_assert_rewrite("tests.support.equality")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a test waits for ends before the test does, and can say what it was."""
+    usual_s = float(config.getini("timeout"))
+    for item in items:
+        given = item.get_closest_marker("timeout")
+        limit_s = given.args[0] if given is not None else usual_s
+        item.add_marker(pytest.mark.timeout(limit_s * PATIENCE), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.docs.markdown import Step, pattern, squeezed
+from tests.support.patience import PATIENCE
 
-_LIMIT_S = 180.0 * float(os.environ.get("HOLDFAST_TEST_PATIENCE", "1"))
+_LIMIT_S = 180.0 * PATIENCE
 _MARK = "\x1e"
 _END = re.compile(f"\n{_MARK}(\\d+){_MARK}\n")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

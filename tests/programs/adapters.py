@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from datasets import load_dataset
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from strategies import SHARDED, arguments_for, save_final
 from tiny import Blocks
 from transformers import (
     AutoModelForCausalLM,
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--ingredients", required=True, type=Path)
     parser.add_argument("--kind", choices=("qlora", "dpo"), required=True)
+    parser.add_argument("--strategy", choices=("", *SHARDED), default="")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--step-ms", type=float, default=0)
     options = parser.parse_args()
@@ -47,7 +49,7 @@ def main() -> None:
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        "use_cpu": True,
+        **arguments_for(options.strategy, "Qwen2DecoderLayer"),
     }
     lora = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
     callbacks = [Marks(options.step_ms / 1000)]
@@ -57,6 +59,7 @@ def main() -> None:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.float32,
+            bnb_4bit_quant_storage=torch.float32,  # as all other weights: FSDP shards one type at a time
         )
         model = AutoModelForCausalLM.from_pretrained(
             options.ingredients / "model", quantization_config=quantization, dtype=torch.float32
@@ -80,9 +83,12 @@ def main() -> None:
         )
     trainer.train()
     final = Path(options.out, "final")
-    if trainer.is_world_process_zero():
+    if options.strategy:
+        save_final(trainer, options.strategy, final)
+    elif trainer.is_world_process_zero():
         trainer.save_model(str(final))
         torch.save(trainer.optimizer.state_dict(), final / "optimizer.pt")
+    if trainer.is_world_process_zero():
         (final / "log.json").write_text(json.dumps(trainer.state.log_history))
 
 

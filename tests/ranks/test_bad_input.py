@@ -11,6 +11,7 @@ import pytest
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.verify import verify
 from tests.support.jobs import committed_steps, environment, holdfast, no_orphans, read_events, tiny
+from tests.support.patience import PATIENCE
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 def ends(tmp_path: Path, *arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "holdfast.cli.main", "run", *arguments]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120 * PATIENCE, check=False
     )
     return done.returncode, done.stderr
 
@@ -76,7 +77,7 @@ def test_a_script_without_a_trainer_just_runs(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "holdfast.cli.main", "run", "script.py", "--save-steps", "0", "-v"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120 * PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['script.py', '--save-steps', '0', '-v'] 3"

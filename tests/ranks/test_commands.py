@@ -17,6 +17,7 @@ import pytest
 
 from holdfast.jobs.state import JobState
 from tests.support.jobs_local import LOOP, Place, jobs_in
+from tests.support.patience import PATIENCE
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 HOLDFAST = Path(sys.executable).with_name("holdfast")
@@ -32,7 +33,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def ask(*arguments: object) -> str:
     """What a command prints; it must succeed."""
     command = [HOLDFAST, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150 * PATIENCE, check=False)
     assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -86,7 +87,8 @@ def test_a_job_through_all_its_commands(place: Place) -> None:
     assert suspended["safe_step"] in place.steps(NAME)
     # Those who looked on have seen it, and have ended with it.
     lines, changes = (
-        [json.loads(line) for line in process.communicate(timeout=60)[0].splitlines()] for process in following
+        [json.loads(line) for line in process.communicate(timeout=60 * PATIENCE)[0].splitlines()]
+        for process in following
     )
     assert [process.returncode for process in following] == [0, 0]
     assert {line["source"] for line in lines} == {"node 0", "rank 0"}
@@ -132,7 +134,7 @@ def test_a_run_ends_with_a_line_for_programs(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("print('mine')\nraise SystemExit(7)\n")
     command = [HOLDFAST, "run", "--json", "--max-restarts", "0", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150 * PATIENCE, check=False)
     assert done.returncode == 7
     assert done.stdout == "mine\n"
     assert json.loads(done.stderr.splitlines()[-1])["code"] == 7

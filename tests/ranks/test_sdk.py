@@ -17,6 +17,7 @@ from holdfast.sdk.upstream import trainer as kubeflow
 from tests.support.ceph_rgw import CephRgw
 from tests.support.jobs import environment, wait_until_gone
 from tests.support.moto_server import MotoServer
+from tests.support.patience import PATIENCE
 from tests.support.supervisors import supervisor_pid
 from tests.support.tiny_model import save_tiny_model
 
@@ -116,7 +117,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainerC
 def wait_until(
     client: TrainerClient, name: str, is_there: Callable[[TrainJob], bool], timeout_s: float = 240
 ) -> TrainJob:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while True:
         job = client.get_job(name)
         assert isinstance(job, TrainJob)
@@ -164,7 +165,9 @@ def test_the_article_on_a_claim(client: TrainerClient, ingredients: Path, tmp_pa
         periodic_checkpoint_config=checkpoint_config,
     )
     name = client.train(trainer=trainer)
-    assert client.wait_for_job_status(name, {"Running"}, timeout=120, polling_interval=1).status == "Running"
+    assert (
+        client.wait_for_job_status(name, {"Running"}, timeout=120 * PATIENCE, polling_interval=1).status == "Running"
+    )
     wait_until(client, name, is_at_step(12))
     job = client.suspend_job(name)
     assert (job.status, job.exit_code, job.steps) == ("Suspended", 75, [])
@@ -175,7 +178,7 @@ def test_the_article_on_a_claim(client: TrainerClient, ingredients: Path, tmp_pa
     assert Path(newest.path).parent == tmp_path / "claim" / "llama3-fine-tune"
     client.resume_job(name)
     wait_until(client, name, lambda job: job.status == "Running")
-    job = client.wait_for_job_status(name, timeout=400, polling_interval=1)
+    job = client.wait_for_job_status(name, timeout=400 * PATIENCE, polling_interval=1)
     assert (job.status, job.num_nodes, [step.status for step in job.steps]) == ("Complete", 2, ["Succeeded"] * 2)
     assert isinstance(job, TrainJob)
     assert job.progress is not None
@@ -260,7 +263,7 @@ def test_the_article_in_an_object_store(
     assert bucket.places_of_keys(tmp_path) == [str(tmp_path / "config" / "holdfast" / "connections.toml")]
     lines = list(client.get_job_logs(name, follow=True))
     assert "the end of the training function" in lines
-    job = client.wait_for_job_status(name, timeout=100, polling_interval=1)
+    job = client.wait_for_job_status(name, timeout=100 * PATIENCE, polling_interval=1)
     found = client.list_checkpoints(name)
     assert [one.name for one in found] == ["checkpoint-36", "checkpoint-20", "final"]
     assert all(one.is_complete and one.path.startswith(bucket.location) for one in found)
@@ -286,7 +289,7 @@ def test_chapter_6_saves_by_epochs(client: TrainerClient, ingredients: Path, tmp
         output_dir="pvc://my-checkpoints-pvc/llama3-fine-tune",
     )
     name = client.train(trainer=trainer)
-    job = client.wait_for_job_status(name, timeout=500, polling_interval=1)
+    job = client.wait_for_job_status(name, timeout=500 * PATIENCE, polling_interval=1)
     assert isinstance(job, TrainJob)
     assert job.progress is not None
     assert job.progress.world_size == 4
@@ -322,7 +325,7 @@ def test_chapter_6_in_an_object_store(
     assert job.status == "Suspended"
     assert stopped_at is not None
     client.resume_job(name)
-    job = client.wait_for_job_status(name, timeout=500, polling_interval=1)
+    job = client.wait_for_job_status(name, timeout=500 * PATIENCE, polling_interval=1)
     assert isinstance(job, TrainJob)
     assert job.progress is not None
     assert (job.progress.step, job.progress.world_size) == (24, 4)
@@ -349,7 +352,7 @@ def test_scaled_up_and_down(client: TrainerClient, ingredients: Path, tmp_path: 
         if step < 30:
             job = client.scale_job(name, 3 - world_size)
             assert job.num_nodes == 3 - world_size
-    job = client.wait_for_job_status(name, timeout=300, polling_interval=1)
+    job = client.wait_for_job_status(name, timeout=300 * PATIENCE, polling_interval=1)
     assert isinstance(job, TrainJob)
     assert job.progress is not None
     assert (job.attempts, job.progress.step, job.progress.samples_per_step) == (3, 48, 4)
@@ -364,7 +367,7 @@ def test_a_function_that_fails(client: TrainerClient) -> None:
     """Kubeflow's own trainer, too: an error of both kinds, and the traceback in the logs."""
     name = client.train(trainer=kubeflow.CustomTrainer(func=fails))
     with pytest.raises(RuntimeError, match=f"job {name} is Failed: exit code 1"):
-        client.wait_for_job_status(name, timeout=300, polling_interval=1)
+        client.wait_for_job_status(name, timeout=300 * PATIENCE, polling_interval=1)
     assert "RuntimeError: this function fails on purpose" in list(client.get_job_logs(name))
     assert client.get_job(name).steps[0].status == "Failed"
     assert dataclasses.is_dataclass(client.get_job_events(name)[0])

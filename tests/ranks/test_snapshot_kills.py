@@ -23,6 +23,7 @@ from tests.support.keepers import (
     memory_of,
     stop_while_writing,
 )
+from tests.support.patience import PATIENCE
 
 _NUM_KILLS = int(os.environ.get("HOLDFAST_TEST_SNAPSHOT_KILLS", "0"))
 _NUM_TRAINER_KILLS = max(2, _NUM_KILLS // 8)
@@ -149,7 +150,7 @@ def test_killed_plain_loop_loses_one_step_at_most(tmp_path: Path) -> None:
     for _ in range(_NUM_KILLS or 6):
         process = _plain(folder, 1 << 30, log)
         moment = dice.random()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 60 * PATIENCE
         while moment < 0.85 and len(_said(folder)) == num_lines:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()

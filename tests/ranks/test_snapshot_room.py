@@ -214,12 +214,11 @@ def _fill_until_a_save_fails(job: Job, path: Path) -> dict[str, Any]:
 
 
 def _fill(path: Path, *, leave_bytes: int) -> None:
-    """Write until so many bytes are left."""
-    with path.open("ab") as file:
+    """Write until so many bytes are left, or fewer, where a save takes them meanwhile."""
+    with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             disk = os.statvfs(path.parent)
             excess = disk.f_bavail * disk.f_frsize - leave_bytes
             if excess <= 0:
                 return
             file.write(bytes(min(excess, 1 << 20)))
-            file.flush()

@@ -22,8 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from holdfast.checkpoint.catalog import list_checkpoints
 from holdfast.checkpoint.verify import verify
-from holdfast.checkpoint.weights.dcp_weights import dcp_weights
-from holdfast.checkpoint.weights.torch_file import read_torch_file
+from tests.support.adapters import assert_without_base
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged
 from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events, tiny
@@ -93,7 +92,7 @@ def test_interrupted_is_uninterrupted(
     assert not read_events(output, "save_failed")
     assert_same_state(output, reference)
     if kind == "lora":
-        _assert_without_base(list_checkpoints(output)[0])
+        assert_without_base(list_checkpoints(output)[0])
 
 
 def _periodic(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
@@ -290,21 +289,3 @@ def _equal(ours: Any, theirs: Any) -> bool:
     if isinstance(theirs, list | tuple):
         return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
     return not isinstance(theirs, int | float | str) or ours == theirs
-
-
-def _assert_without_base(checkpoint: Path) -> None:
-    """Adapters, their optimizer, and what the base is; the base itself is many times as large."""
-    manifest = verify(checkpoint).manifest
-    assert manifest is not None
-    assert manifest.base is not None
-    assert manifest.base["digest"].startswith("xxh3-128:")
-    names: set[str] = set()
-    for path in (checkpoint / entry.path for entry in manifest.files):
-        if path.suffix == ".safetensors":
-            names |= load_file(path).keys()
-        elif path.name == ".metadata" and "model" in path.parent.name:
-            names |= {weight.shape.name for weight in dcp_weights(path.parent)}
-        elif path.name.endswith("model_states.pt"):
-            names |= read_torch_file(path)["module"].keys()
-    assert names
-    assert all("lora_" in name for name in names), names

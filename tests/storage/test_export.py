@@ -31,6 +31,7 @@ from tests.support.checkpoints import commit, prepared
 from tests.support.disk import DiskWatch
 from tests.support.memory import MEASURE
 from tests.support.moto_server import MotoServer
+from tests.support.patience import PATIENCE
 from tests.unit.cli.test_checkpoints import call
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -236,7 +237,7 @@ def begin_export(source: str, target: str, variables: dict[str, str]) -> "subpro
 
 
 def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * PATIENCE
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -299,7 +300,7 @@ def test_interrupted_by_a_person(slow: tuple[FaultProxy, dict[str, str]], bucket
     export.send_signal(signal.SIGINT)
     proxy.clear()
     proxy.up._bytes_per_s = None
-    _, said = export.communicate(timeout=60)
+    _, said = export.communicate(timeout=60 * PATIENCE)
     assert export.returncode == 130, said
     assert contents(f"{bucket}/model") == {}
     assert store_at(bucket).sweep() == 0

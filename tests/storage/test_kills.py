@@ -22,6 +22,7 @@ from holdfast.storage.options import StorageOptions
 from tests.programs.writer import KEEP, check
 from tests.support.ceph_rgw import CephRgw
 from tests.support.moto_server import MotoServer
+from tests.support.patience import PATIENCE
 
 _KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "12"))
 _WRITER = Path(__file__).parent.parent / "programs" / "writer.py"
@@ -55,7 +56,7 @@ class Run:
         if dice.random() < 0.33:
             time.sleep(dice.uniform(0.1, 1.2))
         else:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 60 * PATIENCE
             while b"began" not in log.read_bytes():
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()

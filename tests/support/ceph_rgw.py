@@ -24,6 +24,7 @@ from holdfast.storage.location import Location, parse_location
 from holdfast.storage.opening import open_store
 from holdfast.storage.options import StorageOptions
 from holdfast.storage.store import Store
+from tests.support.patience import PATIENCE
 
 PACKAGES = ("radosgw", "ceph-mon", "ceph-osd")
 _BINARIES = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "ceph-authtool", "monmaptool")
@@ -183,7 +184,7 @@ rgw_thread_pool_size = 64
             )
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 120 * PATIENCE
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()

@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import PATIENCE
+
 TINY = Path(__file__).parent.parent / "programs" / "tiny.py"
 _POLL_S = 0.01
-_PATIENCE = float(os.environ.get("HOLDFAST_TEST_PATIENCE", "1"))
-"""How many times longer than usual to wait, on a machine that is busy with other work."""
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a job: one thread a rank, no settings of whoever runs the tests."""
+    """The environment of a job: one thread a rank, the usual grace, no settings of whoever runs the tests."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
     }
     kept.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+    kept.update(HOLDFAST_GRACE=f"{30 * PATIENCE:g}")
     kept.update(changes)
     return kept
 
@@ -48,7 +49,7 @@ class Job:
         return read_events(self.output, name)
 
     def wait_for(self, what: str, found: Callable[[], Any], timeout_s: float = 90) -> Any:
-        deadline = time.monotonic() + timeout_s * _PATIENCE
+        deadline = time.monotonic() + timeout_s * PATIENCE
         while time.monotonic() < deadline:
             result = found()
             if result:
@@ -97,7 +98,7 @@ class Job:
 
     def wait(self, timeout_s: float = 90) -> int:
         try:
-            return self.process.wait(timeout_s * _PATIENCE)
+            return self.process.wait(timeout_s * PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job did not end within {timeout_s} s\n{self.text}") from None
 
@@ -159,7 +160,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline, f"processes {[pid for pid in pids if is_alive(pid)]} are still there"
         time.sleep(_POLL_S)

@@ -19,6 +19,7 @@ from holdfast.jobs.spec import JobSpec
 from holdfast.jobs.state import JobState
 from holdfast.training.settings import RunSettings
 from tests.support.jobs import environment
+from tests.support.patience import PATIENCE
 from tests.support.supervisors import supervisor_pid
 
 LOOP = Path(__file__).parent.parent / "programs" / "loop.py"
@@ -66,7 +67,7 @@ class Place:
 
     def wait_for(self, what: str, found: Callable[[], Any], name: str, timeout_s: float = 120) -> Any:
         """What `found` returns, as soon as that is something; the job must not end before."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * PATIENCE
         while True:
             is_over = self.jobs.job(name).state.is_over
             if result := found():
@@ -96,7 +97,7 @@ class Place:
     def complete(self, name: str, timeout_s: float = 150) -> JobRecord:
         """Wait until it is complete, and see that this is all that is left of it."""
         try:
-            job = self.jobs.wait(name, [JobState.COMPLETE], timeout_s=timeout_s)
+            job = self.jobs.wait(name, [JobState.COMPLETE], timeout_s=timeout_s * PATIENCE)
         except Exception as error:
             raise AssertionError(f"{error}\n{self.story(name)}") from error
         assert processes_of(job_folder(name)) == []

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.jobs import Job, is_alive, wait_until_gone
+from tests.support.patience import PATIENCE
 
 _POLL_S = 0.002
 
@@ -22,6 +23,15 @@ def keepers_of(pid: int) -> list[int]:
             if b"keeper_process" in command and any(name in command for name in names) and is_alive(int(folder.name)):
                 found.append(int(folder.name))
     return found
+
+
+def commands_with(name: str) -> list[bytes]:
+    """The command lines of processes in which a keeper's name occurs."""
+    found: list[bytes] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.append(path.read_bytes())
+    return [command for command in found if name.encode() in command]
 
 
 def sockets_of(pid: int) -> list[str]:
@@ -46,7 +56,9 @@ def assert_nothing_left(job: Job, temp: Path, keepers: list[int]) -> None:
     """No keeper, no socket, and no temporary folder of ours once the job and its keepers are gone."""
     wait_until_gone(keepers)
     assert not keepers_of(job.process.pid)
-    deadline = time.monotonic() + 20  # the system lets go of files that were on their way through a socket by and by
+    deadline = (
+        time.monotonic() + 20 * PATIENCE
+    )  # the system lets go of files that were on their way through a socket by and by
     while sockets_of(job.process.pid):
         assert time.monotonic() < deadline, sockets_of(job.process.pid)
         time.sleep(_POLL_S)
@@ -60,7 +72,7 @@ def writing_under_way(output: Path) -> bool:
 
 def stop_while_writing(job: Job, timeout_s: float = 60) -> int:
     """SIGSTOP the keeper in the middle of a write; returns its pid."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while time.monotonic() < deadline:
         assert job.process.poll() is None, job.text
         if not writing_under_way(job.output):

@@ -1,7 +1,9 @@
-"""The memory of a process, measured by itself.
+"""Memory: of a process, measured by itself, and what has a name in the system.
 
 `getrusage` will not do: its maximum is handed down from whoever has started the process.
 """
+
+import os
 
 MEASURE = """
 from pathlib import Path as _Path
@@ -23,4 +25,17 @@ def grown_mb():
 """
 """Source for the beginning of a program: `begin_measure()`, then `grown_mb()`, by how much its peak has grown."""
 
-__all__ = ["MEASURE"]
+
+def shared_files() -> set[str]:
+    """Files in /dev/shm, without folders, semaphores and what other processes share of torch's."""
+    mine = f"torch_{os.getpid()}_"
+    return {
+        entry.name
+        for entry in os.scandir("/dev/shm")
+        if not entry.is_dir()
+        and not entry.name.startswith("sem.")
+        and (entry.name.startswith(mine) or not entry.name.startswith("torch_"))
+    }
+
+
+__all__ = ["MEASURE", "shared_files"]

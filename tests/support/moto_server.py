@@ -13,6 +13,7 @@ from holdfast.storage.location import Location, parse_location
 from holdfast.storage.opening import open_store
 from holdfast.storage.options import StorageOptions
 from holdfast.storage.store import Store
+from tests.support.patience import PATIENCE
 
 
 class MotoServer:
@@ -35,7 +36,7 @@ class MotoServer:
                 stdout=stream,
                 stderr=stream,
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 60 * PATIENCE
         while not self._answers():
             assert time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.05)

@@ -11,7 +11,8 @@ the same bytes, or cannot reach the memory, cost no snapshot. Whatever goes wron
 
 A block is not used again before every helper has reported on its last use, or is gone.
 
-Here: what a rank asks of its team, and the words the two sides share. They are `team_lead` and `team_helper`.
+Here: what a rank asks of its team, and the words the two sides share. The two sides are in
+`team_lead` and `team_helper`.
 """
 
 from collections.abc import Sequence

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.snapshot.block import PAGE_BYTES, Block
 from holdfast.snapshot.messages import Channel
+from tests.support.memory import shared_files
 
 
 def descriptors() -> int:
@@ -144,9 +145,9 @@ def test_nothing_stays() -> None:
 
 def test_it_has_no_name_that_others_could_find() -> None:
     """Nothing appears in /dev/shm."""
-    before = {entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir()}
+    before = shared_files()
     block = Block.allocate(1, PAGE_BYTES)
-    assert {entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir()} == before
+    assert shared_files() <= before
     block.close()
 
 

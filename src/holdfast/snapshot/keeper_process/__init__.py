@@ -3,8 +3,10 @@
 One thread listens to each rank, one writes, the main thread watches over the end: the keeper goes when its owner is
 gone, no rank is connected, and nothing is left to write. It ignores the signals that end ranks.
 
+__main__    the process: it takes connections, and lives as long as it is needed
 kept        what the threads share, behind one condition: the starts of the ranks, the folder, who waits for what
-requests    what a rank says, and what follows from it
+folder      the output folder that is held
+hearing     what a rank says, and what follows from it
 writer      the thread that makes checkpoints of snapshots
 rescue      what is made durable when ranks are gone or must go, together with other nodes
 recall      what an earlier start has left, for the ranks that begin anew

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from holdfast.foundation import clock
 from holdfast.snapshot.keeper_process import KeeperPlan
+from holdfast.snapshot.keeper_process.hearing import Hearing
 from holdfast.snapshot.keeper_process.kept import Kept
 from holdfast.snapshot.keeper_process.recall import Recall
 from holdfast.snapshot.keeper_process.reporting import Reporting
-from holdfast.snapshot.keeper_process.requests import Requests
 from holdfast.snapshot.keeper_process.writer import Writer
 from holdfast.snapshot.messages import Channel, check_same_user, listen
 
@@ -27,7 +27,7 @@ class _Keeper:
         self._plan = plan
         self._kept = Kept(Reporting(plan.verbosity, plan.events))
         self._recall = Recall(self._kept, plan.scratch)
-        self._requests = Requests(self._kept, self._recall)
+        self._hearing = Hearing(self._kept, self._recall)
         self._server = listen(plan.name)
         self._owner_is_dead = False
 
@@ -77,12 +77,12 @@ class _Keeper:
         try:
             channel.send({"type": "welcome", "pid": os.getpid()})
             while (received := channel.receive()) is not None:
-                self._requests.hear(start, rank, *received)
+                self._hearing.hear(start, rank, *received)
         except Exception as error:  # noqa: BLE001  the rank must be known to be gone, whatever it has said
             self._kept.reporting.log.warning(
                 "the keeper does not understand rank %s: %s: %s", rank.rank, type(error).__name__, error
             )
-        self._requests.hear_no_more(start, rank)
+        self._hearing.gone(start, rank)
         channel.close()
 
 

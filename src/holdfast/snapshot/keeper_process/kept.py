@@ -1,68 +1,23 @@
 """What the threads of a keeper share: the starts of the ranks, the folder they save into, and who waits for what.
 
-All of it is read and changed with `Kept.changed` held; whoever has changed something calls `settle`.
+It is changed with `Kept.changed` held, and whoever changes what others wait for calls `settle`. Single flags are read
+without it too; `reporting` and `priority` may be used without it.
 """
 
-import os
 import threading
-from pathlib import Path
 
 from holdfast.checkpoint.manifest import Trigger
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.foundation import clock, files
-from holdfast.foundation.environment import host_name
 from holdfast.foundation.events import SaveSuperseded
-from holdfast.foundation.files import FolderLock
 from holdfast.foundation.priority import Priority
 from holdfast.snapshot.committing import excuse
+from holdfast.snapshot.keeper_process.folder import HeldFolder
 from holdfast.snapshot.keeper_process.reporting import Reporting
 from holdfast.snapshot.ledger import Snapshot
 from holdfast.snapshot.messages import Channel
 from holdfast.snapshot.starts import Rank, Start
 
 URGENT = frozenset({Trigger.JIT, Trigger.FAILURE})
-"""Saves that somebody waits for."""
-
-
-class HeldFolder:
-    """The output folder that is written into; where this keeper commits, no other one does.
-
-    Args:
-        reporting: its events go into the folder's stream.
-    """
-
-    def __init__(self, reporting: Reporting) -> None:
-        self.path: Path | None = None
-        self._lock: FolderLock | None = None
-        self._reporting = reporting
-
-    def open(self, path: Path, *, is_committer: bool) -> None:
-        """Leave the one before, and take this one.
-
-        Args:
-            path: of the output folder.
-            is_committer: whether checkpoints are committed here; of several nodes one does.
-
-        Raises:
-            OSError: it cannot be held, by another keeper for instance.
-        """
-        self.close()
-        output = OutputFolder(path)
-        if is_committer:
-            owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
-            self._lock = FolderLock.acquire(output.keeper_lock, owner)
-            for left in output.work.glob("*/*"):  # what a keeper that died was writing
-                if left.name.isdecimal():
-                    files.delete_tree(left)
-        self.path = path
-        self._reporting.write_to(output.events)
-
-    def close(self) -> None:
-        """Give it back."""
-        if self._lock is not None:
-            self._lock.release()
-        self._lock = self.path = None
-        self._reporting.write_to(None)
+"""Triggers of saves that somebody waits for."""
 
 
 class Kept:
@@ -77,16 +32,16 @@ class Kept:
         self.reporting = reporting
         self.folder = HeldFolder(reporting)
         self.priority = Priority()
-        self.start: Start | None = None
+        self.current: Start | None = None
         """The ranks that are served."""
-        self.past: Start | None = None
+        self.earlier: Start | None = None
         """Those before them, while their memory is wanted."""
         self.is_writing = False
         self.is_closing = False
         """Whether a rank waits until all is written."""
 
     def admit(self, channel: Channel, number: int, num_ranks: int, restart: int) -> tuple[Start, Rank]:
-        """Take a rank in; the first one of a new start makes the one before the past.
+        """Take a rank in; the first one of a new start waits until all that is wanted of the one before is written.
 
         Args:
             channel: to the rank.
@@ -95,11 +50,11 @@ class Kept:
             restart: how often the ranks had been started anew.
         """
         with self.changed:
-            while (start := self.start) is None or restart > start.restart or start.is_over:
-                self.forget_past()
-                if self.start is start:  # otherwise another rank was faster
-                    self.past, self.start = start, Start(restart, num_ranks)
-                    start = self.start
+            while (start := self.current) is None or restart > start.restart or start.is_over:
+                self.forget_earlier()
+                if self.current is start:  # otherwise another rank was faster
+                    self.earlier, self.current = start, Start(restart, num_ranks)
+                    start = self.current
                     break
             assert start is not None
             before = start.ranks.get(number)
@@ -108,18 +63,18 @@ class Kept:
             rank = start.ranks[number] = Rank(number, channel)
             return start, rank
 
-    def forget_past(self) -> None:
-        """Give the memory of an earlier start back, when all that is wanted of it is written."""
-        while (past := self.past) is not None:
-            self.changed.wait_for(lambda past=past: self.past is not past or self.is_done(past))
-            if self.past is past:
-                for rank in past.ranks.values():
+    def forget_earlier(self) -> None:
+        """Wait until all that is wanted of the earlier start is written, then give its memory back; `changed` is held."""
+        while (earlier := self.earlier) is not None:
+            self.changed.wait_for(lambda earlier=earlier: self.earlier is not earlier or self.is_done(earlier))
+            if self.earlier is earlier:
+                for rank in earlier.ranks.values():
                     rank.close()
-                self.past = None
+                self.earlier = None
 
     def next_to_write(self) -> tuple[Start, Snapshot] | None:
         """What is to become a checkpoint next; what an earlier start has left comes first."""
-        for start in (self.past, self.start):
+        for start in (self.earlier, self.current):
             snapshot = start.ledger.next_to_write() if start is not None else None
             if start is not None and snapshot is not None and snapshot.facts:
                 return start, snapshot
@@ -136,7 +91,7 @@ class Kept:
     def may_end(self) -> bool:
         """Whether nobody would miss the keeper."""
         return not self.is_writing and all(
-            self.is_done(start) for start in (self.start, self.past) if start is not None
+            self.is_done(start) for start in (self.current, self.earlier) if start is not None
         )
 
     def is_urgent(self, start: Start) -> bool:
@@ -149,7 +104,7 @@ class Kept:
         )
 
     def settle(self, start: Start) -> None:
-        """After every change: say what is superseded and what may be overwritten, wake whoever waits."""
+        """After every change, with `changed` held: say what is superseded and may be overwritten, wake whoever waits."""
         for snapshot in start.ledger.take_superseded():
             newest = start.ledger.newest_complete
             by = newest.step if newest is not None else snapshot.step
@@ -167,4 +122,4 @@ class Kept:
         self.changed.notify_all()
 
 
-__all__ = ["URGENT", "HeldFolder", "Kept"]
+__all__ = ["URGENT", "Kept"]

@@ -15,7 +15,7 @@ from holdfast.snapshot.messages import Message
 
 
 class Recall:
-    """Hands out the newest snapshot of the past.
+    """Hands out the newest snapshot of the earlier start.
 
     Args:
         kept: what is kept.
@@ -28,20 +28,23 @@ class Recall:
         self._links: Path | None = None
 
     def answer(self) -> Message:
-        """The message that a rank gets which asks; its folder is empty text where there is nothing."""
+        """The answer to a rank that asks; its `folder` is empty where nothing is left.
+
+        With `Kept.changed` held; it waits until what is wanted of the earlier start is written.
+        """
         nothing: Message = {"type": "answer", "folder": "", "manifest": ""}
-        past = self._kept.past
-        if past is None:
+        earlier = self._kept.earlier
+        if earlier is None:
             return nothing
         # Also where nothing is recalled: whoever asks is going to clean the folder that is being written to.
-        self._kept.changed.wait_for(lambda: self._kept.is_done(past))
-        if past.facts is None or past.facts.num_nodes > 1:
+        self._kept.changed.wait_for(lambda: self._kept.is_done(earlier))
+        if earlier.facts is None or earlier.facts.num_nodes > 1:
             return nothing  # on several nodes, each has only its own ranks' files in memory
-        newest = past.ledger.newest_complete
+        newest = earlier.ledger.newest_complete
         if newest is None or not newest.facts:
             return nothing
         try:
-            sources = merge(past.sources(newest))
+            sources = merge(earlier.sources(newest))
             self._links = self._links or Path(tempfile.mkdtemp(prefix="holdfast-recalled-", dir=self._scratch))
             folder = self._links / f"checkpoint-{newest.step}"
             manifest = link_files(newest, sources, folder, pid=os.getpid(), known=_manifest_of(newest))

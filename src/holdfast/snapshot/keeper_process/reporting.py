@@ -24,7 +24,7 @@ class Reporting:
         self.write_to(None)
 
     def write_to(self, stream: Path | None) -> None:
-        """From now on events go to the stream of this folder, or of none."""
+        """From now on events go into this file too; None: into the job's stream only."""
         self._events = EventLog(stream, self._job_events, actor="keeper")
 
     def report(self, event: Event) -> None:

@@ -15,7 +15,7 @@ _COPYING_S = 2.0
 
 
 def rescue(kept: Kept, start: Start) -> Snapshot | None:
-    """Make the newest complete snapshot durable; with several nodes, the newest that all of them have.
+    """With `Kept.changed` held: have the newest complete snapshot made durable, of several nodes the newest of all.
 
     Returns:
         The snapshot, where it is known at once.
@@ -33,7 +33,7 @@ def rescue(kept: Kept, start: Start) -> Snapshot | None:
 
 
 def rescue_newer(kept: Kept, start: Start, step: int) -> None:
-    """Likewise, when a newer one than `step` has become complete since the ranks failed."""
+    """Likewise, for ranks that have failed: rescue again, where one newer than `step` waits to be written."""
     newest = start.ledger.newest_complete
     if newest is not None and newest.step > step and newest.progress == Progress.WAITING:
         rescue(kept, start)

@@ -71,9 +71,9 @@ class Writer:
         began_s = clock.monotonic_s()
         report = self._kept.reporting.report
         try:
-            if self._kept.folder.path is None:
-                raise GivenUpError("the keeper holds no folder")  # noqa: TRY301
             with self._kept.changed:
+                if self._kept.folder.path is None:
+                    raise GivenUpError("the keeper holds no folder")  # noqa: TRY301
                 sources = start.sources(snapshot)
             size_bytes = sum(source.size_bytes for of_rank in sources.values() for source in of_rank)
             # Processors that are never free must not keep a snapshot from becoming durable.

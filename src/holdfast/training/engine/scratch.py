@@ -28,11 +28,11 @@ class Scratch:
         self._path: Path | None = None
         self._capture = Capture()
 
-    def prepare(self) -> None:
+    def prepare_capture(self) -> None:
         """Do what takes time now, and not in the first save."""
         self._capture.prepare()
 
-    def make(self, keeper: Keeper) -> None:
+    def ensure(self, keeper: Keeper) -> None:
         """See that it is there, with room, and that the keeper removes it should this process be killed.
 
         Raises:
@@ -45,12 +45,12 @@ class Scratch:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def entrust_to(self, keeper: Keeper) -> None:
-        """A keeper that is new has to know of it."""
+        """Have a keeper remove it when this process is gone; nothing where there is no folder yet."""
         if self._path is not None:
             keeper.entrust(str(self._path))
 
     def images(self, step: int, write: Write) -> list[Image]:
-        """What a save routine would write, small files with their content and large ones as images.
+        """What a save routine would write, as images; `ensure` comes first.
 
         Args:
             step: of the checkpoint.
@@ -70,7 +70,7 @@ class Scratch:
             shutil.rmtree(folder, ignore_errors=True)
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Of these files nothing is known any more; see `Capture.forget`."""
+        """Let the capture forget these files; see `Capture.forget`."""
         self._capture.forget(paths)
 
     def remove(self) -> None:

@@ -183,7 +183,7 @@ class Snapshots:
         self._optimizers = self._framework.optimizers()
         self._team = form_team(self._session, self._peers, self._framework) if self._can else None
         if self._snapshotter is not None:
-            self._scratch.prepare()
+            self._scratch.prepare_capture()
             self._snapshotter.watch(self._optimizers)
             self._snapshotter.team = self._team
         if self._session.place.restart > 0:
@@ -261,7 +261,7 @@ class Snapshots:
             return Handover.IMPOSSIBLE
         self._snapshotter.wait_staged()
         try:
-            self._scratch.make(keeper)
+            self._scratch.ensure(keeper)
         except OSError as error:
             # Now, while all can still agree: a rank that failed later would be missed by those that save with it.
             self._tell_once(

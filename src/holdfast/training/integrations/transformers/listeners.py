@@ -41,21 +41,21 @@ class Listeners:
         self._peers = peers
         self._boundary = boundary
         self._told_step: int | None = None
-        self._look = True
+        self._does_one_look = True
 
     def loop_begins(self) -> None:
-        """Now all callbacks are there: agree whether one of any rank looks at checkpoints."""
+        """All ranks call it, when all callbacks are there: agree whether one of any rank looks at checkpoints."""
         looker = first_looker(self._trainer.callback_handler.callbacks)
         if looker is not None:
             self._session.log.info("%s looks at every checkpoint: training waits until it is written", looker)
-        self._look = any(self._peers.gather(looker is not None))
+        self._does_one_look = any(self._peers.gather(looker is not None))
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Around the handler's `on_save`: nobody is told of a save that failed, and what they add belongs to it."""
 
         def on_save(args: Any, state: Any, control: Any) -> Any:
             boundary, step = self._boundary, int(self._trainer.state.global_step)
-            if self._look:
+            if self._does_one_look:
                 boundary.saves.finish()
             if boundary.saves.step != step:  # the save failed: there is nothing for callbacks to look at
                 control.should_save = False

@@ -18,8 +18,8 @@ from holdfast.snapshot.starts import Rank, Start
 _ABOUT_SNAPSHOTS = {"block", "populated", "drop", "use", "begin", "staged", "give_up", "want"}
 
 
-class Requests:
-    """Hears the ranks; called by the thread that listens to each.
+class Hearing:
+    """Called by the thread that listens to each rank; takes `Kept.changed` itself.
 
     Args:
         kept: what is kept.
@@ -40,7 +40,7 @@ class Requests:
             descriptors: of files that came with it.
 
         Raises:
-            Exception: it is no message of ours.
+            Exception: it is no message of ours, or the rank does not hear the answer.
         """
         kind = message["type"]
         kept = self._kept
@@ -55,7 +55,7 @@ class Requests:
             elif kind == "recall":
                 rank.channel.send(self._recall.answer())
             elif kind == "restored":
-                kept.forget_past()
+                kept.forget_earlier()
             elif kind == "rescue":
                 start.is_hurried = True
                 # On a thread of its own: what it waits for may be this rank's next message.
@@ -68,7 +68,7 @@ class Requests:
                 rank.has_said_bye = True
             kept.settle(start)
 
-    def hear_no_more(self, start: Start, rank: Rank) -> None:
+    def gone(self, start: Start, rank: Rank) -> None:
         """The rank has hung up; where it has not said goodbye, it has failed."""
         if rank.scratch is not None:
             shutil.rmtree(rank.scratch, ignore_errors=True)
@@ -180,4 +180,4 @@ class Requests:
             rank.tell_outcome(start.outcomes.get(step, {"step": step, "error": ""}))
 
 
-__all__ = ["Requests"]
+__all__ = ["Hearing"]

@@ -1,0 +1,37 @@
+"""What a checkpoint of adapters may hold."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from holdfast.checkpoint.verify import verify
+from holdfast.checkpoint.weights.dcp_weights import dcp_weights
+from holdfast.checkpoint.weights.torch_file import read_torch_file
+
+
+def assert_without_base(checkpoint: Path) -> dict[str, str]:
+    """It is valid, has adapters, and nothing of the model below, which is many times as large.
+
+    Returns:
+        What it says of that model.
+    """
+    verdict = verify(checkpoint)
+    assert verdict.is_valid, verdict.faults
+    manifest = verdict.manifest
+    assert manifest is not None
+    assert manifest.base is not None
+    assert manifest.base["digest"].startswith("xxh3-128:")
+    names: set[str] = set()
+    for path in (checkpoint / entry.path for entry in manifest.files):
+        if path.suffix == ".safetensors":
+            names |= load_file(path).keys()
+        elif path.name == ".metadata" and "model" in path.parent.name:
+            names |= {weight.shape.name for weight in dcp_weights(path.parent)}
+        elif path.name.endswith("model_states.pt"):
+            names |= read_torch_file(path)["module"].keys()
+    assert names
+    assert all("lora_" in name for name in names), names
+    return dict(manifest.base)
+
+
+__all__ = ["assert_without_base"]

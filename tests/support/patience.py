@@ -1,0 +1,7 @@
+"""How many times longer than usual tests wait: for a machine that is busy with other work."""
+
+import os
+
+PATIENCE = float(os.environ.get("HOLDFAST_TEST_PATIENCE", "1"))
+
+__all__ = ["PATIENCE"]
