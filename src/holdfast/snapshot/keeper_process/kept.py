@@ -64,7 +64,7 @@ class Kept:
             return start, rank
 
     def forget_earlier(self) -> None:
-        """Wait until all that is wanted of the earlier start is written, then give its memory back; `changed` is held."""
+        """With `changed` held: wait until what is wanted of the earlier start is written, then free its memory."""
         while (earlier := self.earlier) is not None:
             self.changed.wait_for(lambda earlier=earlier: self.earlier is not earlier or self.is_done(earlier))
             if self.earlier is earlier:
@@ -104,7 +104,7 @@ class Kept:
         )
 
     def settle(self, start: Start) -> None:
-        """After every change, with `changed` held: say what is superseded and may be overwritten, wake whoever waits."""
+        """After every change, with `changed` held: say what is superseded and what is free, wake whoever waits."""
         for snapshot in start.ledger.take_superseded():
             newest = start.ledger.newest_complete
             by = newest.step if newest is not None else snapshot.step
