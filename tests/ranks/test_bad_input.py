@@ -183,6 +183,7 @@ def test_a_damaged_newest_checkpoint_means_the_older_one(finished: Path, tmp_pat
     assert "model.safetensors" in job.text
 
 
+@pytest.mark.long
 def test_only_damaged_checkpoints_stop_the_job_with_14(finished: Path, tmp_path: Path) -> None:
     """Never silently from scratch: 14 with the way out, which then works and deletes nothing."""
     output = tmp_path / "run"

@@ -175,6 +175,7 @@ def test_signal_during_resume_loses_nothing(tmp_path: Path) -> None:
         assert job.wait() == 0, job.text
 
 
+@pytest.mark.long
 def test_signals_twice_in_a_row_are_one_stop(tmp_path: Path) -> None:
     """A second SIGTERM neither kills the save nor starts another one."""
     output = tmp_path / "run"

@@ -170,6 +170,7 @@ def test_upload_failure_stops_the_run_when_asked_to(server: MotoServer, tmp_path
     assert committed_steps(output)
 
 
+@pytest.mark.long
 def test_a_killed_mover_is_started_again(server: MotoServer, tmp_path: Path) -> None:
     """SIGKILL to the mover: training does not notice, and everything arrives. The keys are those of a connection."""
     output = tmp_path / "run"
@@ -202,7 +203,10 @@ def _movers(job: Job) -> list[int]:
     ("location", "changes", "code", "said"),
     [
         ("s3://no-such-bucket/run", {}, 13, "no such bucket"),
-        ("s3://checkpoints/run", {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, 13, "cannot be reached"),
+        pytest.param(
+            *("s3://checkpoints/run", {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, 13, "cannot be reached"),
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             *("s3://checkpoints/run", {"AWS_ENDPOINT_URL_S3": "ftp://127.0.0.1"}, 2, "must begin with http"),
             marks=pytest.mark.long,

@@ -18,10 +18,9 @@ from tests.support.jobs import Job, holdfast, no_orphans, read_events, tiny
 from tests.support.moto_server import MotoServer
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(400)]
 
 _ARGUMENTS = ("--step-ms", "50", "--epochs", "3")
-_LONG = pytest.mark.long
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def server(moto: MotoServer) -> MotoServer:
     return moto
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=[pytest.mark.s3, pytest.mark.long])])
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
 def any_server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
     return request.getfixturevalue(request.param)
 
@@ -99,10 +98,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize(
-    "emptied",
-    [pytest.param("none", marks=_LONG), "the second", pytest.param("both", marks=_LONG)],
-)
+@pytest.mark.parametrize("emptied", ["none", "the second", "both"])
 def test_every_node_keeps_its_part_and_the_store_the_whole(
     emptied: str,
     any_server: MotoServer | CephRgw,
@@ -146,7 +142,6 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
     assert {item.key for item in store.list("final")} >= {"final/model.safetensors", "final/holdfast-manifest.json"}
 
 
-@_LONG
 def test_a_damaged_part_comes_from_the_store(
     server: MotoServer, prefix: str, nodes: tuple[Path, Path], reference: Path
 ) -> None:
@@ -162,7 +157,6 @@ def test_a_damaged_part_comes_from_the_store(
     assert_same_run(nodes[0], reference)
 
 
-@_LONG
 def test_what_one_node_alone_has_is_not_a_checkpoint(
     server: MotoServer, prefix: str, nodes: tuple[Path, Path], reference: Path
 ) -> None:
@@ -180,7 +174,6 @@ def test_what_one_node_alone_has_is_not_a_checkpoint(
     assert_same_run(nodes[0], reference)
 
 
-@_LONG
 def test_everything_is_killed(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """SIGKILL of both nodes after a save: resumed from a checkpoint that both hold."""
     jobs = start(server, prefix, nodes, "--save-steps", "3", arguments=("--step-ms", "60", "--epochs", "200"))
@@ -195,7 +188,6 @@ def test_everything_is_killed(server: MotoServer, prefix: str, nodes: tuple[Path
     assert read_events(nodes[0], "resumed")[-1]["step"] == newest
 
 
-@_LONG
 def test_retention_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """Each node prunes its own parts, the first one the store; what callbacks add belongs to the checkpoint."""
     jobs = start(
@@ -217,7 +209,6 @@ def test_retention_on_every_node(server: MotoServer, prefix: str, nodes: tuple[P
     assert names == {"checkpoint-20"}
 
 
-@_LONG
 def test_the_best_model_is_loaded_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """`load_best_model_at_end` finds the whole checkpoint on each of them."""
     arguments = ("--step-ms", "20", "--max-steps", "12", "--best", "--eval-strategy", "steps", "--eval-steps", "4")
@@ -230,7 +221,6 @@ def test_the_best_model_is_loaded_on_every_node(server: MotoServer, prefix: str,
     assert any(verify(path).is_valid for path in list_checkpoints(nodes[1]))
 
 
-@_LONG
 def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) -> None:
     """Parts on disks that die with their nodes are no checkpoint: both nodes say 13, and what to do."""
     port = str(free_port())
@@ -247,7 +237,6 @@ def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) 
     assert "an object store: --output-dir s3://" in jobs[0].text
 
 
-@_LONG
 def test_both_nodes_are_told_at_once(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """SIGTERM to both: each waits for the other's part within its own grace, and the whole is in the store."""
     jobs = start(server, prefix, nodes, "--save-steps", "50", arguments=("--step-ms", "60", "--epochs", "200"))

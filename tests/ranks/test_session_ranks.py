@@ -91,14 +91,8 @@ def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
     assert read_events(output, "finished")[0]["step"] == 20
 
 
-@pytest.mark.parametrize(
-    ("kind", "before", "after"),
-    [
-        ("fsdp", 2, 1),
-        pytest.param("ddp", 2, 1, marks=pytest.mark.long),
-        pytest.param("fsdp", 1, 3, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "before", "after"), [("fsdp", 2, 1), ("ddp", 2, 1), ("fsdp", 1, 3)])
 def test_adapters_without_their_base(kind: str, before: int, after: int, tmp_path: Path) -> None:
     """Checkpoints hold the adapters alone; on the same base all goes on as it was, on another one nothing does."""
     output = tmp_path / "run"

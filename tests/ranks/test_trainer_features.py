@@ -14,7 +14,7 @@ from tests.support.equality import assert_same_run
 from tests.support.hub import FakeHub, fake_hub
 from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(900)]
 
 TWO = ("--nproc-per-node", "2")
 _EVALUATED = ("--eval-strategy", "steps", "--eval-steps", "4", "--save-strategy", "steps", "--save-steps", "4")
@@ -74,9 +74,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize(
-    "feature", [pytest.param(name, marks=pytest.mark.long if name == "torch.compile" else []) for name in FEATURES]
-)
+@pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_survives_an_interruption(feature: str, tmp_path: Path) -> None:
     """Weights, optimizer and log are those of the reference; every checkpoint has what the script adds."""
     reference, output = tmp_path / "reference", tmp_path / "run"
@@ -99,7 +97,6 @@ def test_a_feature_survives_an_interruption(feature: str, tmp_path: Path) -> Non
             assert json.loads((checkpoint / "kept.json").read_text())["step"] == verdict.manifest.step
 
 
-@pytest.mark.long
 def test_several_trainers_in_one_script(tmp_path: Path) -> None:
     """Interrupted in the first, at its end and in the second; each goes on where it was."""
     arguments = ("--trainers", "2", "--epochs", "1", "--grad-accum", "1")
@@ -127,7 +124,6 @@ def test_several_trainers_in_one_script(tmp_path: Path) -> None:
     assert_same_run(second, tmp_path / "reference-1")
 
 
-@pytest.mark.long
 def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
     """save_only_model=True: before the first step, with the reason and what to do."""
     output = tmp_path / "run"
@@ -146,7 +142,6 @@ def hub() -> FakeHub:
         yield hub
 
 
-@pytest.mark.long
 def test_pushes_to_the_hub_are_the_scripts_own(hub: FakeHub, tmp_path: Path) -> None:
     """As many as without Holdfast, and of the same; an interruption pushes nothing, nor is Holdfast's own pushed."""
     arguments = (
