@@ -15,6 +15,8 @@ from holdfast.storage.options import StorageOptions
 from holdfast.storage.store import Store
 from tests.support.patience import PATIENCE
 
+_PROGRAM = Path(__file__).with_name("moto_process.py")
+
 
 class MotoServer:
     """One server on loopback; its buckets are gone when it stops."""
@@ -32,7 +34,7 @@ class MotoServer:
     def start(self) -> None:
         with self._log.open("ab") as stream:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+                [sys.executable, "-P", str(_PROGRAM), "-H", "127.0.0.1", "-p", str(self.port)],
                 stdout=stream,
                 stderr=stream,
             )
