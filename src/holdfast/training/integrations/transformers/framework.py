@@ -14,6 +14,7 @@ from holdfast.checkpoint.catalog import step_of
 from holdfast.training.engine.framework import Write
 from holdfast.training.engine.streams import Streams
 from holdfast.training.integrations.accelerate import innermost, shards_in_place, writes_shards, zero_stage_of
+from holdfast.training.integrations.deepspeed.frozen import without_frozen_statistics
 from holdfast.training.integrations.transformers.final_model import UnplannableError, plan_final_model
 from holdfast.training.integrations.transformers.geometry import Geometry
 from holdfast.training.integrations.transformers.own_save import led_by_arguments, saves_in_its_own_way
@@ -132,6 +133,7 @@ class TrainerFramework:
                 self._led_to(root),
                 led_by_arguments(self._trainer, root),
                 shards_in_place(self._trainer.accelerator),
+                self._without_the_base(),
             ):
                 self._save(model, trial)
             self._finish_trainer_state(folder)
@@ -142,6 +144,11 @@ class TrainerFramework:
             self._rank_state().write(folder, self._rank)
 
         return write
+
+    def _without_the_base(self) -> contextlib.AbstractContextManager[None]:
+        """A checkpoint of adapters has nothing of the model below."""
+        is_needed = self._base is not None and self._trainer.is_deepspeed_enabled
+        return without_frozen_statistics(self._trainer.model_wrapped) if is_needed else contextlib.nullcontext()
 
     def _write_config(self, folder: Path) -> None:
         """What the Trainer leaves out of a checkpoint in shards, and whoever exports the model needs."""
