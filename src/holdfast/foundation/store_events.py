@@ -17,9 +17,7 @@ class Uploaded(Event):
     duration_s: float
 
     def _sentence(self) -> str:
-        rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
-        duration = format_duration(self.duration_s)
-        return f"uploaded {self.location}, {format_bytes(self.size_bytes)} in {duration}, {rate}/s"
+        return f"uploaded {self.location}, {_pace(self.size_bytes, self.duration_s)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +87,12 @@ class Fetched(Event):
     duration_s: float
 
     def _sentence(self) -> str:
-        rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
-        duration = format_duration(self.duration_s)
-        return f"fetched {self.location}, {format_bytes(self.size_bytes)} in {duration}, {rate}/s"
+        return f"fetched {self.location}, {_pace(self.size_bytes, self.duration_s)}"
+
+
+def _pace(size_bytes: int, duration_s: float) -> str:
+    rate = format_bytes(round(size_bytes / max(duration_s, 1e-3)))
+    return f"{format_bytes(size_bytes)} in {format_duration(duration_s)}, {rate}/s"
 
 
 __all__ = [
