@@ -1,7 +1,7 @@
 # Everything a contributor types. Each target builds .venv first if it is missing or out of date.
 #
-# pip takes the PyTorch build that its index offers; on a machine without a GPU, point PIP_EXTRA_INDEX_URL to
-# PyTorch's own CPU index to be spared the CUDA packages (about 3 GB).
+# uv installs in seconds what takes pip minutes where the index brings PyTorch's CUDA packages (about 3 GB). On a machine
+# without a GPU, point UV_INDEX to PyTorch's own CPU index to be spared them.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,28 +15,29 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+INSTALL := $(BIN)/uv pip install --quiet --python
 VERSIONS := .venv/versions
 # Two test files at a time, which leaves jobs half as fast.
-LANES := HOLDFAST_TEST_PATIENCE=$${HOLDFAST_TEST_PATIENCE:-2} $(BIN)/pytest -n 2 --dist loadfile
+LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n 2 --dist loadfile
 EXTRAS := .[lightning,peft,sdk,transformers,trl]
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(INSTALLED) ## create .venv with Holdfast (editable), its extras and the development tools
+venv: $(INSTALLED) ## create .venv with Safepoint (editable), its extras and the development tools
 
 # `pip check` fails when a dependency was satisfied by anything but what constraints.txt pins it to work with.
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("Holdfast needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -c 'import sys; sys.exit("Safepoint needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install -c constraints.txt -e '$(EXTRAS)' --group dev
-	$(BIN)/python -m pip check
+	$(BIN)/python -m pip install --quiet -c constraints.txt uv
+	$(INSTALL) $(BIN)/python -c constraints.txt -e '$(EXTRAS)' --group dev
+	$(BIN)/uv pip check --python $(BIN)/python
 	rm -rf .venv/deepspeed
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/deepspeed --group deepspeed
+	$(INSTALL) $(BIN)/python -c constraints.txt --no-deps --target .venv/deepspeed --group deepspeed
 	if command -v g++ >/dev/null; then $(BIN)/python -m tests.support.deepspeed; fi
 	rm -rf .venv/bitsandbytes
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target .venv/bitsandbytes --group bitsandbytes
+	$(INSTALL) $(BIN)/python -c constraints.txt --no-deps --target .venv/bitsandbytes --group bitsandbytes
 	touch $@
 
 demo: $(INSTALLED) ## preempt a training run and prove that nothing was lost (about 3 minutes, no GPU)
@@ -66,9 +67,9 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one
 test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (hours)
 	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \
 	  --deselect tests/ranks/test_zero_ranks.py
-	HOLDFAST_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
-	HOLDFAST_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
-	HOLDFAST_TEST_SNAPSHOT_KILLS=200 $(BIN)/pytest tests/ranks/test_snapshot_kills.py
+	SAFEPOINT_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
+	SAFEPOINT_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
+	SAFEPOINT_TEST_SNAPSHOT_KILLS=200 $(BIN)/pytest tests/ranks/test_snapshot_kills.py
 	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m 's3 and long'; fi
 
 test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters; ZeRO on other ranks
@@ -77,12 +78,12 @@ test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all w
 $(VERSIONS)/oldest/.installed $(VERSIONS)/newest/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	rm -rf $(@D)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(@D)/bin/python -m pip install --quiet -c constraints.txt uv
 	if [ $(notdir $(@D)) = oldest ]; then \
 	  awk -F== 'NR == FNR { old[$$1]; print; next } !($$1 in old)' constraints-oldest.txt constraints.txt; \
 	fi > $(@D)/constraints.txt
-	$(@D)/bin/python -m pip install --quiet -c $(@D)/constraints.txt -e '$(EXTRAS)' --group dev
-	$(@D)/bin/python -m pip install --quiet -c $(@D)/constraints.txt --no-deps --target $(@D)/deepspeed --group deepspeed
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python -c $(@D)/constraints.txt -e '$(EXTRAS)' --group dev
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python -c $(@D)/constraints.txt --no-deps --target $(@D)/deepspeed --group deepspeed
 	touch $@
 
 # The newest PyTorch comes with its CUDA packages from the common index: several GB.
@@ -94,7 +95,7 @@ test-versions: $(VERSIONS)/oldest/.installed $(VERSIONS)/newest/.installed ## wh
 	done
 
 bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark
-	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
+	$(INSTALL) $(BIN)/python -c constraints.txt --group bench
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark"; done
 
 clean: ## remove outputs and caches; .venv stays

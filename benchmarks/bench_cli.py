@@ -1,8 +1,8 @@
 """How long commands take that somebody types and waits for, each in a process of its own, interleaved.
 
-- `holdfast --help`;
-- `holdfast list` and `holdfast list --json` with finished jobs in the history;
-- `holdfast status` of one of them.
+- `safepoint --help`;
+- `safepoint list` and `safepoint list --json` with finished jobs in the history;
+- `safepoint status` of one of them.
 
 Modules are compiled before, as those of an installed package are.
 
@@ -22,20 +22,20 @@ from pathlib import Path
 
 from figures import print_load, print_machine, row, verdict
 
-from holdfast.errors import ExitCode
-from holdfast.foundation import clock
-from holdfast.jobs.history import History
-from holdfast.jobs.places import job_folder
-from holdfast.jobs.spec import JobSpec
-from holdfast.jobs.state import JobState
-from holdfast.training.progress import PROGRESS_NAME, Progress, State
-from holdfast.training.settings import RunSettings
+from safepoint.errors import ExitCode
+from safepoint.foundation import clock
+from safepoint.jobs.history import History
+from safepoint.jobs.places import job_folder
+from safepoint.jobs.spec import JobSpec
+from safepoint.jobs.state import JobState
+from safepoint.training.progress import PROGRESS_NAME, Progress, State
+from safepoint.training.settings import RunSettings
 
 HELP_GOAL_S, LIST_GOAL_S = 0.3, 0.5
 
 
 def fill(num_jobs: int, folder: Path) -> None:
-    """Finished jobs, as `holdfast submit` leaves them."""
+    """Finished jobs, as `safepoint submit` leaves them."""
     with History() as history, history.transaction():
         for number in range(num_jobs):
             spec = JobSpec(
@@ -69,14 +69,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000, help="finished jobs in the history")
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
-    holdfast = str(Path(sys.executable).with_name("holdfast"))
+    safepoint = str(Path(sys.executable).with_name("safepoint"))
     commands = {
         "limit: python": [sys.executable, "-c", "pass"],
         "limit: python that imports typer": [sys.executable, "-c", "import typer"],
-        "holdfast --help": [holdfast, "--help"],
-        f"holdfast list, {options.jobs} jobs": [holdfast, "list"],
-        f"holdfast list --json, {options.jobs} jobs": [holdfast, "list", "--json"],
-        "holdfast status": [holdfast, "status", "job-0000"],
+        "safepoint --help": [safepoint, "--help"],
+        f"safepoint list, {options.jobs} jobs": [safepoint, "list"],
+        f"safepoint list --json, {options.jobs} jobs": [safepoint, "list", "--json"],
+        "safepoint status": [safepoint, "status", "job-0000"],
     }
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
@@ -94,8 +94,8 @@ def main() -> None:
     for name in commands:
         print(row(name, clock_s[name], unit="ms", scale=1000))
         print(row("  processor", processor_s[name], unit="ms", scale=1000))
-    listed = f"holdfast list, {options.jobs} jobs"
-    for name, goal_s in (("holdfast --help", HELP_GOAL_S), (listed, LIST_GOAL_S)):
+    listed = f"safepoint list, {options.jobs} jobs"
+    for name, goal_s in (("safepoint --help", HELP_GOAL_S), (listed, LIST_GOAL_S)):
         middle_s = sorted(clock_s[name])[options.rounds // 2]
         print(verdict(name, value=middle_s, goal=goal_s, at_most=True, unit="s"))
     print_load("after")

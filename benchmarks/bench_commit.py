@@ -1,6 +1,6 @@
 """Seconds from SIGTERM to the committed checkpoint, and where they go: a tiny model, and 1.2 GB of state.
 
-`holdfast run` gets the signal at a random moment of a step in mid-training. The parts are read from the run's own
+`safepoint run` gets the signal at a random moment of a step in mid-training. The parts are read from the run's own
 events: the rest of the running step; the Trainer's save up to the first byte copied; copying, digest, writing, fsync
 and commit, which go on side by side; leaving, until the started process has ended.
 
@@ -28,7 +28,7 @@ from snapshot_worker import ALIGNMENT, round_up, write_direct
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.jobs import TINY, Job, environment, no_orphans, read_events
 
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.verify import verify
 
 PROGRAM = Path(__file__).parent / "trainer_program.py"
 GOAL_TINY_S, GOAL_LARGE = 0.15, 1.2
@@ -63,7 +63,7 @@ def program(size: str, output: Path, options: argparse.Namespace) -> list[str]:
 
 def run_trial(size: str, folder: Path, moments: random.Random, options: argparse.Namespace) -> Trial:
     output = folder / "output"
-    command = [sys.executable, "-m", "holdfast.cli.main", "run", *program(size, output, options)]
+    command = [sys.executable, "-m", "safepoint.cli.main", "run", *program(size, output, options)]
     job = Job(command, output, log=folder / "log.txt", env=environment(PYTHONUNBUFFERED="1"))
     step_ms, num_steps = (options.tiny_step_ms, 15) if size == "tiny" else (options.step_ms, 3)
     with no_orphans(job):
@@ -145,7 +145,7 @@ def main() -> None:
     for size in options.sizes:
         trials: list[Trial] = []
         for _ in range(options.trials):
-            with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as temporary:
+            with tempfile.TemporaryDirectory(prefix="safepoint-bench-", dir=options.folder) as temporary:
                 trials.append(run_trial(size, Path(temporary), moments, options))
             os.sync()
         report(size, trials)

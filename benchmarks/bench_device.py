@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from figures import print_load, print_machine, row, verdict
 
-from holdfast.snapshot import Checkpointer
+from safepoint.snapshot import Checkpointer
 
 GOAL_CALL_MS, GOAL_STALL, GOAL_SPEED = 5, 0.01, 0.9
 WIDTH = 2048
@@ -132,7 +132,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("   NOT RUN: this machine has no CUDA device")
         sys.exit(0)
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as temporary:
+    with tempfile.TemporaryDirectory(prefix="safepoint-bench-", dir=options.folder) as temporary:
         measure(options, Path(temporary))
     print_load("after")
 

@@ -1,7 +1,7 @@
 """From a checkpoint in pieces to the files that `from_pretrained` reads: memory, extra disk and time.
 
 A model of fp32 tensors, written by two ranks through torch.distributed.checkpoint, and by DeepSpeed's ZeRO-3.
-Holdfast's export against accelerate's merge, DCP's consolidation into one file of torch, and `zero_to_fp32.py`; each
+Safepoint's export against accelerate's merge, DCP's consolidation into one file of torch, and `zero_to_fp32.py`; each
 has a process of its own. Memory: the peak beyond what the process has after its imports. Extra disk: the most that
 lay beside the output while it was written. Limit: a copy of as many bytes from file to file.
 
@@ -30,7 +30,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.ceph_rgw import ceph_rgw, unavailable
 
 WORKER = Path(__file__).parent / "export_worker.py"
-PEERS = {"dcp": ("holdfast", "accelerate", "dcp to torch.save", "copy"), "zero": ("holdfast", "zero_to_fp32", "copy")}
+PEERS = {
+    "dcp": ("safepoint", "accelerate", "dcp to torch.save", "copy"),
+    "zero": ("safepoint", "zero_to_fp32", "copy"),
+}
 _STORE_MB = 7 * 1024
 IN_STORE = ("into a store", "store to store", "over a folder", "stream")
 GOAL_DISK, GOAL_MEMORY_MB = 0.05, 64

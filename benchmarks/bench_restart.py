@@ -23,10 +23,10 @@ import torch
 from figures import print_load, print_machine, row, verdict
 from restart_worker import PLACES, WAYS
 
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.snapshot.keeper_host import KeeperHost
-from holdfast.snapshot.keeper_process import KeeperPlan
-from holdfast.snapshot.messages import new_name
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.snapshot.keeper_host import KeeperHost
+from safepoint.snapshot.keeper_process import KeeperPlan
+from safepoint.snapshot.messages import new_name
 
 WORKER = Path(__file__).parent / "restart_worker.py"
 GOAL_S_PER_GB = 0.2
@@ -86,7 +86,7 @@ def main() -> None:
     loads: dict[tuple[str, str], list[tuple[float, float]]] = {(p, w): [] for p in PLACES for w in WAYS}
     gigabytes = 0.0
     for turn in range(options.rounds):
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as temporary:
+        with tempfile.TemporaryDirectory(prefix="safepoint-bench-", dir=options.folder) as temporary:
             saved, *figures = run_round(turn, Path(temporary), options)
         gigabytes = saved["num_bytes"] / 1e9
         limits.append(copy_s(int(saved["num_bytes"])))

@@ -1,9 +1,9 @@
-"""Seconds from SIGTERM to the end of the job: Holdfast against the Trainer's own just-in-time checkpoint.
+"""Seconds from SIGTERM to the end of the job: Safepoint against the Trainer's own just-in-time checkpoint.
 
 The same script with the same settings runs under both, interleaved, alone and with two ranks: `python -m
-holdfast.training` against `python`, `holdfast run` against `torchrun`. The signal goes to the process that was
+safepoint.training` against `python`, `safepoint run` against `torchrun`. The signal goes to the process that was
 started, at a random moment of a step in mid-training, and the clock stops when that process has ended. For each
-trial it is said whether a checkpoint of one step was left that can be resumed from: for Holdfast one that passes
+trial it is said whether a checkpoint of one step was left that can be resumed from: for Safepoint one that passes
 its own verification, for the peer one without its marker of an unfinished save and with every rank's file.
 
 The machine's limit is one step and the same bytes written and fsynced.
@@ -28,7 +28,7 @@ from figures import print_load, print_machine, row, verdict
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.jobs import TINY, Job, environment, no_orphans, read_events
 
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.verify import verify
 
 GOAL_RATIO = 10
 PHASES = ("signal → stop heard", "save and commit", "commit → leaving", "leaving → exit")
@@ -51,8 +51,8 @@ def command(product: str, num_ranks: int, output: Path, options: argparse.Namesp
     program += ["--logging-steps", "1", "--save-strategy", "no", "--step-ms", str(options.step_ms)]
     python = [sys.executable]
     ranks = ["--nproc-per-node", str(num_ranks)]
-    if product == "holdfast":
-        launcher = ["-m", "holdfast.training"] if num_ranks == 1 else ["-m", "holdfast.cli.main", "run", *ranks]
+    if product == "safepoint":
+        launcher = ["-m", "safepoint.training"] if num_ranks == 1 else ["-m", "safepoint.cli.main", "run", *ranks]
         return [*python, *launcher, *program]
     launcher = [] if num_ranks == 1 else ["-m", "torch.distributed.run", "--standalone", *ranks]
     return [*python, *launcher, *program, "--jit"]
@@ -76,7 +76,7 @@ def run_trial(product: str, num_ranks: int, folder: Path, delay_s: float, option
     trial = Trial(seconds=seconds, is_valid=is_valid, exit_code=exit_code, remark=remark)
     folders = list(output.glob("checkpoint-*"))
     trial.sizes = [path.stat().st_size for path in folders[0].rglob("*") if path.is_file()] if folders else []
-    if product == "holdfast":
+    if product == "safepoint":
         trial.phases = phases(output, wall_s, wall_s + seconds)
     return trial
 
@@ -87,7 +87,7 @@ def judge(product: str, num_ranks: int, output: Path) -> tuple[bool, str]:
     names = ", ".join(path.name for path in folders) or "no checkpoint"
     if len(folders) != 1:
         return False, names
-    if product == "holdfast":
+    if product == "safepoint":
         faults = verify(folders[0]).faults
         return not faults, "; ".join(str(fault) for fault in faults) or names
     rng = ["rng_state.pth"] if num_ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(num_ranks)]
@@ -140,14 +140,14 @@ def report(num_ranks: int, trials: dict[str, list[Trial]], limits: list[float]) 
             print(f"     not fit: {remark}")
     print(row("limit: one step, the same bytes fsynced", limits, unit="s"))
     for phase in PHASES:
-        print(row(f"  Holdfast: {phase}", [t.phases[phase] for t in trials["holdfast"] if t.phases], unit="s"))
-    own, peer = ([trial.seconds for trial in trials[product]] for product in ("holdfast", "trainer jit"))
+        print(row(f"  Safepoint: {phase}", [t.phases[phase] for t in trials["safepoint"] if t.phases], unit="s"))
+    own, peer = ([trial.seconds for trial in trials[product]] for product in ("safepoint", "trainer jit"))
     print(
-        f"   {'ratio to the limit (holdfast ÷ limit)':<46} {statistics.median(own) / statistics.median(limits):.2f}"
+        f"   {'ratio to the limit (safepoint ÷ limit)':<46} {statistics.median(own) / statistics.median(limits):.2f}"
     )
     ratio = statistics.median(peer) / statistics.median(own)
     print(
-        verdict("times sooner, medians (peer ÷ holdfast)", value=ratio, goal=GOAL_RATIO, at_most=False, unit="times")
+        verdict("times sooner, medians (peer ÷ safepoint)", value=ratio, goal=GOAL_RATIO, at_most=False, unit="times")
     )
     print(f"   {'times sooner, minima':<46} {min(peer) / min(own):.3f} times")
 
@@ -165,17 +165,17 @@ def main() -> None:
     print_machine("from SIGTERM to the end of the job")
     print(f"   {options.trials} trials each, steps of {options.step_ms:g} ms, seed {options.seed}")
     moments = random.Random(options.seed)
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="safepoint-bench-") as temporary:
         root = options.folder or Path(temporary)
         for num_ranks in options.ranks:
-            trials: dict[str, list[Trial]] = {"holdfast": [], "trainer jit": []}
+            trials: dict[str, list[Trial]] = {"safepoint": [], "trainer jit": []}
             for number in range(options.trials):
                 for product in list(trials) if number % 2 == 0 else list(trials)[::-1]:
                     folder = root / f"{num_ranks}-{number}-{product.split()[0]}"
                     folder.mkdir(parents=True)
                     delay_s = moments.uniform(0, options.step_ms / 1000)
                     trials[product].append(run_trial(product, num_ranks, folder, delay_s, options))
-            sizes = next((trial.sizes for trial in trials["holdfast"] if trial.sizes), [])
+            sizes = next((trial.sizes for trial in trials["safepoint"] if trial.sizes), [])
             report(num_ranks, trials, limit_s(sizes, options.step_ms / 1000, folder))
     print_load("after")
 

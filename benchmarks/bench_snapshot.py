@@ -1,4 +1,4 @@
-"""A gigabyte of training state saved while training goes on: Holdfast against those who do it well, and the machine.
+"""A gigabyte of training state saved while training goes on: Safepoint against those who do it well, and the machine.
 
 The state is that of AdamW in fp32, 228 tensors on the CPU, and training is real steps of it on one thread. Every
 system runs in a process of its own, in turns within a round; who begins changes from round to round. Printed for
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from figures import print_load, print_machine, row, verdict
 from process_family import MARK, end
-from snapshot_peers import HOLDFAST, SYSTEMS, sweep
+from snapshot_peers import SAFEPOINT, SYSTEMS, sweep
 from snapshot_training import matmuls_for
 
 NO_SAVE, LIMITS = "no save", "limits"
@@ -204,14 +204,14 @@ def report_table(found: dict[str, Figures]) -> None:
 
 def report_goals(found: dict[str, Figures], limits: Figures) -> None:
     """Every goal, met or not, or which figure it lacks."""
-    own = found.get(HOLDFAST, Figures(reason="not chosen"))
+    own = found.get(SAFEPOINT, Figures(reason="not chosen"))
     middle = statistics.median
 
     def goal(
         label: str, peer: str | None, goal: float, value: Callable[[Figures], float], *, at_most: bool, unit: str
     ) -> None:
         other = found.get(peer, Figures(reason="not chosen")) if peer else limits
-        for name, figures in ((HOLDFAST, own), (peer or LIMITS, other)):
+        for name, figures in ((SAFEPOINT, own), (peer or LIMITS, other)):
             if figures.reason:
                 print(f"   {label:<46} no figure: {name} was not run")
                 return
@@ -240,7 +240,7 @@ def report_goals(found: dict[str, Figures], limits: Figures) -> None:
     goal("call", None, GOAL_CALL_MS, lambda _: middle(own.calls) * 1000, at_most=True, unit="ms")
     for peer, times in GOAL_STALLS.items():
         for kind, ratio in (("stall", stall_ratio), ("stall by steps", steps_ratio), ("held", held_ratio)):
-            goal(f"{kind}, {peer}'s over Holdfast's", peer, times, ratio, at_most=False, unit="times")
+            goal(f"{kind}, {peer}'s over Safepoint's", peer, times, ratio, at_most=False, unit="times")
     goal(
         "first save over later ones, durable",
         None,

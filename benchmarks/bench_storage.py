@@ -1,8 +1,8 @@
-"""Two gigabytes to an S3 server and back: Holdfast against boto3 and s3torchconnector, on Ceph RGW on loopback.
+"""Two gigabytes to an S3 server and back: Safepoint against boto3 and s3torchconnector, on Ceph RGW on loopback.
 
 Every figure is of a process of its own, so that its processor time and its memory are its own too; products take
 turns within a round, and who begins changes from round to round. Twice: as fast as the machine goes, and through a
-link of 200 MB/s and 20 ms. Holdfast does what the mover and a resume do: a checkpoint is published, its content
+link of 200 MB/s and 20 ms. Safepoint does what the mover and a resume do: a checkpoint is published, its content
 compared with its manifest on the way, and fetched, verified and durable at the end; the peers only move bytes.
 
 The machine's limits: the same file digested and copied on the disk; and, as a product of its own, what any program
@@ -30,13 +30,13 @@ from figures import print_load, print_machine, row, verdict
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.ceph_rgw import CephRgw, ceph_rgw, unavailable
 
-from holdfast.checkpoint.commit import entry_of
-from holdfast.checkpoint.digest import Digester, digest_file
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
-from holdfast.foundation import clock
-from holdfast.testing.fault_proxy import FaultProxy
+from safepoint.checkpoint.commit import entry_of
+from safepoint.checkpoint.digest import Digester, digest_file
+from safepoint.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
+from safepoint.foundation import clock
+from safepoint.testing.fault_proxy import FaultProxy
 
-PRODUCTS = ("holdfast", "boto3", "s3torchconnector")
+PRODUCTS = ("safepoint", "boto3", "s3torchconnector")
 LIMIT = "limit"
 WIRE = "HF_BENCH_WIRE"
 BUCKET = CephRgw.bucket
@@ -48,21 +48,21 @@ GOAL_CPU_RATIO, GOAL_RSS_MB = 5, 256
 # ---- one measurement, in a process of its own ---------------------------------------------------------------------
 
 
-def holdfast_up(source: Path, key: str) -> None:
-    from holdfast.checkpoint.publishing import Publisher
-    from holdfast.checkpoint.remote import RemoteFolder
-    from holdfast.storage.location import parse_location
-    from holdfast.storage.opening import open_store
+def safepoint_up(source: Path, key: str) -> None:
+    from safepoint.checkpoint.publishing import Publisher
+    from safepoint.checkpoint.remote import RemoteFolder
+    from safepoint.storage.location import parse_location
+    from safepoint.storage.opening import open_store
 
     remote = RemoteFolder.as_guest(open_store(parse_location(f"s3://{BUCKET}/{key}")))
     Publisher(remote).publish(source.parent, name=NAME, record=source.with_suffix(".sent"))
 
 
-def holdfast_down(key: str, target: Path, source: Path) -> None:
-    from holdfast.checkpoint.remote import RemoteFolder
-    from holdfast.checkpoint.transfer import fetch, prepare, windows_of
-    from holdfast.storage.location import parse_location
-    from holdfast.storage.opening import open_store
+def safepoint_down(key: str, target: Path, source: Path) -> None:
+    from safepoint.checkpoint.remote import RemoteFolder
+    from safepoint.checkpoint.transfer import fetch, prepare, windows_of
+    from safepoint.storage.location import parse_location
+    from safepoint.storage.opening import open_store
 
     store = open_store(parse_location(f"s3://{BUCKET}/{key}"))
     files = RemoteFolder(store).manifest_of(NAME).files
@@ -312,7 +312,7 @@ def compare(link: str, source: Path, scratch: Path, options: argparse.Namespace)
         print(
             verdict(
                 f"{direction}: throughput over s3torchconnector's",
-                value=middle("s3torchconnector", "seconds") / middle("holdfast", "seconds"),
+                value=middle("s3torchconnector", "seconds") / middle("safepoint", "seconds"),
                 goal=1.0,
                 at_most=False,
                 unit="times",
@@ -320,8 +320,8 @@ def compare(link: str, source: Path, scratch: Path, options: argparse.Namespace)
         )
         print(
             verdict(
-                f"{direction}: processor time, boto3's over Holdfast's",
-                value=middle("boto3", "cpu_s") / middle("holdfast", "cpu_s"),
+                f"{direction}: processor time, boto3's over Safepoint's",
+                value=middle("boto3", "cpu_s") / middle("safepoint", "cpu_s"),
                 goal=GOAL_CPU_RATIO,
                 at_most=False,
                 unit="times",
@@ -333,7 +333,7 @@ def compare(link: str, source: Path, scratch: Path, options: argparse.Namespace)
         print(
             verdict(
                 f"{direction}: memory",
-                value=max(trial["rss_mb"] for trial in results["holdfast", direction]),
+                value=max(trial["rss_mb"] for trial in results["safepoint", direction]),
                 goal=GOAL_RSS_MB,
                 at_most=True,
                 unit="MB",

@@ -1,6 +1,6 @@
 """A checkpoint of each strategy: its bytes, and how long it holds the training up; and going on in mid-epoch.
 
-The same Trainer script, a small language model with AdamW, under `holdfast run` and, as the peer, with the Trainer's
+The same Trainer script, a small language model with AdamW, under `safepoint run` and, as the peer, with the Trainer's
 own saves under `python` or `torchrun`; the two take turns. A save's pause is the interval between the optimizer's
 steps around it less the median interval without one; the first save is not counted. Bytes are those of the newest
 checkpoint. Limit: the bytes of weights and moments, `--mb`.
@@ -30,7 +30,7 @@ from tests.programs.strategies import SHARDED
 from tests.support.jobs import Job, environment, no_orphans, read_events
 
 PROGRAM = Path(__file__).parent / "trainer_program.py"
-HOLDFAST, TRAINER = "holdfast", "trainer"
+SAFEPOINT, TRAINER = "safepoint", "trainer"
 STRATEGIES = ("single", "ddp", *SHARDED)
 GOAL_LORA = 20.0
 SAVE_STEPS = 5
@@ -38,8 +38,8 @@ SAVE_STEPS = 5
 
 def start(product: str, num_ranks: int, output: Path, times: Path, *arguments: str, deepspeed: bool = False) -> Job:
     ranks = ["--nproc-per-node", str(num_ranks)]
-    if product == HOLDFAST:
-        command = [sys.executable, "-m", "holdfast.cli.main", "run", *ranks]
+    if product == SAFEPOINT:
+        command = [sys.executable, "-m", "safepoint.cli.main", "run", *ranks]
     else:
         command = [
             sys.executable,
@@ -92,7 +92,7 @@ def measure(product: str, strategy: str, *, lora: bool, folder: Path, options: a
     pauses = [intervals[step] - usual for step in intervals if step % SAVE_STEPS == 0 and step > SAVE_STEPS]
     newest = max(output.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
     num_bytes = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
-    events = read_events(output, "saved") if product == HOLDFAST else []
+    events = read_events(output, "saved") if product == SAFEPOINT else []
     return Save(num_bytes, pauses, [event["duration_s"] for event in events[1:]])
 
 
@@ -100,14 +100,14 @@ def compare(strategies: list[str], root: Path, options: argparse.Namespace) -> N
     print(
         "\n   MB of a checkpoint; its pause, ms, median (minimum); s until durable, which the Trainer's saves are not"
     )
-    print("   | strategy | Holdfast MB | Trainer MB | Holdfast pause | Trainer pause | Holdfast durable |")
+    print("   | strategy | Safepoint MB | Trainer MB | Safepoint pause | Trainer pause | Safepoint durable |")
     print("   |---|---|---|---|---|---|")
     sizes: dict[tuple[str, bool], int] = {}
     for strategy in strategies:
         for lora in (False, True):
-            found: dict[str, list[Save]] = {HOLDFAST: [], TRAINER: []}
+            found: dict[str, list[Save]] = {SAFEPOINT: [], TRAINER: []}
             for turn in range(options.rounds):
-                for product in (HOLDFAST, TRAINER)[:: 1 if turn % 2 == 0 else -1]:
+                for product in (SAFEPOINT, TRAINER)[:: 1 if turn % 2 == 0 else -1]:
                     folder = Path(tempfile.mkdtemp(dir=root))
                     found[product].append(measure(product, strategy, lora=lora, folder=folder, options=options))
                     shutil.rmtree(folder)
@@ -116,8 +116,8 @@ def compare(strategies: list[str], root: Path, options: argparse.Namespace) -> N
                 product: [pause * 1000 for save in saves for pause in save.pause_s]
                 for product, saves in found.items()
             }
-            durable = [one for save in found[HOLDFAST] for one in save.durable_s]
-            sizes[strategy, lora] = found[HOLDFAST][-1].num_bytes
+            durable = [one for save in found[SAFEPOINT] for one in save.durable_s]
+            sizes[strategy, lora] = found[SAFEPOINT][-1].num_bytes
             columns = [
                 f"{strategy}{', LoRA' if lora else ''}",
                 *(f"{found[product][-1].num_bytes / 1e6:.2f}" for product in found),
@@ -136,7 +136,7 @@ def compare(strategies: list[str], root: Path, options: argparse.Namespace) -> N
 
 def compare_resumes(root: Path, options: argparse.Namespace) -> None:
     seen = options.stream_steps
-    found: dict[str, list[float]] = {HOLDFAST: [], TRAINER: []}
+    found: dict[str, list[float]] = {SAFEPOINT: [], TRAINER: []}
     steps: list[float] = []
     for _ in range(options.rounds):
         for product, values in found.items():
@@ -155,7 +155,7 @@ def compare_resumes(root: Path, options: argparse.Namespace) -> None:
     for product, values in found.items():
         print(f"   {product:<20} {statistics.median(values):.2f} ({min(values):.2f})")
     print(f"   {'limit: a step':<20} {statistics.median(steps):.2f}")
-    ratio = statistics.median(found[TRAINER]) / statistics.median(found[HOLDFAST])
+    ratio = statistics.median(found[TRAINER]) / statistics.median(found[SAFEPOINT])
     print(f"   {'sooner than the Trainer':<46} {ratio:.1f} times")
 
 
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="save below this folder; a disk, not a file system in memory")
     options = parser.parse_args()
     print_machine(f"checkpoints of {options.mb} MB in every strategy")
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as temporary:
+    with tempfile.TemporaryDirectory(prefix="safepoint-bench-", dir=options.folder) as temporary:
         if options.only in {None, "strategies"}:
             compare(options.strategies, Path(temporary), options)
         if options.only in {None, "resumes"}:

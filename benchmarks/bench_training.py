@@ -1,8 +1,8 @@
 """Steps per second of a Trainer job that saves every few steps, against the same job without saves.
 
 The same script with the same settings, a small language model with real steps, runs with and without saves, under
-`holdfast run` and, as the peer, with the Trainer's own synchronous saves under plain `python` or `torchrun`. The four
-take turns within a round. Once there is a core to spare, one rank with one thread, and once there is none: as many
+`safepoint run` and, as the peer, with the Trainer's own synchronous saves under plain `python` or `torchrun`. The
+four take turns within a round. Once there is a core to spare, one rank with one thread, and once there is none: as many
 ranks as cores, one thread each.
 
 With `--parts` (the default) one more run tells where the training thread's time goes in a save.
@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.jobs import Job, environment, no_orphans, read_events
 
 PROGRAM = Path(__file__).parent / "trainer_program.py"
-HOLDFAST, PLAIN = "holdfast", "trainer"
+SAFEPOINT, PLAIN = "safepoint", "trainer"
 GOAL_SHARE = 0.97
 
 
 def command(product: str, num_ranks: int) -> list[str]:
     ranks = ["--nproc-per-node", str(num_ranks)]
-    if product == HOLDFAST:
-        return [sys.executable, "-m", "holdfast.cli.main", "run", *ranks]
+    if product == SAFEPOINT:
+        return [sys.executable, "-m", "safepoint.cli.main", "run", *ranks]
     return [sys.executable, *(["-m", "torch.distributed.run", "--standalone", *ranks] if num_ranks > 1 else [])]
 
 
@@ -48,7 +48,7 @@ def run_job(
         code = job.wait(options.limit_s)
     if code != 0:
         raise SystemExit(f"{product}: exit code {code}\n{job.text[-2000:]}")
-    if product == HOLDFAST and save_steps:
+    if product == SAFEPOINT and save_steps:
         saved = len(read_events(output, "saved"))
         if saved * 2 < options.steps // save_steps:
             print(f"   note: {saved} saves became durable of {options.steps // save_steps}: the disk is slower")
@@ -67,7 +67,7 @@ def rate(moments: list[float], options: argparse.Namespace) -> float:
 
 
 def compare(num_ranks: int, options: argparse.Namespace, root: Path) -> None:
-    variants = [(product, saves) for product in (HOLDFAST, PLAIN) for saves in (0, options.save_steps)]
+    variants = [(product, saves) for product in (SAFEPOINT, PLAIN) for saves in (0, options.save_steps)]
     rates: dict[tuple[str, int], list[float]] = {variant: [] for variant in variants}
     for turn in range(options.rounds):
         first = turn % len(variants)
@@ -85,23 +85,23 @@ def compare(num_ranks: int, options: argparse.Namespace, root: Path) -> None:
         product: statistics.median(
             saving / idle for saving, idle in zip(rates[product, options.save_steps], rates[product, 0], strict=True)
         )
-        for product in (HOLDFAST, PLAIN)
+        for product in (SAFEPOINT, PLAIN)
     }
-    label = "share of the speed without saves, Holdfast"
+    label = "share of the speed without saves, Safepoint"
     if spare > 0:
-        print(verdict(label, value=shares[HOLDFAST], goal=GOAL_SHARE, at_most=False, unit=""))
+        print(verdict(label, value=shares[SAFEPOINT], goal=GOAL_SHARE, at_most=False, unit=""))
     else:
-        print(f"   {label:<46} {shares[HOLDFAST]:.3f}")
+        print(f"   {label:<46} {shares[SAFEPOINT]:.3f}")
     print(f"   {'share of the speed without saves, Trainer':<46} {shares[PLAIN]:.3f}")
-    lost = [1 / max(shares[product], 1e-6) - 1 for product in (PLAIN, HOLDFAST)]
+    lost = [1 / max(shares[product], 1e-6) - 1 for product in (PLAIN, SAFEPOINT)]
     if lost[1] > 0:
-        print(f"   {'time lost to saves (Trainer ÷ Holdfast)':<46} {lost[0] / lost[1]:.1f} times")
+        print(f"   {'time lost to saves (Trainer ÷ Safepoint)':<46} {lost[0] / lost[1]:.1f} times")
 
 
 def report_parts(options: argparse.Namespace, root: Path) -> None:
     folder = Path(tempfile.mkdtemp(dir=root))
     target = folder / "parts.json"
-    run_job(HOLDFAST, 1, options.save_steps, folder, options, "--parts", str(target))
+    run_job(SAFEPOINT, 1, options.save_steps, folder, options, "--parts", str(target))
     found = json.loads(target.read_text())
     num_saves = found["num_saves"]
     print(f"\n   training thread, ms: the first save, and the median of {num_saves - 1} later ones; own time")
@@ -137,7 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     print_machine(f"training with saves of {options.mb} MB")
     print(f"   {options.rounds} rounds of {options.steps} steps, a save every {options.save_steps}")
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as temporary:
+    with tempfile.TemporaryDirectory(prefix="safepoint-bench-", dir=options.folder) as temporary:
         for num_ranks in dict.fromkeys(options.ranks):
             compare(num_ranks, options, Path(temporary))
         if options.parts:

@@ -3,7 +3,7 @@
 Each step is a forward and backward part, an all-reduce as for gradients, and an optimizer part. The variants:
 
 - none: no vote;
-- holdfast: as the Trainer's run does it, which begins the vote with the step while steps are short;
+- safepoint: as the Trainer's run does it, which begins the vote with the step while steps are short;
 - beside the optimizer: as it does when steps are long, when a signal is to be heard in the step in which it came;
 - awaited when the step ends: what a plain `all_reduce` in the loop costs (the peer).
 
@@ -31,16 +31,16 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from figures import print_load, print_machine, row, verdict
 
-from holdfast.foundation.environment import Place
-from holdfast.training.engine.agreement import Agreement
-from holdfast.training.peers import NUM_VALUES, Peers
-from holdfast.training.termination import Termination
+from safepoint.foundation.environment import Place
+from safepoint.training.engine.agreement import Agreement
+from safepoint.training.peers import NUM_VALUES, Peers
+from safepoint.training.termination import Termination
 
 NUM_RANKS = 2
 GRADIENTS = 16 * 1024
 VARIANTS = {
     "none": "no vote",
-    "holdfast": "holdfast's vote",
+    "safepoint": "safepoint's vote",
     "beside": "vote beside the optimizer",
     "waiting": "vote awaited when the step ends",
 }
@@ -125,7 +125,7 @@ def rank_main(rank: int, port: int, options: argparse.Namespace) -> None:
     peers = Peers(Place(rank=rank, world_size=NUM_RANKS, local_rank=rank), timeout_s=120)
     termination = Termination(within_s=30, on_outside=lambda _: None, on_deadline=lambda: None)
     session: Any = SimpleNamespace(termination=termination)
-    agreements = {"holdfast": Agreement(session, peers), "beside": BesideOptimizer(session, peers)}
+    agreements = {"safepoint": Agreement(session, peers), "beside": BesideOptimizer(session, peers)}
     matrix = torch.rand(96, 96)
     num_backward = calibrate(matrix, options.backward_ms / 1000)
     num_optimizer = calibrate(matrix, options.optimizer_ms / 1000)
@@ -178,10 +178,10 @@ def report(gathered: list[tuple[list[Step], list[tuple[float, float]]]], options
                 print(row(f"  of it {part}", slower(variant, f"{part}_{suffix}"), unit="µs", scale=1e6))
     print(row("limit: bare 72-byte all-reduce, awaited", bare_s, unit="µs", scale=1e6))
     growth_s = print_whole_steps(steps_of)
-    ours_s, waiting_s = (statistics.median(slower(variant, "vote_s")) for variant in ("holdfast", "waiting"))
-    print(f"   {'ratio to the peer (waiting ÷ holdfast)':<46} {waiting_s / ours_s:.2f}")
-    print(f"   {'ratio to the limit (holdfast ÷ bare)':<46} {ours_s / statistics.median(bare_s):.2f}")
-    in_calls = statistics.median(slower("holdfast", "vote_s"))
+    ours_s, waiting_s = (statistics.median(slower(variant, "vote_s")) for variant in ("safepoint", "waiting"))
+    print(f"   {'ratio to the peer (waiting ÷ safepoint)':<46} {waiting_s / ours_s:.2f}")
+    print(f"   {'ratio to the limit (safepoint ÷ bare)':<46} {ours_s / statistics.median(bare_s):.2f}")
+    in_calls = statistics.median(slower("safepoint", "vote_s"))
     for share_s, what in ((growth_s, "growth of the step"), (in_calls, "time in the vote's calls")):
         label = f"share of a {options.step_ms:g} ms step, {what}"
         value = 100 * share_s / (options.step_ms / 1000)
@@ -189,7 +189,7 @@ def report(gathered: list[tuple[list[Step], list[tuple[float, float]]]], options
 
 
 def print_whole_steps(steps_of: dict[str, list[tuple[Step, ...]]]) -> float:
-    """Seconds by which a step with Holdfast's vote is longer, median over the rounds."""
+    """Seconds by which a step with Safepoint's vote is longer, median over the rounds."""
     print("   whole steps, slower rank")
     of_block: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for variant, text in VARIANTS.items():
@@ -205,7 +205,7 @@ def print_whole_steps(steps_of: dict[str, list[tuple[Step, ...]]]) -> float:
         ]
         growth_s[variant] = statistics.median(differences)
         print(row(f"{VARIANTS[variant]}, minus none", differences, unit="µs", scale=1e6))
-    return growth_s["holdfast"]
+    return growth_s["safepoint"]
 
 
 def free_port() -> int:

@@ -47,24 +47,24 @@ def make_zero(folder: Path, num_tensors: int, rows: int) -> None:
     dist.destroy_process_group()
 
 
-def by_holdfast(source: Path, target: Path) -> None:
-    from holdfast.checkpoint.exporting import export_pieces
-    from holdfast.storage.location import parse_location
+def by_safepoint(source: Path, target: Path) -> None:
+    from safepoint.checkpoint.exporting import export_pieces
+    from safepoint.storage.location import parse_location
 
     export_pieces(source, parse_location(str(target)))
 
 
 def into_store(source: Path, target: Path) -> None:
-    from holdfast.checkpoint.exporting import export_pieces
-    from holdfast.storage.location import parse_location
+    from safepoint.checkpoint.exporting import export_pieces
+    from safepoint.storage.location import parse_location
 
     export_pieces(source, parse_location(os.environ["HF_BENCH_STORE"]))
 
 
 def from_store_into_store(source: Path, target: Path) -> None:
-    from holdfast.checkpoint.exporting import export_stored_pieces
-    from holdfast.storage.location import parse_location
-    from holdfast.storage.opening import open_store
+    from safepoint.checkpoint.exporting import export_stored_pieces
+    from safepoint.storage.location import parse_location
+    from safepoint.storage.opening import open_store
 
     store = open_store(parse_location(os.environ["HF_BENCH_SOURCE"]))
     export_stored_pieces(store, "", parse_location(os.environ["HF_BENCH_STORE"]))
@@ -72,10 +72,10 @@ def from_store_into_store(source: Path, target: Path) -> None:
 
 def over_folder_into_store(source: Path, target: Path) -> None:
     """What has to be done without streaming: a copy of the model on the disk."""
-    from holdfast.storage.location import parse_location
-    from holdfast.storage.opening import open_store
+    from safepoint.storage.location import parse_location
+    from safepoint.storage.opening import open_store
 
-    by_holdfast(source, target)
+    by_safepoint(source, target)
     store = open_store(parse_location(os.environ["HF_BENCH_STORE"]))
     for path in target.iterdir():
         store.upload(path.name, path)
@@ -84,9 +84,9 @@ def over_folder_into_store(source: Path, target: Path) -> None:
 
 def stream_into_store(source: Path, target: Path) -> None:
     """As many bytes from memory."""
-    from holdfast.storage.location import parse_location
-    from holdfast.storage.opening import open_store
-    from holdfast.storage.store import Content, Sink
+    from safepoint.storage.location import parse_location
+    from safepoint.storage.opening import open_store
+    from safepoint.storage.store import Content, Sink
 
     block, count = memoryview(bytearray(os.urandom(1 << 20))), int(os.environ["HF_BENCH_MB"])
 
@@ -125,7 +125,7 @@ def by_copy(source: Path, target: Path) -> None:
 
 
 SYSTEMS: dict[str, Callable[[Path, Path], None]] = {
-    "holdfast": by_holdfast,
+    "safepoint": by_safepoint,
     "accelerate": by_accelerate,
     "dcp to torch.save": by_dcp,
     "zero_to_fp32": by_zero_to_fp32,
@@ -135,9 +135,9 @@ SYSTEMS: dict[str, Callable[[Path, Path], None]] = {
     "over a folder": over_folder_into_store,
     "stream": stream_into_store,
 }
-_OURS = ("holdfast.checkpoint.exporting", "holdfast.storage.object_store", "holdfast.storage.location")
+_OURS = ("safepoint.checkpoint.exporting", "safepoint.storage.object_store", "safepoint.storage.location")
 IMPORTS = {
-    "holdfast": ("holdfast.checkpoint.exporting", "holdfast.storage.location"),
+    "safepoint": ("safepoint.checkpoint.exporting", "safepoint.storage.location"),
     "accelerate": ("accelerate.utils",),
     "dcp to torch.save": ("torch.distributed.checkpoint.format_utils",),
     "zero_to_fp32": ("deepspeed.utils.zero_to_fp32",),

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from snapshot_training import Training
 
-from holdfast.checkpoint.manifest import Trigger
-from holdfast.snapshot.keeper import Keeper
-from holdfast.snapshot.module_state import ModuleState, OptimizerState
-from holdfast.snapshot.safetensors_image import compose_safetensors
-from holdfast.snapshot.snapshotter import Snapshotter
-from holdfast.snapshot.torch_image import TorchImages
+from safepoint.checkpoint.manifest import Trigger
+from safepoint.snapshot.keeper import Keeper
+from safepoint.snapshot.module_state import ModuleState, OptimizerState
+from safepoint.snapshot.safetensors_image import compose_safetensors
+from safepoint.snapshot.snapshotter import Snapshotter
+from safepoint.snapshot.torch_image import TorchImages
 
 STEP = 1
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"

@@ -1,4 +1,4 @@
-"""Where the training thread's time goes in a save: functions of Holdfast and of the Trainer, timed from outside.
+"""Where the training thread's time goes in a save: functions of Safepoint and of the Trainer, timed from outside.
 
 A part's own time is its time less that of the parts inside it, so that the own times add up to the whole. Calls on
 other threads are not looked at.
@@ -51,16 +51,16 @@ class Parts:
 
 
 def watch(target: Path) -> None:
-    """Time everything that a save calls, and write `target` when the process ends; does nothing without Holdfast."""
+    """Time everything that a save calls, and write `target` when the process ends; does nothing without Safepoint."""
     import sys
 
-    if "holdfast.training.integrations.transformers.run" not in sys.modules:
+    if "safepoint.training.integrations.transformers.run" not in sys.modules:
         return
     import transformers
 
-    from holdfast.snapshot import arena, capture, replacing, snapshotter, staging, torch_image
-    from holdfast.training.engine import scratch, snapshots
-    from holdfast.training.integrations.transformers import framework, run, state
+    from safepoint.snapshot import arena, capture, replacing, snapshotter, staging, torch_image
+    from safepoint.training.engine import scratch, snapshots
+    from safepoint.training.integrations.transformers import framework, run, state
 
     parts = Parts()
     for owner, name, part in (

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from holdfast.snapshot.block import Block
-from holdfast.snapshot.device_copy import pin
-from holdfast.snapshot.guard import Guard
-from holdfast.snapshot.messages import Channel
-from holdfast.snapshot.module_state import OptimizerState
-from holdfast.snapshot.staging import Placed, Stager, Work
-from holdfast.snapshot.team import Team
-from holdfast.snapshot.team_helper import Helper
-from holdfast.snapshot.team_lead import Lead
-from holdfast.snapshot.torch_image import TorchImages
+from safepoint.snapshot.block import Block
+from safepoint.snapshot.device_copy import pin
+from safepoint.snapshot.guard import Guard
+from safepoint.snapshot.messages import Channel
+from safepoint.snapshot.module_state import OptimizerState
+from safepoint.snapshot.staging import Placed, Stager, Work
+from safepoint.snapshot.team import Team
+from safepoint.snapshot.team_helper import Helper
+from safepoint.snapshot.team_lead import Lead
+from safepoint.snapshot.torch_image import TorchImages
 
 NOTHING, ALONE, TOGETHER = "no snapshot", "the first alone", "together"
 NUM_REHEARSED = 4

@@ -63,9 +63,9 @@ class NoSave(System):
         pass
 
 
-class Holdfast(System):
+class Safepoint(System):
     def start(self) -> None:
-        from holdfast.snapshot import Checkpointer
+        from safepoint.snapshot import Checkpointer
 
         self._checkpointer = Checkpointer(self.folder)
         self._checkpointer.__enter__()
@@ -285,10 +285,10 @@ class HfTrainer(System):
         self._trainer._save_checkpoint(self.model, trial=None)
 
 
-HOLDFAST = "holdfast"
+SAFEPOINT = "safepoint"
 SYSTEMS: dict[str, type[System]] = {
     "no save": NoSave,
-    HOLDFAST: Holdfast,
+    SAFEPOINT: Safepoint,
     "torch.save": TorchSave,
     "dcp.save": DcpSave,
     "dcp async": DcpAsync,

@@ -1,6 +1,6 @@
 """The Trainer script of `bench_training.py`, `bench_commit.py` and `bench_strategies.py`: a small model, real steps.
 
-Nothing in it knows of Holdfast, but for `--parts`: then calls of the training thread are timed (`save_parts`).
+Nothing in it knows of Safepoint, but for `--parts`: then calls of the training thread are timed (`save_parts`).
 `--times` gets the time at which each step ended, from a clock that all processes of the machine share; with
 `--stream` step 0 is the moment when training began.
 """

@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "demo-output"
-HOLDFAST = Path(sys.executable).with_name("holdfast")
+SAFEPOINT = Path(sys.executable).with_name("safepoint")
 SCRIPT = "examples/finetune.py"
 SCRIPT_OPTIONS = [
     *("--cpu", "--max-bytes", "26000", "--block-size", "64", "--eval-blocks", "16", "--epochs", "3"),
@@ -80,7 +80,7 @@ class Status:
 
 
 class Run:
-    """One start of `holdfast run` and what it tells about itself in its output folder."""
+    """One start of `safepoint run` and what it tells about itself in its output folder."""
 
     def __init__(self, name: str, log_name: str, status: Status) -> None:
         self.folder = OUTPUT / name
@@ -90,7 +90,7 @@ class Run:
         self.num_events_before = len(read_events(self.folder))
         folder = str(self.folder.relative_to(ROOT))
         self.command = [
-            str(HOLDFAST),
+            str(SAFEPOINT),
             "run",
             "--nproc-per-node",
             str(NUM_RANKS),
@@ -124,7 +124,7 @@ class Run:
         return events[-1]
 
     def progress(self) -> dict[str, Any]:
-        path = self.folder / ".holdfast" / "progress.json"
+        path = self.folder / ".safepoint" / "progress.json"
         # The file of an earlier start stays until the first step of this one.
         if not path.exists() or not self.events("attempt_started"):
             return {}
@@ -160,7 +160,7 @@ class Run:
 
 
 def read_events(folder: Path) -> list[Event]:
-    path = folder / ".holdfast" / "events.jsonl"
+    path = folder / ".safepoint" / "events.jsonl"
     if not path.exists():
         return []
     # A line without its newline is still being written.
@@ -283,7 +283,7 @@ def check_weights(reference: Path, preempted: Path) -> Check:
 
 def check_checkpoint(checkpoint: Path) -> Check:
     """Compare the files that the manifest names with those that are there."""
-    files = json.loads((checkpoint / "holdfast-manifest.json").read_text())["files"]
+    files = json.loads((checkpoint / "safepoint-manifest.json").read_text())["files"]
     differences = [
         f"{entry['path']}: not {entry['size_bytes']} bytes, as its manifest says"
         for entry in files
@@ -303,7 +303,7 @@ def check_processes() -> Check:
 
 
 def preempt(run: Run) -> float:
-    """Send SIGTERM to one rank in the middle of the run; return the seconds until `holdfast run` exited."""
+    """Send SIGTERM to one rank in the middle of the run; return the seconds until `safepoint run` exited."""
     if run.wait(until=lambda: past_signal_step(run)) is not None:
         raise DemoError(f"{run.title}: ended before it was interrupted\n{run.log_tail()}")
     ranks = run.event("attempt_started")["ranks"]
@@ -327,10 +327,10 @@ def demonstrate() -> list[Check]:
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir()
 
-    if not HOLDFAST.exists():
-        raise DemoError(f"there is no {HOLDFAST}: `make venv` installs it")
+    if not SAFEPOINT.exists():
+        raise DemoError(f"there is no {SAFEPOINT}: `make venv` installs it")
     reference = Run("reference", "reference", status)
-    print(f"$ {' '.join(['holdfast', *reference.command[1:]])}")
+    print(f"$ {' '.join(['safepoint', *reference.command[1:]])}")
     print(f"  output in {OUTPUT.relative_to(ROOT)}/reference.log, preempted.log and resumed.log\n", flush=True)
     finished(reference)
     preempted = Run("preempted", "preempted", status)

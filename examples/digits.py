@@ -1,9 +1,9 @@
 """Handwritten digits, classified by a loop of plain PyTorch that loses nothing.
 
     python examples/digits.py                     # interrupt it with Ctrl-C or kill it, run it again: it goes on
-    holdfast run examples/digits.py               # restarted by itself when it crashes
+    safepoint run examples/digits.py               # restarted by itself when it crashes
 
-The images are scikit-learn's: 1797 scans of eight by eight pixels. What Holdfast adds are the lines with `run`.
+The images are scikit-learn's: 1797 scans of eight by eight pixels. What Safepoint adds are the lines with `run`.
 """
 
 import torch
@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
+import safepoint
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10 * len(loader))
 
-    with holdfast.session(
+    with safepoint.session(
         model=model, optimizer=optimizer, scheduler=scheduler, data=loader, output_dir="digits-output", save_steps=30
     ) as run:
         for image, label in run.batches(epochs=10):

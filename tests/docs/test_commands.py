@@ -9,15 +9,15 @@ import pytest
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from holdfast.cli.lazy import CommandGroup, own_options
-from holdfast.cli.main import root
+from safepoint.cli.lazy import CommandGroup, own_options
+from safepoint.cli.main import root
 from tests.docs.markdown import blocks, links
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 GUIDES = ROOT / "docs" / "guides"
 _SHELL = {"", "bash", "console", "sh", "shell"}
-_TYPED = re.compile(r"(?:\$ )?((?:[A-Z_]+=\S+ )*holdfast(?: .*)?)")
+_TYPED = re.compile(r"(?:\$ )?((?:[A-Z_]+=\S+ )*safepoint(?: .*)?)")
 _ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "2>", "2>&1"}
 
 
@@ -33,10 +33,10 @@ def _commands(path: Path) -> Iterator[tuple[int, list[str], bool]]:
                 if found := _TYPED.fullmatch(line):
                     yield number, _words(found[1]), True
     for number, line in enumerate(lines, 1):
-        if number not in inside and (found := re.fullmatch(r"    (?:\$ )?(holdfast .*)", line)):
+        if number not in inside and (found := re.fullmatch(r"    (?:\$ )?(safepoint .*)", line)):
             yield number, _words(found[1]), True
     prose = "\n".join("" if number in inside else line for number, line in enumerate(lines, 1))
-    for found in re.finditer(r"(?<!`)`(holdfast\s[^`]+)`(?!`)", prose):
+    for found in re.finditer(r"(?<!`)`(safepoint\s[^`]+)`(?!`)", prose):
         yield prose.count("\n", 0, found.start()) + 1, _words(" ".join(found[1].split())), False
 
 
@@ -54,7 +54,7 @@ def _joined(lines: tuple[str, ...], first: int) -> Iterator[tuple[int, str]]:
 def _words(line: str) -> list[str]:
     """What the command is given: without variables before it and whatever the shell does behind it."""
     words = shlex.split(line, comments=True)
-    words = words[words.index("holdfast") + 1 :]
+    words = words[words.index("safepoint") + 1 :]
     return words[: next((at for at, word in enumerate(words) if word in _ENDS), len(words))]
 
 
@@ -68,7 +68,7 @@ def _check(words: list[str], *, is_whole: bool) -> None:
     group: CommandGroup = root()
     path: list[str] = []
     while words and not words[0].startswith("-") and (is_whole or not words[0].isupper()):  # COMMAND stands for any
-        assert words[0] in group.commands, f"there is no `holdfast {' '.join([*path, words[0]])}`"
+        assert words[0] in group.commands, f"there is no `safepoint {' '.join([*path, words[0]])}`"
         command = group.load(words[0])
         path, words = [*path, words[0]], words[1:]
         if isinstance(command, TyperCommand):
@@ -91,7 +91,7 @@ def _check_options(command: TyperCommand | CommandGroup, words: list[str]) -> No
     }
     known |= {"--help", "--install-completion", "--show-completion"}
     unknown = [name for name in own_options(command, words) if name not in known]
-    assert not unknown, f"`holdfast {command.name}` has no {', '.join(unknown)}"
+    assert not unknown, f"`safepoint {command.name}` has no {', '.join(unknown)}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -103,19 +103,19 @@ def test_commands_in_documents_exist(document: Path) -> None:
             _check(words, is_whole=is_whole)
         except (AssertionError, typer.TyperException) as error:
             text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-            wrong.append(f"{document.name}, line {number}: holdfast {' '.join(words)}: {text}")
+            wrong.append(f"{document.name}, line {number}: safepoint {' '.join(words)}: {text}")
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("holdfast rnu train.py", "there is no `holdfast rnu`"),
-        ("holdfast checkpoints lst out", "there is no `holdfast checkpoints lst`"),
-        ("holdfast run --save-stps 10 train.py", "No such option"),
-        ("holdfast run --save-steps ten train.py", "valid integer"),
-        ("holdfast scale tiny", "Missing option"),
-        ("AWS_REGION=x holdfast suspend --now tiny | cat", "No such option"),
+        ("safepoint rnu train.py", "there is no `safepoint rnu`"),
+        ("safepoint checkpoints lst out", "there is no `safepoint checkpoints lst`"),
+        ("safepoint run --save-stps 10 train.py", "No such option"),
+        ("safepoint run --save-steps ten train.py", "valid integer"),
+        ("safepoint scale tiny", "Missing option"),
+        ("AWS_REGION=x safepoint suspend --now tiny | cat", "No such option"),
     ],
 )
 def test_what_is_wrong_is_found(line: str, said: str) -> None:

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.manifest import Trigger
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.snapshot import Checkpointer
-from holdfast.snapshot.block import PAGE_BYTES, Block
-from holdfast.snapshot.checkpointer import load_state
-from holdfast.snapshot.device_copy import _host_bytes, pin
-from holdfast.snapshot.guard import Guard
-from holdfast.snapshot.keeper import Keeper
-from holdfast.snapshot.keeper_host import KeeperHost
-from holdfast.snapshot.keeper_process import KeeperPlan
-from holdfast.snapshot.messages import new_name
-from holdfast.snapshot.module_state import ModuleState, OptimizerState
-from holdfast.snapshot.snapshotter import Snapshotter
-from holdfast.snapshot.staging import Placed, Stager, Work
-from holdfast.snapshot.torch_image import TorchImages
+from safepoint.checkpoint.manifest import Trigger
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.snapshot import Checkpointer
+from safepoint.snapshot.block import PAGE_BYTES, Block
+from safepoint.snapshot.checkpointer import load_state
+from safepoint.snapshot.device_copy import _host_bytes, pin
+from safepoint.snapshot.guard import Guard
+from safepoint.snapshot.keeper import Keeper
+from safepoint.snapshot.keeper_host import KeeperHost
+from safepoint.snapshot.keeper_process import KeeperPlan
+from safepoint.snapshot.messages import new_name
+from safepoint.snapshot.module_state import ModuleState, OptimizerState
+from safepoint.snapshot.snapshotter import Snapshotter
+from safepoint.snapshot.staging import Placed, Stager, Work
+from safepoint.snapshot.torch_image import TorchImages
 
 NUM_VALUES = 16 << 20
 LONG_CYCLES = 1_000_000_000  # half a second and more of a device's time

@@ -2,8 +2,8 @@
 
 import torch
 
-from holdfast.foundation import clock
-from holdfast.training.plain.reading import Numbers
+from safepoint.foundation import clock
+from safepoint.training.plain.reading import Numbers
 
 
 def test_a_busy_device_is_not_waited_for() -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from holdfast.snapshot.device_copy import _host_bytes, words_of
-from holdfast.snapshot.staging import Work
-from holdfast.snapshot.team import Ending
-from holdfast.snapshot.team_helper import Helper
+from safepoint.snapshot.device_copy import _host_bytes, words_of
+from safepoint.snapshot.staging import Work
+from safepoint.snapshot.team import Ending
+from safepoint.snapshot.team_helper import Helper
 from tests.support.teams import ALL_BYTES, Node
 
 LONG_CYCLES = 1_000_000_000  # half a second and more of a device's time

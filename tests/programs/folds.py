@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
+import safepoint
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
         model = torch.nn.Linear(8, 8)
         optimizer = torch.optim.AdamW(model.parameters())
         loader = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=8)
-        with holdfast.session(
+        with safepoint.session(
             model=model, optimizer=optimizer, data=loader, output_dir=options.out / str(fold)
         ) as run:
             for (inputs,) in run.batches(epochs=1):

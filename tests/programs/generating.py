@@ -1,4 +1,4 @@
-"""An ordinary Seq2SeqTrainer script that generates in its evaluations: nothing in it knows of Holdfast.
+"""An ordinary Seq2SeqTrainer script that generates in its evaluations: nothing in it knows of Safepoint.
 
 The model is a tiny T5 with dropout on random token blocks; generation samples, and --token-s stretches each token.
 """

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from holdfast.lightning import HoldfastCallback
+from safepoint.lightning import SafepointCallback
 
 
 class Stream(IterableDataset):
@@ -115,7 +115,7 @@ def main() -> None:
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[HoldfastCallback(output_dir=options.out, save_steps=options.save_steps), *more],
+        callbacks=[SafepointCallback(output_dir=options.out, save_steps=options.save_steps), *more],
     )
     trainer.fit(module, loader, DataLoader(TensorDataset(torch.randn(16, 32)), batch_size=8))
     if options.fit_twice:

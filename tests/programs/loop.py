@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import holdfast
+import safepoint
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     if accelerator is not None:
         model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
         parts = {"accelerator": accelerator}
-    with holdfast.session(**parts, data=loader, output_dir=options.out, save_steps=options.save_steps) as run:
+    with safepoint.session(**parts, data=loader, output_dir=options.out, save_steps=options.save_steps) as run:
         is_slow = options.resumed_step_ms is None or run.step_number == 0
         step_ms = options.step_ms if is_slow else options.resumed_step_ms
         for batches in run.epochs(options.epochs):

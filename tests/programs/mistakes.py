@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-import holdfast
-from holdfast.errors import HoldfastError
+import safepoint
+from safepoint.errors import SafepointError
 
 ROOT = Path(sys.argv[1])
 
@@ -16,7 +16,7 @@ ROOT = Path(sys.argv[1])
 def session(name: str, *, width: int = 4, data: Any = range(3)) -> Any:
     model = torch.nn.Linear(width, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    return holdfast.session(model=model, optimizer=optimizer, data=data, output_dir=ROOT / name)
+    return safepoint.session(model=model, optimizer=optimizer, data=data, output_dir=ROOT / name)
 
 
 def train(run: Any) -> None:
@@ -28,7 +28,7 @@ def train(run: Any) -> None:
 def forget() -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    with holdfast.session(model=model, optimizer=optimizer, data=range(3), output_dir=ROOT / "forgotten") as run:
+    with safepoint.session(model=model, optimizer=optimizer, data=range(3), output_dir=ROOT / "forgotten") as run:
         for _ in run.batches(epochs=2):
             model(torch.ones(4)).backward()
             optimizer.step()
@@ -37,7 +37,7 @@ def forget() -> None:
 def told(what: str, work: Callable[[], None]) -> None:
     try:
         work()
-    except HoldfastError as error:
+    except SafepointError as error:
         print(f"{what}: {error.exit_code.name}: {error}")
 
 

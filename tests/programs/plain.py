@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from holdfast.snapshot import Checkpointer
+from safepoint.snapshot import Checkpointer
 
 
 def main(folder: Path, steps: int, *, saves: bool) -> None:

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import holdfast
-from holdfast.snapshot.staging import Stager, Work
+import safepoint
+from safepoint.snapshot.staging import Stager, Work
 
 WIDTH = 512
 
@@ -76,7 +76,7 @@ def main() -> None:
     if options.hang and is_last and not flag.exists():
         hang_in_copy(options.hang, flag, stepped)
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    with holdfast.session(**parts, data=loader, output_dir=options.out, save_steps=options.save_steps) as run:
+    with safepoint.session(**parts, data=loader, output_dir=options.out, save_steps=options.save_steps) as run:
         for (inputs,) in run.batches(options.epochs):
             now[0] = run.step_number + 1
             os.write(marks, f"train {run.step_number}\n".encode())

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from tests.support.snapshots import LARGE_STATE_ELEMENTS
 
-from holdfast.checkpoint.manifest import Trigger
-from holdfast.snapshot.checkpointer import Checkpointer
-from holdfast.snapshot.staging import Stager
+from safepoint.checkpoint.manifest import Trigger
+from safepoint.snapshot.checkpointer import Checkpointer
+from safepoint.snapshot.staging import Stager
 
 KINDS = ("staged", "half", "forked")
 

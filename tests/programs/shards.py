@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import holdfast
+import safepoint
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def main() -> None:
         return {"model": weights, "optimizer": moments, "scheduler": scheduler.state_dict()}
 
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    with holdfast.session(**parts, data=loader, output_dir=options.out) as run:
+    with safepoint.session(**parts, data=loader, output_dir=options.out) as run:
         begun = whole_state()
         if rank == 0:
             torch.save(begun, options.out / f"begun-{run.step_number}.pt")

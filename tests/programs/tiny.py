@@ -1,4 +1,4 @@
-"""An ordinary Trainer script, small enough for tests: nothing in it knows of Holdfast.
+"""An ordinary Trainer script, small enough for tests: nothing in it knows of Safepoint.
 
 The model is a tiny Qwen2 with dropout on random token blocks; --step-ms stretches a micro-batch.
 """

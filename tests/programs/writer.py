@@ -10,17 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.catalog import checkpoint_name, newest_valid
-from holdfast.checkpoint.commit import WorkingCheckpoint
-from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
-from holdfast.checkpoint.mover_process import MoverPlan
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.remote import Claim, RemoteFolder
-from holdfast.checkpoint.retention import KeepNewest
-from holdfast.checkpoint.transfer import check_listing, fetch, prepare, publish, windows_of
-from holdfast.storage.location import parse_location
-from holdfast.storage.opening import open_store
-from holdfast.training.uploads import Uploads
+from safepoint.checkpoint.catalog import checkpoint_name, newest_valid
+from safepoint.checkpoint.commit import WorkingCheckpoint
+from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.mover_process import MoverPlan
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.remote import Claim, RemoteFolder
+from safepoint.checkpoint.retention import KeepNewest
+from safepoint.checkpoint.transfer import check_listing, fetch, prepare, publish, windows_of
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
+from safepoint.training.uploads import Uploads
 
 KEEP = 2
 

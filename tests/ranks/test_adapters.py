@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from holdfast.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.catalog import list_checkpoints
 from tests.support.adapters import assert_without_base
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged, same
 from tests.support.ingredients import make_ingredients
-from tests.support.jobs import TINY, Job, holdfast, no_orphans, read_events
+from tests.support.jobs import TINY, Job, no_orphans, read_events, safepoint
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -29,7 +29,7 @@ def _start(output: Path, ingredients: Path, which: tuple[str, str], *, seed: int
     if kind == "qlora":
         path = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
         variables["PYTHONPATH"] = os.pathsep.join((str(_BITSANDBYTES), path))
-    return holdfast(output, "--nproc-per-node", "2", program=program, **variables)
+    return safepoint(output, "--nproc-per-node", "2", program=program, **variables)
 
 
 @pytest.mark.parametrize(

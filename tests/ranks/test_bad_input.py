@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
-from tests.support.jobs import committed_steps, environment, holdfast, no_orphans, read_events, tiny
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
+from tests.support.jobs import committed_steps, environment, no_orphans, read_events, safepoint, tiny
 from tests.support.patience import PATIENCE
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 
 def ends(tmp_path: Path, *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "holdfast.cli.main", "run", *arguments]
+    command = [sys.executable, "-m", "safepoint.cli.main", "run", *arguments]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120 * PATIENCE, check=False
     )
@@ -55,7 +55,7 @@ def test_usage_errors_exit_2_before_anything_starts(tmp_path: Path, arguments: l
 def test_a_script_that_raises_shows_its_own_traceback_once(tmp_path: Path) -> None:
     """The user's error is what is seen; it is not retried, and the exit code is Python's."""
     output = tmp_path / "run"
-    job = holdfast(output, program=tiny(output, "--raise-at-start"))
+    job = safepoint(output, program=tiny(output, "--raise-at-start"))
     with no_orphans(job):
         assert job.wait() == 1
     assert job.text.count("RuntimeError: this script fails on purpose") == 1
@@ -75,7 +75,7 @@ def test_a_script_without_a_trainer_just_runs(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import sys, neighbour; assert __name__ == '__main__'; print(sys.argv, neighbour.value)"
     )
-    command = [sys.executable, "-m", "holdfast.cli.main", "run", "script.py", "--save-steps", "0", "-v"]
+    command = [sys.executable, "-m", "safepoint.cli.main", "run", "script.py", "--save-steps", "0", "-v"]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120 * PATIENCE, check=False
     )
@@ -87,7 +87,7 @@ def test_an_output_folder_that_is_a_file_is_refused_at_the_start(tmp_path: Path)
     """13, before the first step, and the file is untouched."""
     (tmp_path / "taken").write_text("mine")
     output = tmp_path / "run"
-    job = holdfast(output, "--output-dir", str(tmp_path / "taken"), program=tiny(output))
+    job = safepoint(output, "--output-dir", str(tmp_path / "taken"), program=tiny(output))
     with no_orphans(job):
         assert job.wait() == 13, job.text
     assert "taken" in job.text
@@ -97,19 +97,19 @@ def test_an_output_folder_that_is_a_file_is_refused_at_the_start(tmp_path: Path)
 def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
     """13 and the reason; /sys refuses everybody, root included."""
     output = tmp_path / "run"
-    job = holdfast(output, "--output-dir", "/sys/holdfast", program=tiny(output))
+    job = safepoint(output, "--output-dir", "/sys/safepoint", program=tiny(output))
     with no_orphans(job):
         assert job.wait() == 13, job.text
-    assert "/sys/holdfast" in job.text
+    assert "/sys/safepoint" in job.text
 
 
 def test_two_runs_on_one_folder_are_a_conflict(tmp_path: Path) -> None:
     """The second waits its grace, then says who holds the folder: 11."""
     output = tmp_path / "run"
-    first = holdfast(output, program=tiny(output, "--step-ms", "100", "--epochs", "100"))
+    first = safepoint(output, program=tiny(output, "--step-ms", "100", "--epochs", "100"))
     with no_orphans(first):
         first.wait_for_step(1)
-        second = holdfast(output, "--grace", "1", program=tiny(output), log=tmp_path / "second.log")
+        second = safepoint(output, "--grace", "1", program=tiny(output), log=tmp_path / "second.log")
         with no_orphans(second):
             assert second.wait() == 11, second.text
         assert str(first.rank_pids()[0]) in second.text
@@ -135,7 +135,7 @@ def test_a_full_disk_fails_the_save_and_not_the_training(small_disk: Path, tmp_p
     """Periodic saves that do not fit are reported, the older checkpoint stands, training finishes."""
     output = small_disk / "run"
     options = ("--save-strategy", "steps", "--save-steps", "4", "--hidden", "128", "--max-steps", "12")
-    job = holdfast(output, "--max-restarts", "0", program=tiny(output, *options), log=tmp_path / "log")
+    job = safepoint(output, "--max-restarts", "0", program=tiny(output, *options), log=tmp_path / "log")
     with no_orphans(job):
         job.wait_for_event("saved")
         (small_disk / "ballast").write_bytes(b"x" * free_bytes(small_disk))
@@ -143,7 +143,7 @@ def test_a_full_disk_fails_the_save_and_not_the_training(small_disk: Path, tmp_p
         assert job.wait() == 1, job.text
     # The event stream is on the same full disk; the console is not.
     assert "could not be saved" in job.text, job.text
-    assert "holdfast: training finished at step 12" in job.text
+    assert "safepoint: training finished at step 12" in job.text
     steps = committed_steps(output)
     assert steps
     assert all(verify(path).is_valid for path in list_checkpoints(output))
@@ -159,7 +159,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run with checkpoints of steps 4 and 8; copy it, do not change it."""
     output = tmp_path_factory.mktemp("finished") / "run"
     options = ("--save-strategy", "steps", "--save-steps", "4", "--max-steps", "8")
-    job = holdfast(output, program=tiny(output, *options))
+    job = safepoint(output, program=tiny(output, *options))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert committed_steps(output) == [4, 8]
@@ -174,7 +174,7 @@ def test_a_damaged_newest_checkpoint_means_the_older_one(finished: Path, tmp_pat
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
-    job = holdfast(output, program=tiny(output, "--max-steps", "8"))
+    job = safepoint(output, program=tiny(output, "--max-steps", "8"))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     rejected = read_events(output, "checkpoint_rejected")
@@ -190,11 +190,11 @@ def test_only_damaged_checkpoints_stop_the_job_with_14(finished: Path, tmp_path:
     shutil.copytree(finished, output)
     for path in list_checkpoints(output):
         (path / "optimizer.pt").unlink()
-    job = holdfast(output, "--nproc-per-node", "2", program=tiny(output))
+    job = safepoint(output, "--nproc-per-node", "2", program=tiny(output))
     with no_orphans(job):
         assert job.wait() == 14, job.text
     assert "--from-scratch" in job.text
-    job = holdfast(output, "--from-scratch", program=tiny(output, "--max-steps", "4"))
+    job = safepoint(output, "--from-scratch", program=tiny(output, "--max-steps", "4"))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert len(list(output.glob("set-aside-*/checkpoint-*"))) == 2
@@ -205,7 +205,7 @@ def test_a_named_checkpoint_is_where_the_run_goes_on(finished: Path, tmp_path: P
     """--resume PATH rolls back; what is newer is moved aside."""
     output = tmp_path / "run"
     shutil.copytree(finished, output)
-    job = holdfast(output, "--resume", str(output / "checkpoint-4"), program=tiny(output, "--max-steps", "6"))
+    job = safepoint(output, "--resume", str(output / "checkpoint-4"), program=tiny(output, "--max-steps", "6"))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert read_events(output, "resumed")[-1]["step"] == 4
@@ -217,7 +217,7 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     """--save-total-limit counts committed checkpoints, newest first."""
     output = tmp_path / "run"
     options = ("--save-steps", "2", "--save-total-limit", "2")
-    job = holdfast(output, *options, program=tiny(output, "--max-steps", "8"))
+    job = safepoint(output, *options, program=tiny(output, "--max-steps", "8"))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert committed_steps(output) == [6, 8]
@@ -228,7 +228,7 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
 def test_files_added_by_a_callback_belong_to_the_checkpoint(tmp_path: Path) -> None:
     """on_save callbacks may add files to the folder; the manifest names them and the checkpoint stays valid."""
     output = tmp_path / "run"
-    job = holdfast(output, "--save-steps", "2", program=tiny(output, "--max-steps", "4", "--add-file"))
+    job = safepoint(output, "--save-steps", "2", program=tiny(output, "--max-steps", "4", "--add-file"))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     for path in list_checkpoints(output):

@@ -1,4 +1,4 @@
-"""The life of a job as a person lives it: every command a process of its own, by the `holdfast` executable."""
+"""The life of a job as a person lives it: every command a process of its own, by the `safepoint` executable."""
 
 import contextlib
 import fcntl
@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.jobs.state import JobState
+from safepoint.jobs.state import JobState
 from tests.support.jobs_local import LOOP, Place, jobs_in
 from tests.support.patience import PATIENCE
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
-HOLDFAST = Path(sys.executable).with_name("holdfast")
+SAFEPOINT = Path(sys.executable).with_name("safepoint")
 NAME = "tiny"
 
 
@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def ask(*arguments: object) -> str:
     """What a command prints; it must succeed."""
-    command = [HOLDFAST, *map(str, arguments)]
+    command = [SAFEPOINT, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150 * PATIENCE, check=False)
     assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -54,7 +54,7 @@ class Screen:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         environ = {name: text for name, text in os.environ.items() if name not in {"COLUMNS", "LINES"}}
         self.process = subprocess.Popen(
-            [HOLDFAST, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
+            [SAFEPOINT, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
         )
         os.close(theirs)
 
@@ -75,7 +75,7 @@ def test_a_job_through_all_its_commands(place: Place) -> None:
     assert (submitted["version"], submitted["name"], submitted["num_nodes"]) == (1, NAME, 1)
     screen = Screen("watch", NAME, "--interval", "0.2")
     following = [
-        subprocess.Popen([HOLDFAST, *words], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([SAFEPOINT, *words], stdout=subprocess.PIPE, text=True)
         for words in (["logs", "-f", NAME, "--json"], ["watch", NAME, "--json", "--interval", "0.2"])
     ]
     place.wait_for_mark(NAME, 3)
@@ -133,7 +133,7 @@ def test_a_run_ends_with_a_line_for_programs(tmp_path: Path) -> None:
     """Behind what people read; stdout is the script's own."""
     script = tmp_path / "fails.py"
     script.write_text("print('mine')\nraise SystemExit(7)\n")
-    command = [HOLDFAST, "run", "--json", "--max-restarts", "0", script]
+    command = [SAFEPOINT, "run", "--json", "--max-restarts", "0", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150 * PATIENCE, check=False)
     assert done.returncode == 7
     assert done.stdout == "mine\n"

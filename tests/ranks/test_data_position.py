@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.equality import assert_same_run
-from tests.support.jobs import holdfast, no_orphans, tiny
+from tests.support.jobs import no_orphans, safepoint, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -36,10 +36,10 @@ def test_the_run_goes_on_where_it_was(kind: str, stop: int, tmp_path: Path) -> N
     """Everything is the uninterrupted run's; of a loader with a state nothing is read again."""
     shape = (*KINDS[kind], "--max-steps", str(_STEPS), "--samples", "64")
     reference, output = tmp_path / "reference", tmp_path / "run"
-    job = holdfast(reference, program=tiny(reference, *shape))
+    job = safepoint(reference, program=tiny(reference, *shape))
     with no_orphans(job):
         assert job.wait() == 0, job.text
-    job = holdfast(output, program=tiny(output, *shape, "--step-ms", "50"))
+    job = safepoint(output, program=tiny(output, *shape, "--step-ms", "50"))
     with no_orphans(job):
         job.wait_for_step(stop)
         os.kill(job.rank_pids()[0], signal.SIGTERM)
@@ -47,7 +47,7 @@ def test_the_run_goes_on_where_it_was(kind: str, stop: int, tmp_path: Path) -> N
     step = job.events("saved")[-1]["step"]
     assert (step > _STEPS_PER_PASS) == (stop > _STEPS_PER_PASS)
     before = (output / "reads").stat().st_size
-    job = holdfast(output, program=tiny(output, *shape))
+    job = safepoint(output, program=tiny(output, *shape))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_same_run(output, reference)
@@ -70,12 +70,12 @@ def test_a_pass_that_has_ended_is_not_begun_again(data: str, tmp_path: Path) -> 
     shape = ("--data", data, "--max-steps", str(_STEPS), "--samples", "64")
     saves = ("--save-strategy", "steps", "--save-steps", str(_STEPS_PER_PASS))
     reference, output = tmp_path / "reference", tmp_path / "run"
-    job = holdfast(reference, *saves, program=tiny(reference, *shape))
+    job = safepoint(reference, *saves, program=tiny(reference, *shape))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     name = f"checkpoint-{_STEPS_PER_PASS}"
     shutil.copytree(reference / name, output / name)
-    job = holdfast(output, *saves, program=tiny(output, *shape))
+    job = safepoint(output, *saves, program=tiny(output, *shape))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_same_run(output, reference)
@@ -86,17 +86,17 @@ def test_a_step_that_is_given_up_is_trained_on_later(tmp_path: Path) -> None:
     """Its batches were read, and the loader stood behind them; it goes on where the step before had ended."""
     shape = ("--data", "stateful", "--samples", "128", "--grad-accum", "16", "--epochs", "1", "--logging-steps", "1")
     reference, output = tmp_path / "reference", tmp_path / "run"
-    job = holdfast(reference, program=tiny(reference, *shape))
+    job = safepoint(reference, program=tiny(reference, *shape))
     with no_orphans(job):
         assert job.wait() == 0, job.text
-    job = holdfast(output, "--grace", "5", program=tiny(output, *shape, "--step-ms", "500"))
+    job = safepoint(output, "--grace", "5", program=tiny(output, *shape, "--step-ms", "500"))
     with no_orphans(job):
         job.wait_for_mark("train 1", count=2)
         job.signal()
         assert job.wait() == 75, job.text
     assert job.events("step_given_up")[0]["step"] == 2
     assert job.events("saved")[-1]["step"] == 1
-    job = holdfast(output, program=tiny(output, *shape))
+    job = safepoint(output, program=tiny(output, *shape))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_same_run(output, reference)

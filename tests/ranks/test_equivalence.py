@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.equality import assert_same_run
-from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
+from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
@@ -31,7 +31,7 @@ def shape(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def reference(shape: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("reference") / shape
-    job = holdfast(output, "--nproc-per-node", "2", program=tiny(output, *SHAPES[shape].split()))
+    job = safepoint(output, "--nproc-per-node", "2", program=tiny(output, *SHAPES[shape].split()))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     return output
@@ -50,20 +50,20 @@ STOPS = {
 @pytest.mark.parametrize("often", [pytest.param("once", marks=pytest.mark.long), "often"])
 def test_interrupted_run_equals_uninterrupted(shape: str, reference: Path, often: str, tmp_path: Path) -> None:
     """After SIGTERM to one rank, or SIGKILL to all after a save, everything is the reference's."""
-    seed = int(os.environ.get("HOLDFAST_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
-    print(f"HOLDFAST_TEST_SEED={seed}")
+    seed = int(os.environ.get("SAFEPOINT_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
+    print(f"SAFEPOINT_TEST_SEED={seed}")
     draw = random.Random(seed)
     output = tmp_path / "run"
     program = tiny(output, *SHAPES[shape].split(), "--step-ms", "50", "--eval-ms", "100")
     for attempt, (where, between) in enumerate(STOPS[shape, often], start=1):
         step = draw.randint(*between)
-        job = holdfast(output, "--nproc-per-node", "2", program=program)
+        job = safepoint(output, "--nproc-per-node", "2", program=program)
         with no_orphans(job):
             job.wait_for_event("attempt_started", count=attempt)
             _stop(job, where, step, rank=attempt % 2)
         assert not (output / "final").exists()
         assert committed_steps(output)
-    job = holdfast(output, "--nproc-per-node", "2", program=program)
+    job = safepoint(output, "--nproc-per-node", "2", program=program)
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_same_run(output, reference)
@@ -98,15 +98,15 @@ def test_experts_that_are_saved_one_by_one(tmp_path: Path) -> None:
     """The Trainer alone finds none of them in a checkpoint, and goes on with the script's."""
     options = ("--experts", "4", "--grad-accum", "1", "--epochs", "1", "--logging-steps", "1")
     reference, output = tmp_path / "reference", tmp_path / "run"
-    job = holdfast(reference, program=tiny(reference, *options))
+    job = safepoint(reference, program=tiny(reference, *options))
     with no_orphans(job):
         assert job.wait() == 0, job.text
-    job = holdfast(output, program=tiny(output, *options, "--step-ms", "50"))
+    job = safepoint(output, program=tiny(output, *options, "--step-ms", "50"))
     with no_orphans(job):
         job.wait_for_step(5)
         job.signal(signal.SIGTERM)
         assert job.wait() == 75, job.text
-    job = holdfast(output, program=tiny(output, *options, "--model-seed", "2"))
+    job = safepoint(output, program=tiny(output, *options, "--model-seed", "2"))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_same_run(output, reference)

@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from holdfast.checkpoint.inventory import open_inventory
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.storage.store import Store
-from holdfast.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
+from safepoint.checkpoint.inventory import open_inventory
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.storage.store import Store
+from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
 from tests.support.ceph_rgw import CephRgw
 from tests.support.disk import DiskWatch
-from tests.support.jobs import Job, holdfast, no_orphans, tiny
+from tests.support.jobs import Job, no_orphans, safepoint, tiny
 from tests.support.moto_server import MotoServer
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
@@ -55,7 +55,7 @@ class Place:
         # Not the folder whose model would be taken for the final one.
         program = tiny(self.output, "--end", "end", "--max-steps", "2", *sharing, *arguments)
         options = ("--nproc-per-node", "2", "--output-dir", self.location, "--local-dir", str(self.output))
-        return holdfast(self.output, *options, program=program, **self._proxied, **env)
+        return safepoint(self.output, *options, program=program, **self._proxied, **env)
 
     def names(self) -> list[str]:
         return [item.key for item in self.store.list("final")]
@@ -73,7 +73,7 @@ class Place:
         ours = found.state_dict()
         assert all(torch.equal(tensor, whole[name]) for name, tensor in ours.items() if name in whole)
         assert len(ours.keys() & whole.keys()) >= len(ours) - 1
-        assert not list(self.store.list(".holdfast/unfinished"))
+        assert not list(self.store.list(".safepoint/unfinished"))
         assert self.store.sweep() == 0
 
 
@@ -105,7 +105,7 @@ def test_neither_disk_nor_memory(place: Place, proxy: FaultProxy, tmp_path: Path
         first = job.rank_pids()[0]
         Path(f"/proc/{first}/clear_refs").write_text("5")  # the peak begins anew
         before_mb, peak_mb = memory_mb(first, "VmRSS"), 0.0
-        with DiskWatch(place.output / ".holdfast") as watch:
+        with DiskWatch(place.output / ".safepoint") as watch:
             while job.process.poll() is None and not job.events("uploaded"):
                 peak_mb = max(peak_mb, memory_mb(first, "VmHWM"))
                 time.sleep(0.02)
@@ -133,7 +133,7 @@ def test_ended_in_the_middle(how: str, place: Place, proxy: FaultProxy, tmp_path
             job.signal()
             assert job.wait() == 75, job.text
     assert MANIFEST_NAME not in " ".join(place.names())
-    assert [item.key for item in place.store.list(".holdfast/unfinished")] == [".holdfast/unfinished/final"]
+    assert [item.key for item in place.store.list(".safepoint/unfinished")] == [".safepoint/unfinished/final"]
     proxy.clear()
     end(place.start("--hidden", "1024", "--save-strategy", "steps", "--save-steps", "2"))
     place.assert_complete(tmp_path / "found")
@@ -148,11 +148,11 @@ def test_a_store_that_refuses(place: Place, proxy: FaultProxy, tmp_path: Path) -
     assert proxy.injected[Kind.STATUS] >= 3, "tried again"
     assert job.events("final_missing")
     assert MANIFEST_NAME not in " ".join(place.names())
-    command = re.search(r"`holdfast (checkpoints export [^`]+)`", job.text)
+    command = re.search(r"`safepoint (checkpoints export [^`]+)`", job.text)
     assert command is not None, job.text
     proxy.clear()
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", *shlex.split(command[1])],
+        [sys.executable, "-m", "safepoint.cli.main", *shlex.split(command[1])],
         env={**os.environ, **place.variables},
         capture_output=True,
         text=True,
@@ -178,7 +178,7 @@ def test_a_network_that_breaks(place: Place, proxy: FaultProxy, tmp_path: Path) 
 @pytest.mark.long
 def test_ranks_that_have_nothing_to_send_wait(place: Place, proxy: FaultProxy) -> None:
     """The upload takes longer than ranks wait for one that is silent: it is not silent."""
-    job = place.start("--hidden", "1024", strategy="", HOLDFAST_PEER_TIMEOUT="20")
+    job = place.start("--hidden", "1024", strategy="", SAFEPOINT_PEER_TIMEOUT="20")
     with no_orphans(job):
         job.wait_for_event("finished")
         proxy.up._bytes_per_s = 1.2e6

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.equality import logged, same, samples
-from tests.support.jobs import holdfast, no_orphans, read_events, tiny
+from tests.support.jobs import no_orphans, read_events, safepoint, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400), pytest.mark.long]
 
@@ -30,7 +30,7 @@ def run(output: Path, strategy: str, ranks: int, *arguments: str, accumulation: 
         *arguments,
     )
     saves = ("--save-strategy", "steps", "--save-steps", str(STEP))
-    job = holdfast(output, "--nproc-per-node", str(ranks), *saves, program=program)
+    job = safepoint(output, "--nproc-per-node", str(ranks), *saves, program=program)
     with no_orphans(job):
         assert job.wait(200) == 0, job.text
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
 from tests.support.equality import logged
 from tests.support.jobs import (
     TINY,
     Job,
     committed_steps,
     environment,
-    holdfast,
     is_alive,
     no_orphans,
     read_events,
+    safepoint,
     tiny,
     wait_until_gone,
 )
@@ -36,7 +36,7 @@ def assert_saved_and_valid(output: Path) -> int:
     newest = list_checkpoints(output)[0]
     verdict = verify(newest)
     assert verdict.is_valid, verdict.faults
-    assert not list((output / ".holdfast" / "trash").iterdir())
+    assert not list((output / ".safepoint" / "trash").iterdir())
     assert verdict.manifest is not None
     return verdict.manifest.step
 
@@ -44,7 +44,7 @@ def assert_saved_and_valid(output: Path) -> int:
 def test_signal_during_model_load_ends_promptly_with_143(tmp_path: Path) -> None:
     """Before anything could be saved the exit code is 143, and nobody waits for the model."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--load-s", "60"))
+    job = safepoint(output, *TWO, program=tiny(output, "--load-s", "60"))
     with no_orphans(job):
         job.wait_for("both ranks loading", lambda: len(list(output.glob("loading-*"))) == 2)
         job.signal()
@@ -55,7 +55,7 @@ def test_signal_during_model_load_ends_promptly_with_143(tmp_path: Path) -> None
 def test_signal_to_one_rank_during_model_load_ends_all_ranks(tmp_path: Path) -> None:
     """One rank that leaves before the first step takes the others along, and nothing is restarted."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--load-s", "60"))
+    job = safepoint(output, *TWO, program=tiny(output, "--load-s", "60"))
     with no_orphans(job):
         job.wait_for("both ranks loading", lambda: len(list(output.glob("loading-*"))) == 2)
         ranks = children(job.process.pid)
@@ -68,7 +68,7 @@ def test_signal_to_one_rank_during_model_load_ends_all_ranks(tmp_path: Path) -> 
 def test_signal_before_the_first_step_saves_it(tmp_path: Path) -> None:
     """In the first step a signal means: finish it, save it, 75."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "1500", "--grad-accum", "1"))
+    job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "1500", "--grad-accum", "1"))
     with no_orphans(job):
         job.wait_for_mark("train 0")
         job.signal()
@@ -81,11 +81,11 @@ def test_signal_during_a_periodic_save_needs_no_further_step(tmp_path: Path) -> 
     """A signal while a checkpoint is being written ends the run with that checkpoint or the next step's."""
     output = tmp_path / "run"
     options = ("--save-strategy", "steps", "--save-steps", "1", "--hidden", "512", "--grad-accum", "1")
-    job = holdfast(output, *TWO, program=tiny(output, *options, "--epochs", "10"))
+    job = safepoint(output, *TWO, program=tiny(output, *options, "--epochs", "10"))
     with no_orphans(job):
         job.wait_for_event("saved", count=2)
         job.wait_for(
-            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/*/checkpoint-*/merged/*"))
+            "a save under way", lambda: list((output / ".safepoint" / "work").glob("*/*/checkpoint-*/merged/*"))
         )
         os.kill(job.rank_pids()[1], signal.SIGTERM)
         assert job.wait(30) == 75, job.text
@@ -99,14 +99,14 @@ def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> 
     """An evaluation does not delay the exit; the next start begins with it."""
     output = tmp_path / "run"
     options = ("--eval-strategy", "steps", "--eval-steps", "4", "--epochs", "1")
-    job = holdfast(output, *TWO, program=tiny(output, *options, "--eval-ms", "2000"))
+    job = safepoint(output, *TWO, program=tiny(output, *options, "--eval-ms", "2000"))
     with no_orphans(job):
         job.wait_for_mark("eval 4")
         job.signal()
         assert job.wait(15) == 75, job.text
     assert assert_saved_and_valid(output) == 4
     assert "eval_loss" not in job.text
-    job = holdfast(output, *TWO, program=tiny(output, *options))
+    job = safepoint(output, *TWO, program=tiny(output, *options))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert "'eval_loss'" in job.text.split("attempt 2")[1].split("'loss'")[0], "the evaluation came too late"
@@ -115,7 +115,7 @@ def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> 
 def test_signal_inside_gradient_accumulation_finishes_the_step_when_there_is_time(tmp_path: Path) -> None:
     """With grace to spare the running step is finished and saved."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--grad-accum", "8", "--step-ms", "100"))
+    job = safepoint(output, *TWO, program=tiny(output, "--grad-accum", "8", "--step-ms", "100"))
     with no_orphans(job):
         job.wait_for_mark("train 1", count=2)
         job.signal()
@@ -127,7 +127,7 @@ def test_a_step_that_would_miss_the_deadline_is_given_up(tmp_path: Path) -> None
     """With little grace the step before is saved at once, and the log says which step was given up."""
     output = tmp_path / "run"
     options = ("--grad-accum", "16", "--step-ms", "500", "--samples", "128")
-    job = holdfast(output, *TWO, "--grace", "5", program=tiny(output, *options))
+    job = safepoint(output, *TWO, "--grace", "5", program=tiny(output, *options))
     with no_orphans(job):
         job.wait_for_mark("train 1", count=2)
         started = time.monotonic()
@@ -142,7 +142,7 @@ def test_a_step_that_would_miss_the_deadline_is_given_up(tmp_path: Path) -> None
 def test_a_signal_to_the_launcher_after_the_ranks_changes_nothing(tmp_path: Path) -> None:
     """One rank was signalled, all have saved and left; the launcher, signalled then, still says that it is saved."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50"))
     with no_orphans(job):
         job.wait_for_step(2)
         pids = job.rank_pids()
@@ -157,20 +157,20 @@ def test_a_signal_to_the_launcher_after_the_ranks_changes_nothing(tmp_path: Path
 def test_signal_during_resume_loses_nothing(tmp_path: Path) -> None:
     """A start that is interrupted before it trains leaves the checkpoint as it was."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50"))
     with no_orphans(job):
         job.wait_for_step(3)
         job.signal()
         assert job.wait(30) == 75, job.text
     step = assert_saved_and_valid(output)
-    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50"))
     with no_orphans(job):
         job.wait_for_event("resumed")
         job.signal()
         code = job.wait(30)
     assert code in {75, 143}, job.text
     assert assert_saved_and_valid(output) >= step
-    job = holdfast(output, *TWO, program=tiny(output))
+    job = safepoint(output, *TWO, program=tiny(output))
     with no_orphans(job):
         assert job.wait() == 0, job.text
 
@@ -179,7 +179,7 @@ def test_signal_during_resume_loses_nothing(tmp_path: Path) -> None:
 def test_signals_twice_in_a_row_are_one_stop(tmp_path: Path) -> None:
     """A second SIGTERM neither kills the save nor starts another one."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50"))
     with no_orphans(job):
         job.wait_for_step(3)
         job.signal()
@@ -195,7 +195,7 @@ def test_signals_twice_in_a_row_are_one_stop(tmp_path: Path) -> None:
 def test_one_sigint_saves(tmp_path: Path) -> None:
     """Ctrl-C once to the launcher is a stop like any other."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50"))
+    job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50"))
     with no_orphans(job):
         job.wait_for_step(3)
         job.signal(signal.SIGINT)
@@ -206,7 +206,7 @@ def test_one_sigint_saves(tmp_path: Path) -> None:
 def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
     """Ctrl-C twice means now: exit code 130, no rank left."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--grad-accum", "1", "--step-ms", "20000"))
+    job = safepoint(output, *TWO, program=tiny(output, "--grad-accum", "1", "--step-ms", "20000"))
     with no_orphans(job):
         job.wait_for_mark("train 0", rank=1)
         job.signal(signal.SIGINT)
@@ -220,7 +220,7 @@ def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
 def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
     """SIGUSR1 to the launcher takes one checkpoint on demand and training finishes."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "3"))
+    job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "3"))
     with no_orphans(job):
         job.wait_for_step(3)
         job.signal(signal.SIGUSR1)
@@ -234,7 +234,7 @@ def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> 
     """SIGKILL of one rank restarts the job, which goes on from the last checkpoint to its end."""
     output = tmp_path / "run"
     options = ("--save-strategy", "steps", "--save-steps", "4", "--crash-step", "6", "--crash-rank", "1")
-    job = holdfast(output, *TWO, program=tiny(output, *options))
+    job = safepoint(output, *TWO, program=tiny(output, *options))
     with no_orphans(job):
         assert job.wait(120) == 0, job.text
     assert [event["step"] for event in read_events(output, "resumed_from_memory")] == [4]
@@ -249,7 +249,7 @@ def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> 
 def test_restarts_are_counted(tmp_path: Path) -> None:
     """With --max-restarts 0 the killed rank's fate is the job's: 128 + 9."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, "--max-restarts", "0", program=tiny(output, "--crash-step", "3"))
+    job = safepoint(output, *TWO, "--max-restarts", "0", program=tiny(output, "--crash-step", "3"))
     with no_orphans(job):
         assert job.wait() == 137, job.text
     assert "SIGKILL" in job.text
@@ -259,27 +259,27 @@ def test_everything_killed_during_a_save_leaves_nothing_torn(tmp_path: Path) -> 
     """SIGKILL of all processes inside a save: the next start resumes from the step before and cleans up."""
     output = tmp_path / "run"
     options = ("--save-strategy", "steps", "--save-steps", "1", "--hidden", "512", "--grad-accum", "1")
-    job = holdfast(output, *TWO, program=tiny(output, *options, "--epochs", "10"))
+    job = safepoint(output, *TWO, program=tiny(output, *options, "--epochs", "10"))
     with no_orphans(job):
         job.wait_for_event("saved", count=2)
         job.wait_for(
-            "a save under way", lambda: list((output / ".holdfast" / "work").glob("*/*/checkpoint-*/merged/*"))
+            "a save under way", lambda: list((output / ".safepoint" / "work").glob("*/*/checkpoint-*/merged/*"))
         )
         job.kill_everything()
     before = committed_steps(output)
     for path in list_checkpoints(output):
         assert verify(path).is_valid
-    job = holdfast(output, *TWO, program=tiny(output, *options, "--max-steps", str(before[-1] + 2)))
+    job = safepoint(output, *TWO, program=tiny(output, *options, "--max-steps", str(before[-1] + 2)))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert read_events(output, "resumed")[-1]["step"] == before[-1]
-    assert not list((output / ".holdfast" / "work").iterdir())
+    assert not list((output / ".safepoint" / "work").iterdir())
 
 
 def test_dead_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
     """SIGKILL of the launcher alone: the ranks save and end, no orphan trains on."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "20"))
+    job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "20"))
     with no_orphans(job):
         job.wait_for_step(3)
         pids = job.rank_pids()
@@ -293,7 +293,7 @@ def test_dead_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
 def test_silent_peer_does_not_hang_the_others(tmp_path: Path) -> None:
     """A stopped rank: the others give up after the timeout with a clear word, and the job ends."""
     output = tmp_path / "run"
-    job = holdfast(
+    job = safepoint(
         output,
         *TWO,
         "--max-restarts",
@@ -301,7 +301,7 @@ def test_silent_peer_does_not_hang_the_others(tmp_path: Path) -> None:
         "--grace",
         "4",
         program=tiny(output, "--step-ms", "200", "--epochs", "30", "--grad-accum", "1"),
-        HOLDFAST_PEER_TIMEOUT="3",
+        SAFEPOINT_PEER_TIMEOUT="3",
     )
     with no_orphans(job):
         job.wait_for_step(2)
@@ -323,13 +323,13 @@ def test_an_evaluation_that_is_left_in_its_second_set_counts_once(tmp_path: Path
     options = (*("--eval-strategy", "steps", "--eval-steps", "4", "--save-strategy", "steps", "--save-steps", "4"),)
     options += (*("--best", "--patience", "2", "--epochs", "8", "--grad-accum", "1", "--eval-sets", "one", "two"),)
     options += ("--settings", '{"metric_for_best_model": "eval_one_loss"}')
-    job = holdfast(output, *TWO, program=tiny(output, *options, "--eval-ms", "500"))
+    job = safepoint(output, *TWO, program=tiny(output, *options, "--eval-ms", "500"))
     with no_orphans(job):
         job.wait_for_mark("eval 8", 5)  # four of each set
         job.signal()
         assert job.wait(30) == 75, job.text
     assert assert_saved_and_valid(output) == 8
-    job = holdfast(output, *TWO, program=tiny(output, *options))
+    job = safepoint(output, *TWO, program=tiny(output, *options))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     # Step 4 (the best so far), 8 and 12: two without improvement.
@@ -344,18 +344,18 @@ def test_early_stopping_keeps_its_patience(tmp_path: Path) -> None:
     output = tmp_path / "run"
     options = (*("--eval-strategy", "steps", "--eval-steps", "4", "--save-strategy", "steps", "--save-steps", "4"),)
     options += (*("--best", "--patience", "3", "--epochs", "8", "--step-ms", "40", "--grad-accum", "1"),)
-    job = holdfast(output, *TWO, program=tiny(output, *options))
+    job = safepoint(output, *TWO, program=tiny(output, *options))
     with no_orphans(job):
         job.wait_for_mark("train 10")
         job.signal()
         assert job.wait(30) == 75, job.text
-    job = holdfast(output, *TWO, program=tiny(output, *options))
+    job = safepoint(output, *TWO, program=tiny(output, *options))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     # Steps 4 (the best so far), 8, 12 and 16: three without improvement.
     assert read_events(output, "finished")[0]["step"] == 16
     # A third start has nothing to do, and does not train past the decision.
-    job = holdfast(output, *TWO, program=tiny(output, *options))
+    job = safepoint(output, *TWO, program=tiny(output, *options))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert read_events(output, "finished")[1]["step"] == 16
@@ -366,7 +366,7 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path) -> None:
     """The end of training is not remembered against a script that now asks for more."""
     output = tmp_path / "run"
     for max_steps in ("4", "7"):
-        job = holdfast(output, program=tiny(output, "--max-steps", max_steps))
+        job = safepoint(output, program=tiny(output, "--max-steps", max_steps))
         with no_orphans(job):
             assert job.wait() == 0, job.text
     assert [event["step"] for event in read_events(output, "finished")] == [4, 7]
@@ -378,7 +378,7 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path) -> None:
 def test_files_of_callbacks_are_in_the_last_checkpoint(tmp_path: Path) -> None:
     """What callbacks of any rank add when told of a save is named in the manifest after an interruption too."""
     output = tmp_path / "run"
-    job = holdfast(output, *TWO, program=tiny(output, "--add-file", "--step-ms", "50"))
+    job = safepoint(output, *TWO, program=tiny(output, "--add-file", "--step-ms", "50"))
     with no_orphans(job):
         job.wait_for_mark("train 2")
         job.signal()
@@ -392,9 +392,9 @@ def test_files_of_callbacks_are_in_the_last_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_one_process_without_any_launcher(tmp_path: Path) -> None:
-    """`python -m holdfast.training SCRIPT` alone saves, exits 75 and resumes."""
+    """`python -m safepoint.training SCRIPT` alone saves, exits 75 and resumes."""
     output = tmp_path / "run"
-    command = [sys.executable, "-m", "holdfast.training", *tiny(output, "--step-ms", "50", "--epochs", "1")]
+    command = [sys.executable, "-m", "safepoint.training", *tiny(output, "--step-ms", "50", "--epochs", "1")]
     job = Job(command, output, log=tmp_path / "log")
     with no_orphans(job):
         job.wait_for_step(3)
@@ -416,9 +416,9 @@ def test_under_plain_torchrun_an_interruption_is_never_a_success(tmp_path: Path)
         port = probe.getsockname()[1]
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)),
-        *("-m", "holdfast.training", str(TINY), "--out", str(output), "--step-ms", "50", "--epochs", "1"),
+        *("-m", "safepoint.training", str(TINY), "--out", str(output), "--step-ms", "50", "--epochs", "1"),
     ]
-    job = Job(command, output, log=tmp_path / "log", env=environment(HOLDFAST_SAVE_STEPS="100"))
+    job = Job(command, output, log=tmp_path / "log", env=environment(SAFEPOINT_SAVE_STEPS="100"))
     with no_orphans(job):
         job.wait_for_step(3)
         job.signal()
@@ -434,5 +434,5 @@ def children(pid: int) -> list[int]:
     """Living children of a launcher that are ranks, oldest first."""
     pids = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     return [
-        pid for pid in pids if is_alive(pid) and b"holdfast.training" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in pids if is_alive(pid) and b"safepoint.training" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]

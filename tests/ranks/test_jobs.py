@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.jobs.history import History
-from holdfast.jobs.local import LocalJobs
-from holdfast.jobs.places import job_folder
-from holdfast.jobs.processes import processes_of
-from holdfast.jobs.state import JobState, Wanted
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.jobs.history import History
+from safepoint.jobs.local import LocalJobs
+from safepoint.jobs.places import job_folder
+from safepoint.jobs.processes import processes_of
+from safepoint.jobs.state import JobState, Wanted
 from tests.support.equality import finals, same
 from tests.support.jobs_local import Place, jobs_in, tell_to_stop
 from tests.support.moto_server import MotoServer
@@ -192,7 +192,7 @@ def test_whatever_is_killed_the_job_ends_as_if_nothing_had_been(
 
 def connect(server: MotoServer) -> None:
     """Write down the keys of the connection `store`."""
-    connections = Path(os.environ["XDG_CONFIG_HOME"], "holdfast", "connections.toml")
+    connections = Path(os.environ["XDG_CONFIG_HOME"], "safepoint", "connections.toml")
     connections.parent.mkdir(parents=True)
     connections.touch(mode=0o600)
     connections.write_text("[store]\n" + "".join(f'{name} = "{text}"\n' for name, text in server.variables.items()))
@@ -238,8 +238,8 @@ def test_who_brings_checkpoints_to_a_store_may_be_killed(
 @long
 def test_killed_at_any_time_again_and_again(place: Place, reference: Place) -> None:
     """Five times, whoever happens to be there at that moment."""
-    seed = int(os.environ.get("HOLDFAST_TEST_SEED", random.randrange(2**32)))
-    print(f"HOLDFAST_TEST_SEED={seed}")
+    seed = int(os.environ.get("SAFEPOINT_TEST_SEED", random.randrange(2**32)))
+    print(f"SAFEPOINT_TEST_SEED={seed}")
     chance = random.Random(seed)
     place.jobs.submit(place.training("a", "--resumed-step-ms", "600", settings={"save_steps": 1}))
     for _ in range(5):
@@ -405,7 +405,7 @@ def test_deleted_while_it_runs_its_checkpoints_stay_until_they_are_asked_for(pla
 
 def _is_ours(pid: int) -> bool:
     try:
-        return b"holdfast" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"safepoint" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -414,7 +414,7 @@ def _is_ours(pid: int) -> bool:
 def test_keys_are_never_on_a_disk_nor_on_a_command_line(place: Place) -> None:
     """The rank has them; no file of ours, no list of arguments and no log has."""
     secret = f"geheim-{random.getrandbits(64):x}"
-    folder = place.root / "config" / "holdfast"
+    folder = place.root / "config" / "safepoint"
     folder.mkdir(parents=True)
     connections = folder / "connections.toml"
     connections.write_text(f'[minio]\nAWS_ACCESS_KEY_ID = "me"\nAWS_SECRET_ACCESS_KEY = "{secret}"\n')

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
 from tests.support.equality import assert_same_run
 from tests.support.jobs import (
     Job,
     committed_steps,
     environment,
-    holdfast,
     no_orphans,
     read_events,
+    safepoint,
     tiny,
     wait_until_gone,
 )
@@ -58,7 +58,7 @@ def test_keeper_alone_commits_the_newest_snapshot_and_ends(tmp_path: Path) -> No
     """SIGKILL of launcher and ranks: the keeper saves what they had, and nothing of them stays."""
     output, temp = tmp_path / "run", _temp(tmp_path)
     program = tiny(output, "--grad-accum", "1", "--step-ms", "100", "--epochs", "20")
-    job = holdfast(output, *TWO, "--snapshot-steps", "1", program=program, TMPDIR=str(temp))
+    job = safepoint(output, *TWO, "--snapshot-steps", "1", program=program, TMPDIR=str(temp))
     with no_orphans(job):
         job.wait_for_mark("train 4", rank=1)
         keepers = keepers_of(job.process.pid)
@@ -72,7 +72,7 @@ def test_keeper_alone_commits_the_newest_snapshot_and_ends(tmp_path: Path) -> No
     assert saved["trigger"] == "failure"
     assert at - 1 <= saved["step"] <= at + 1
     last = str(saved["step"] + 2)
-    job = holdfast(output, *TWO, program=tiny(output, "--grad-accum", "1", "--max-steps", last), TMPDIR=str(temp))
+    job = safepoint(output, *TWO, program=tiny(output, "--grad-accum", "1", "--max-steps", last), TMPDIR=str(temp))
     with no_orphans(job):
         job.wait_for_event("resumed", step=saved["step"])
         keepers = keepers_of(job.process.pid)
@@ -85,7 +85,7 @@ def test_everything_killed_goes_on_from_the_newest_checkpoint(tmp_path: Path) ->
     """With the keeper killed too, the newest checkpoint counts, and the next start's end leaves nothing."""
     output, temp = tmp_path / "run", _temp(tmp_path)
     program = tiny(output, *EVERY_STEP, "--step-ms", "100", "--epochs", "20")
-    job = holdfast(output, *TWO, program=program, TMPDIR=str(temp))
+    job = safepoint(output, *TWO, program=program, TMPDIR=str(temp))
     with no_orphans(job):
         job.wait_for_event("saved", count=3)
         keepers = keepers_of(job.process.pid)
@@ -94,13 +94,13 @@ def test_everything_killed_goes_on_from_the_newest_checkpoint(tmp_path: Path) ->
         wait_until_gone([*keepers, *job.rank_pids()])
     assert not sockets_of(job.process.pid)
     newest = committed_steps(output)[-1]
-    job = holdfast(output, *TWO, program=tiny(output, *EVERY_STEP, "--max-steps", str(newest + 3)), TMPDIR=str(temp))
+    job = safepoint(output, *TWO, program=tiny(output, *EVERY_STEP, "--max-steps", str(newest + 3)), TMPDIR=str(temp))
     with no_orphans(job):
         job.wait_for_event("resumed", step=newest)
         keepers = keepers_of(job.process.pid)
         assert job.wait() == 0, job.text
     assert_nothing_left(job, temp, keepers)
-    assert not list((output / ".holdfast" / "work").iterdir())
+    assert not list((output / ".safepoint" / "work").iterdir())
 
 
 # ---- what waits for the keeper ----------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_callbacks_that_look_at_checkpoints_find_them(tmp_path: Path) -> None:
     """A callback with `on_save` makes each save wait; what it adds is named in each manifest."""
     output = tmp_path / "run"
     program = tiny(output, *EVERY_STEP, "--add-file", "--max-steps", "4")
-    job = holdfast(output, *TWO, program=program)
+    job = safepoint(output, *TWO, program=program)
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert "AddFile looks at every checkpoint: training waits until it is written" in job.text
@@ -127,7 +127,7 @@ def test_retention_and_best_model_are_those_of_synchronous_saves(tmp_path: Path)
     kept: dict[str, list[int]] = {}
     for name, slots in (("keeper", ()), ("without", ("--snapshot-slots", "0"))):
         output = tmp_path / name
-        job = holdfast(output, *slots, program=tiny(output, *options, "--step-ms", "100"))
+        job = safepoint(output, *slots, program=tiny(output, *options, "--step-ms", "100"))
         with no_orphans(job):
             job.wait_for_event("saved")
             assert bool(keepers_of(job.process.pid)) == (name == "keeper")
@@ -144,7 +144,7 @@ def test_signal_while_the_keeper_writes_saves_the_last_step(tmp_path: Path) -> N
     """SIGTERM with a periodic save still under way: both are committed, and the code is 75."""
     output = tmp_path / "run"
     program = tiny(output, *EVERY_STEP, "--step-ms", "100", "--epochs", "20")
-    job = holdfast(output, *TWO, program=program)
+    job = safepoint(output, *TWO, program=program)
     with no_orphans(job):
         job.wait_for_event("saved", count=2)
         with stopped(keepers_of(job.process.pid)[0]):
@@ -168,10 +168,10 @@ def test_under_plain_torchrun_the_first_rank_starts_the_keeper(tmp_path: Path) -
     output, temp = tmp_path / "run", _temp(tmp_path)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *("--max-restarts", "1", "--monitor-interval", "0.1", "-m", "holdfast.training"),
+        *("--max-restarts", "1", "--monitor-interval", "0.1", "-m", "safepoint.training"),
         *tiny(output, "--grad-accum", "1", "--step-ms", "100", "--max-steps", "40"),
     ]
-    changes = {"HOLDFAST_SAVE_STEPS": "1", "TMPDIR": str(temp)}
+    changes = {"SAFEPOINT_SAVE_STEPS": "1", "TMPDIR": str(temp)}
     job = Job(command, output, log=tmp_path / "log", env=environment(**changes))
     with no_orphans(job):
         job.wait_for_event("saved", count=2)
@@ -197,7 +197,7 @@ def test_no_slots_means_no_keeper(tmp_path: Path) -> None:
     """With --snapshot-slots 0 the ranks save by themselves, each step that is asked for."""
     output = tmp_path / "run"
     program = tiny(output, *EVERY_STEP, "--max-steps", "6", "--step-ms", "50")
-    job = holdfast(output, *TWO, "--snapshot-slots", "0", program=program)
+    job = safepoint(output, *TWO, "--snapshot-slots", "0", program=program)
     with no_orphans(job):
         job.wait_for_mark("train 3")
         # Training has waited for it.
@@ -213,7 +213,7 @@ def test_automatic_snapshots_are_taken_without_saves(tmp_path: Path) -> None:
     """With --snapshot-steps auto a killed rank's job goes on from a step that nobody has asked to save."""
     output = tmp_path / "run"
     program = tiny(output, "--grad-accum", "1", "--step-ms", "100", "--max-steps", "30")
-    job = holdfast(output, *TWO, "--snapshot-steps", "auto", program=program)
+    job = safepoint(output, *TWO, "--snapshot-steps", "auto", program=program)
     with no_orphans(job):
         job.wait_for_mark("train 8")
         assert not job.events("saved")
@@ -238,7 +238,7 @@ def test_automatic_snapshots_are_taken_without_saves(tmp_path: Path) -> None:
 )
 def test_options_that_cannot_be_meant_are_refused(options: tuple[str, ...], text: str, tmp_path: Path) -> None:
     """Exit code 2 and a sentence, before anything is started."""
-    command = [sys.executable, "-m", "holdfast.cli.main", "run", *options, *tiny(tmp_path / "run")]
+    command = [sys.executable, "-m", "safepoint.cli.main", "run", *options, *tiny(tmp_path / "run")]
     result = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     assert result.returncode == 2, result.stderr
     assert text in " ".join(result.stderr.replace("│", " ").split())

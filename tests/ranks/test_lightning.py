@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.training.progress import State, read_progress
+from safepoint.training.progress import State, read_progress
 from tests.support.equality import finals, same
-from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events
+from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, safepoint
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -27,7 +27,7 @@ _VARIANTS = {
 
 def _start(output: Path, *arguments: str, ranks: int = 1) -> Job:
     program = [str(_PROGRAM), "--out", str(output), *arguments]
-    return holdfast(output, "--nproc-per-node", str(ranks), program=program)
+    return safepoint(output, "--nproc-per-node", str(ranks), program=program)
 
 
 def _finish(job: Job) -> None:
@@ -47,7 +47,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(ranks: int, tmp_path: Pat
         assert stopped.wait() == 75, stopped.text
     [stop] = read_events(output, "stop_requested")
     assert committed_steps(output)[-1] == stop["step"]
-    progress = read_progress(output / ".holdfast" / "progress.json")
+    progress = read_progress(output / ".safepoint" / "progress.json")
     assert progress is not None
     assert (progress.state, progress.step, progress.max_steps) == (State.INTERRUPTED, stop["step"], _STEPS)
     assert progress.loss is not None
@@ -59,7 +59,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(ranks: int, tmp_path: Pat
     _finish(_start(output, ranks=ranks))
     assert read_events(output, "resumed")[0]["step"] == stop["step"]
     assert read_events(output, "finished")[0]["step"] == _STEPS
-    progress = read_progress(output / ".holdfast" / "progress.json")
+    progress = read_progress(output / ".safepoint" / "progress.json")
     assert progress is not None
     assert (progress.percent, progress.max_steps, list(progress.eval_metrics)) == (100.0, _STEPS, ["val_loss"])
     for mine, expected in zip(finals(output, ranks), finals(tmp_path / "reference", ranks), strict=True):
@@ -146,16 +146,16 @@ def test_ranks_that_lightning_starts_are_refused(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import lightning.pytorch as pl, torch\n"
         "from lightning.pytorch.demos.boring_classes import BoringModel\n"
-        "from holdfast.lightning import HoldfastCallback\n"
+        "from safepoint.lightning import SafepointCallback\n"
         "pl.Trainer(accelerator='cpu', devices=2, strategy='ddp', logger=False, max_steps=2,\n"
-        "           callbacks=[HoldfastCallback(output_dir=sys.argv[2])]).fit(BoringModel())\n"
+        "           callbacks=[SafepointCallback(output_dir=sys.argv[2])]).fit(BoringModel())\n"
     )
     output = tmp_path / "run"
     command = [sys.executable, str(script), str(Path(__file__).parents[2]), str(output)]
     job = Job(command, output, log=tmp_path / "log", env=environment())
     with no_orphans(job):
         assert job.wait() == 1, job.text
-    assert "start all ranks with `holdfast run --nproc-per-node N SCRIPT`" in job.text
+    assert "start all ranks with `safepoint run --nproc-per-node N SCRIPT`" in job.text
 
 
 @pytest.mark.long
@@ -167,11 +167,11 @@ def test_more_ranks_than_lightning_has_devices_are_refused(tmp_path: Path) -> No
         "import sys\n"
         "import lightning.pytorch as pl\n"
         "from lightning.pytorch.demos.boring_classes import BoringModel\n"
-        "from holdfast.lightning import HoldfastCallback\n"
+        "from safepoint.lightning import SafepointCallback\n"
         "pl.Trainer(accelerator='cpu', devices=1, logger=False, max_steps=2,\n"
-        "           callbacks=[HoldfastCallback(output_dir=sys.argv[1])]).fit(BoringModel())\n"
+        "           callbacks=[SafepointCallback(output_dir=sys.argv[1])]).fit(BoringModel())\n"
     )
-    job = holdfast(output, "--nproc-per-node", "2", program=[str(script), str(output)])
+    job = safepoint(output, "--nproc-per-node", "2", program=[str(script), str(output)])
     with no_orphans(job):
         assert job.wait() == 2, job.text
     assert "Lightning trains on 1 rank(s), and 2 were started" in job.text

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
-from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
+from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
-_TRIALS = int(os.environ.get("HOLDFAST_TEST_TRIALS", "1"))
+_TRIALS = int(os.environ.get("SAFEPOINT_TEST_TRIALS", "1"))
 _STEP = ("--step-ms", "70", "--grad-accum", "1", "--epochs", "200")
 
 
 def two_agents(output: Path, *arguments: str) -> tuple[Job, Job]:
     port = str(free_port())
     first, second = (
-        holdfast(
+        safepoint(
             output,
             *("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port),
             program=tiny(output, *arguments),
@@ -99,7 +99,7 @@ def test_one_agent_with_two_ranks_one_rank_signalled(tmp_path: Path) -> None:
     output = tmp_path / "run"
     step = 0
     for trial in range(1, _TRIALS + 1):
-        job = holdfast(output, "--nproc-per-node", "2", program=tiny(output, *_STEP))
+        job = safepoint(output, "--nproc-per-node", "2", program=tiny(output, *_STEP))
         with no_orphans(job):
             job.wait_for_event("attempt_started", count=trial)
             if trial > 1:

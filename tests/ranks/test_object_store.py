@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from holdfast.testing.fault_proxy import FaultProxy, add_mixture
+from safepoint.testing.fault_proxy import FaultProxy, add_mixture
 from tests.support.ceph_rgw import CephRgw
-from tests.support.commands import holdfast as run_command
+from tests.support.commands import safepoint as run_command
 from tests.support.equality import assert_same_run
-from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
+from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny
 from tests.support.moto_server import MotoServer, moto_server
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
@@ -52,7 +52,7 @@ def any_server(request: pytest.FixtureRequest) -> Iterator[MotoServer | CephRgw]
 def start(
     server: MotoServer, prefix: str, output: Path, *options: str, arguments: tuple[str, ...] = _ARGUMENTS
 ) -> Job:
-    return holdfast(
+    return safepoint(
         output,
         *("--nproc-per-node", "2", "--output-dir", str(server.location(prefix)), "--local-dir", str(output)),
         *options,
@@ -62,7 +62,7 @@ def start(
 
 
 def in_store(server: MotoServer | CephRgw, prefix: str) -> list[int]:
-    keys = [item.key for item in server.store(prefix).list() if item.key.endswith("holdfast-manifest.json")]
+    keys = [item.key for item in server.store(prefix).list() if item.key.endswith("safepoint-manifest.json")]
     return sorted(int(key.split("/")[0].split("-")[1]) for key in keys if key.startswith("checkpoint-"))
 
 
@@ -70,7 +70,7 @@ def test_resumed_on_an_emptied_disk(any_server: MotoServer | CephRgw, tmp_path: 
     """Preempted, every local file gone, the same command: fetched, bit-equal, and `final/` can be loaded."""
     prefix = f"emptied-{uuid.uuid4().hex}"
     reference = tmp_path / "reference"
-    job = holdfast(reference, "--nproc-per-node", "2", program=tiny(reference, *_ARGUMENTS))
+    job = safepoint(reference, "--nproc-per-node", "2", program=tiny(reference, *_ARGUMENTS))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     output = tmp_path / "run"
@@ -104,7 +104,7 @@ def test_a_damaged_newest_in_the_store_means_the_older_one(
 ) -> None:
     """A flipped byte is found while it arrives; a missing file before anything is fetched; the older one is used."""
     local, output = tmp_path / "local", tmp_path / "run"
-    job = holdfast(local, "--nproc-per-node", "2", "--save-steps", "4", program=tiny(local, *_ARGUMENTS))
+    job = safepoint(local, "--nproc-per-node", "2", "--save-steps", "4", program=tiny(local, *_ARGUMENTS))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     # Brought there as a whole: the mover of a training leaves out what a newer one has superseded.
@@ -163,7 +163,7 @@ def test_upload_failure_stops_the_run_when_asked_to(server: MotoServer, tmp_path
     )
     with no_orphans(job):
         job.wait_for_step(3)
-        server.store("taken").write(".holdfast/attempt.json", b"{}")
+        server.store("taken").write(".safepoint/attempt.json", b"{}")
         os.kill(job.rank_pids()[0], signal.SIGUSR1)
         assert job.wait() == 13, job.text
     assert "stopping, because uploads fail" in job.text
@@ -174,11 +174,11 @@ def test_upload_failure_stops_the_run_when_asked_to(server: MotoServer, tmp_path
 def test_a_killed_mover_is_started_again(server: MotoServer, tmp_path: Path) -> None:
     """SIGKILL to the mover: training does not notice, and everything arrives. The keys are those of a connection."""
     output = tmp_path / "run"
-    connections = tmp_path / "holdfast" / "connections.toml"
+    connections = tmp_path / "safepoint" / "connections.toml"
     connections.parent.mkdir()
     connections.touch(mode=0o600)
     connections.write_text("[store]\n" + "".join(f'{name} = "{text}"\n' for name, text in server.variables.items()))
-    job = holdfast(
+    job = safepoint(
         output,
         *("--output-dir", str(server.location("killed")), "--local-dir", str(output), "--connection", "store"),
         *("--nproc-per-node", "2", "--save-steps", "5"),
@@ -222,7 +222,7 @@ def test_a_place_that_cannot_be_used_is_refused_before_training(
     output = tmp_path / "run"
     variables = {**server.variables, **changes}
     options = ("--output-dir", location, "--local-dir", str(output))
-    job = holdfast(output, *options, program=tiny(output, *_ARGUMENTS), **variables)
+    job = safepoint(output, *options, program=tiny(output, *_ARGUMENTS), **variables)
     with no_orphans(job):
         assert job.wait() == code, job.text
     assert said in job.text

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.training.progress import Progress, State, read_progress
-from tests.support.jobs import Job, environment, holdfast, no_orphans, read_events, tiny
+from safepoint.training.progress import Progress, State, read_progress
+from tests.support.jobs import Job, environment, no_orphans, read_events, safepoint, tiny
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -59,7 +59,7 @@ def polled(port: int, last_file: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def final(output: Path) -> Progress:
-    progress = read_progress(output / ".holdfast" / "progress.json")
+    progress = read_progress(output / ".safepoint" / "progress.json")
     assert progress is not None
     return progress
 
@@ -74,13 +74,13 @@ def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
     job_dir.mkdir()
     said.touch()
     port = free_port()
-    env = {"HOLDFAST_JOB_DIR": str(job_dir), "HOLDFAST_TERMINATION_LOG": str(said)}
+    env = {"SAFEPOINT_JOB_DIR": str(job_dir), "SAFEPOINT_TERMINATION_LOG": str(said)}
     options = (*TWO, "--metrics-port", str(port))
     # The second attempt is five times as fast as the first.
     slow, fast = ("--step-ms", "500"), ("--step-ms", "100")
     common = ("--samples", "256", "--batch-size", "4", "--grad-accum", "1", "--epochs", "1")
     with polled(port, output / "final" / "log.json") as answers:
-        job = holdfast(output, *options, program=tiny(output, *common, *slow), **env)
+        job = safepoint(output, *options, program=tiny(output, *common, *slow), **env)
         with no_orphans(job):
             job.wait_for_mark("train 6")
             job.signal()
@@ -90,7 +90,7 @@ def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
         assert json.loads(said.read_text())["currentStep"] == interrupted.step
         assert json.loads(said.read_text())["progressPercentage"] == interrupted.step * 100 // 32
         num_before = len(answers)
-        job = holdfast(output, *options, program=tiny(output, *common, *fast, "--logging-steps", "1"), **env)
+        job = safepoint(output, *options, program=tiny(output, *common, *fast, "--logging-steps", "1"), **env)
         with no_orphans(job):
             assert job.wait() == 0, job.text
     percentages = [answer["progressPercentage"] for answer in answers]
@@ -141,12 +141,12 @@ def test_a_rank_that_dies_is_told_and_so_is_the_end(tmp_path: Path) -> None:
     """Killed once, the training starts again; a program that fails ends as failed, with its error."""
     output, job_dir = tmp_path / "run", tmp_path / "job"
     job_dir.mkdir()
-    job = holdfast(
+    job = safepoint(
         output,
         *TWO,
         *("--snapshot-steps", "1", "--max-restarts", "1"),
         program=tiny(output, "--step-ms", "100", "--crash-step", "4", "--crash-rank", "1"),
-        HOLDFAST_JOB_DIR=str(job_dir),
+        SAFEPOINT_JOB_DIR=str(job_dir),
     )
     with no_orphans(job):
         job.wait_for_event("restarted")
@@ -169,7 +169,7 @@ def test_a_rank_that_dies_is_told_and_so_is_the_end(tmp_path: Path) -> None:
 def test_ranks_that_overstay_the_grace_period_are_told_by_the_launcher(tmp_path: Path) -> None:
     """They are stopped in every thread, and cannot say anything."""
     output = tmp_path / "run"
-    job = holdfast(output, "--grace", "2", program=tiny(output, "--step-ms", "100"))
+    job = safepoint(output, "--grace", "2", program=tiny(output, "--step-ms", "100"))
     with no_orphans(job):
         job.wait_for_step(2)
         os.kill(job.rank_pids()[0], signal.SIGSTOP)
@@ -186,11 +186,11 @@ def test_a_loop_under_plain_python_tells_its_end_itself(way: str, tmp_path: Path
     """Without a launcher there is nobody else."""
     output, script = tmp_path / "run", tmp_path / "script.py"
     script.write_text(
-        "import sys, torch, holdfast\n"
+        "import sys, torch, safepoint\n"
         "model = torch.nn.Linear(4, 4)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "data = torch.utils.data.DataLoader(torch.randn(64, 4))\n"
-        f"with holdfast.session(model=model, optimizer=optimizer, data=data, output_dir={str(output)!r}) as run:\n"
+        f"with safepoint.session(model=model, optimizer=optimizer, data=data, output_dir={str(output)!r}) as run:\n"
         "    for batch in run.batches():\n"
         "        model(batch).sum().backward()\n"
         "        optimizer.step()\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.verify import read_manifest, verify
+from safepoint.checkpoint.verify import read_manifest, verify
 from tests.support.equality import assert_same_run, finals, same
-from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny, wait_until_gone
+from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny, wait_until_gone
 from tests.support.keepers import keepers_of, kill
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -22,7 +22,7 @@ HANG = 6
 
 def _start(output: Path, sharing: str, *arguments: str, num_ranks: int = 2, options: Iterable[str] = ALL) -> Job:
     launch = ["-v", "--nproc-per-node", str(num_ranks), "--snapshot-sharing", sharing, *options]
-    return holdfast(output, *launch, program=[str(REPLICAS), "--out", str(output), *arguments])
+    return safepoint(output, *launch, program=[str(REPLICAS), "--out", str(output), *arguments])
 
 
 def _run(output: Path, sharing: str, *arguments: str, num_ranks: int = 2, options: Iterable[str] = ALL) -> Job:
@@ -226,7 +226,7 @@ def _trainer(output: Path, sharing: str) -> Job:
     saves = ("--save-strategy", "steps", "--save-steps", "4", "--step-ms", "40")
     shape = ("--max-steps", "24", "--grad-accum", "1", "--hidden", "256")
     launch = ("-v", "--nproc-per-node", "2", "--snapshot-sharing", sharing, *ALL)
-    return holdfast(output, *launch, program=tiny(output, *shape, *saves))
+    return safepoint(output, *launch, program=tiny(output, *shape, *saves))
 
 
 @pytest.mark.long
@@ -246,5 +246,5 @@ def test_the_trainer_s_files_are_those_of_its_first_rank(tmp_path: Path) -> None
     with no_orphans(last):
         assert last.wait(180) == 0, last.text
     assert_same_run(output, tmp_path / "alone")
-    times = tuple(f"holdfast_state_{rank}.pt" for rank in range(2))  # they tell for how long it has trained
+    times = tuple(f"safepoint_state_{rank}.pt" for rank in range(2))  # they tell for how long it has trained
     _assert_same_files(output, tmp_path / "alone", but=("trainer_state.json", "training_args.bin", *times))

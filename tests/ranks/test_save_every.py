@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
-from tests.support.jobs import holdfast, no_orphans, tiny
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
+from tests.support.jobs import no_orphans, safepoint, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 TWO = ("--nproc-per-node", "2")
@@ -18,7 +18,7 @@ def test_a_trainer_saves_by_time(tmp_path: Path) -> None:
     """Instead of by the script's steps; between two checkpoints there is the time that was asked for."""
     output = tmp_path / "run"
     program = tiny(output, "--max-steps", "60", "--step-ms", "50", "--save-strategy", "steps", "--save-steps", "1")
-    job = holdfast(output, *TWO, "--save-every", "1s", program=program)
+    job = safepoint(output, *TWO, "--save-every", "1s", program=program)
     with no_orphans(job):
         assert job.wait(200) == 0, job.text
     saved = job.events("saved")
@@ -33,7 +33,7 @@ def test_a_best_model_needs_checkpoints_of_its_own(tmp_path: Path) -> None:
     """By the clock the evaluated steps have none: refused before the model is loaded."""
     output = tmp_path / "run"
     program = tiny(output, "--best", "--eval-strategy", "steps", "--save-strategy", "steps", "--save-steps", "5")
-    job = holdfast(output, "--save-every", "10m", program=program)
+    job = safepoint(output, "--save-every", "10m", program=program)
     with no_orphans(job):
         assert job.wait() == 2
     assert "load_best_model_at_end" in job.text
@@ -44,7 +44,7 @@ def test_a_session_saves_by_time(tmp_path: Path) -> None:
     """Likewise, whatever the script says of steps."""
     output = tmp_path / "run"
     program = [str(LOOP), "--out", str(output), "--step-ms", "50", "--epochs", "12", "--save-steps", "1"]
-    job = holdfast(output, *TWO, "--save-every", "1s", program=program)
+    job = safepoint(output, *TWO, "--save-every", "1s", program=program)
     with no_orphans(job):
         assert job.wait(200) == 0, job.text
     assert 2 <= len(job.events("saved")) < 72, "of as many steps"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.verify import verify
-from holdfast.jobs.places import job_folder, state_folder
-from holdfast.jobs.processes import kill, processes_of
-from holdfast.sdk import LocalConfig, PeriodicCheckpointConfig, TrainerClient, TrainJob, TransformersTrainer
-from holdfast.sdk.upstream import trainer as kubeflow
+from safepoint.checkpoint.verify import verify
+from safepoint.jobs.places import job_folder, state_folder
+from safepoint.jobs.processes import kill, processes_of
+from safepoint.sdk import LocalConfig, PeriodicCheckpointConfig, TrainerClient, TrainJob, TransformersTrainer
+from safepoint.sdk.upstream import trainer as kubeflow
 from tests.support.ceph_rgw import CephRgw
 from tests.support.jobs import environment, wait_until_gone
 from tests.support.moto_server import MotoServer
@@ -202,7 +202,7 @@ class Bucket:
                 "AWS_ACCESS_KEY_ID": f"id-{uuid.uuid4()}",
                 "AWS_SECRET_ACCESS_KEY": f"key-{uuid.uuid4()}",
             }
-        path = config / "holdfast" / "connections.toml"
+        path = config / "safepoint" / "connections.toml"
         path.parent.mkdir(parents=True)
         path.touch(mode=0o600)
         lines = [f'{name} = "{text}"' for name, text in self.variables.items()]
@@ -260,18 +260,18 @@ def test_the_article_in_an_object_store(
     job = wait_until(client, name, is_at_step(10))
     assert job.output_dir == bucket.location
     assert processes_of(job_folder(name)), "there is something to look at"
-    assert bucket.places_of_keys(tmp_path) == [str(tmp_path / "config" / "holdfast" / "connections.toml")]
+    assert bucket.places_of_keys(tmp_path) == [str(tmp_path / "config" / "safepoint" / "connections.toml")]
     lines = list(client.get_job_logs(name, follow=True))
     assert "the end of the training function" in lines
     job = client.wait_for_job_status(name, timeout=100 * PATIENCE, polling_interval=1)
     found = client.list_checkpoints(name)
     assert [one.name for one in found] == ["checkpoint-36", "checkpoint-20", "final"]
     assert all(one.is_complete and one.path.startswith(bucket.location) for one in found)
-    assert bucket.places_of_keys(tmp_path) == [str(tmp_path / "config" / "holdfast" / "connections.toml")]
+    assert bucket.places_of_keys(tmp_path) == [str(tmp_path / "config" / "safepoint" / "connections.toml")]
     assert list(state_folder().glob("jobs.sqlite3*"))
     client.delete_job(name, with_checkpoints=True)
     left = [item.key for item in bucket.server.store(bucket.prefix).list()]
-    assert all(key.startswith(".holdfast/") for key in left), left
+    assert all(key.startswith(".safepoint/") for key in left), left
 
 
 @pytest.mark.long

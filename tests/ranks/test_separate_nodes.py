@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints
-from holdfast.checkpoint.inventory import Kind, open_inventory
-from holdfast.checkpoint.manifest import PART_NAME
-from holdfast.checkpoint.part import read_part, verify_part
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.catalog import checkpoint_name, list_checkpoints
+from safepoint.checkpoint.inventory import Kind, open_inventory
+from safepoint.checkpoint.manifest import PART_NAME
+from safepoint.checkpoint.part import read_part, verify_part
+from safepoint.checkpoint.verify import verify
 from tests.support.ceph_rgw import CephRgw
 from tests.support.equality import assert_same_run
-from tests.support.jobs import Job, holdfast, no_orphans, read_events, tiny
+from tests.support.jobs import Job, no_orphans, read_events, safepoint, tiny
 from tests.support.moto_server import MotoServer
 from tests.support.ports import free_port
 
@@ -53,7 +53,7 @@ def start(
 ) -> tuple[Job, Job]:
     port = str(free_port())
     first, second = (
-        holdfast(
+        safepoint(
             folder,
             *("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port),
             *("--output-dir", str(server.location(prefix)), "--local-dir", str(folder)),
@@ -92,7 +92,7 @@ def finish(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) 
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same training, never interrupted."""
     output = tmp_path_factory.mktemp("reference") / "run"
-    job = holdfast(output, "--nproc-per-node", "2", program=tiny(output, *_ARGUMENTS))
+    job = safepoint(output, "--nproc-per-node", "2", program=tiny(output, *_ARGUMENTS))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     return output
@@ -138,8 +138,8 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
         assert found.is_valid
     assert_same_run(nodes[0], reference)
     store = any_server.store(prefix)
-    assert list(store.list(".holdfast/parts")) == list(store.list(".holdfast/unfinished")) == []
-    assert {item.key for item in store.list("final")} >= {"final/model.safetensors", "final/holdfast-manifest.json"}
+    assert list(store.list(".safepoint/parts")) == list(store.list(".safepoint/unfinished")) == []
+    assert {item.key for item in store.list("final")} >= {"final/model.safetensors", "final/safepoint-manifest.json"}
 
 
 def test_a_damaged_part_comes_from_the_store(
@@ -225,7 +225,7 @@ def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) 
     """Parts on disks that die with their nodes are no checkpoint: both nodes say 13, and what to do."""
     port = str(free_port())
     jobs = [
-        holdfast(
+        safepoint(
             folder,
             *("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port),
             program=tiny(folder, *_ARGUMENTS),
@@ -247,4 +247,4 @@ def test_both_nodes_are_told_at_once(server: MotoServer, prefix: str, nodes: tup
         assert wait(jobs) == [75, 75]
     step = read_events(nodes[0], "saved")[-1]["step"]
     keys = [item.key for item in server.store(prefix).list(checkpoint_name(step))]
-    assert f"{checkpoint_name(step)}/holdfast-manifest.json" in keys
+    assert f"{checkpoint_name(step)}/safepoint-manifest.json" in keys

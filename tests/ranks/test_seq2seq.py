@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
 from tests.support.equality import assert_same_run
-from tests.support.jobs import TINY, Job, holdfast, no_orphans, read_events
+from tests.support.jobs import TINY, Job, no_orphans, read_events, safepoint
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def _start(output: Path, *options: str, token_s: float = 0) -> Job:
     program = [str(TINY.parent / "generating.py"), "--out", str(output), "--token-s", str(token_s)]
-    return holdfast(output, "--nproc-per-node", "2", *options, program=program)
+    return safepoint(output, "--nproc-per-node", "2", *options, program=program)
 
 
 def _interrupt(output: Path, mark: str, *options: str, token_s: float, all_ranks: bool = False) -> None:

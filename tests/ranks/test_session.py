@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from holdfast.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.manifest import MANIFEST_NAME
 from tests.support.checkpoints import commit, prepared
 from tests.support.equality import finals, same
-from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events
+from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, safepoint
 from tests.support.moto_server import MotoServer
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -31,26 +31,26 @@ def _plain(output: Path, *arguments: str) -> Job:
 
 
 def _launched(output: Path, *arguments: str) -> Job:
-    return holdfast(output, program=[str(LOOP), "--out", str(output), *arguments])
+    return safepoint(output, program=[str(LOOP), "--out", str(output), *arguments])
 
 
 def _two_ranks(output: Path, *arguments: str) -> Job:
-    return holdfast(output, "--nproc-per-node", "2", program=[str(LOOP), "--out", str(output), *arguments])
+    return safepoint(output, "--nproc-per-node", "2", program=[str(LOOP), "--out", str(output), *arguments])
 
 
 def _accelerated(output: Path, *arguments: str) -> Job:
     program = [str(LOOP), "--accelerate", "--out", str(output), *arguments]
-    return holdfast(output, "--nproc-per-node", "2", program=program)
+    return safepoint(output, "--nproc-per-node", "2", program=program)
 
 
 def _accelerated_alone(output: Path, *arguments: str) -> Job:
-    return holdfast(output, program=[str(LOOP), "--accelerate", "--out", str(output), *arguments])
+    return safepoint(output, program=[str(LOOP), "--accelerate", "--out", str(output), *arguments])
 
 
-_LONG = {"holdfast run", "two ranks", "accelerate", "accelerate alone"}
+_LONG = {"safepoint run", "two ranks", "accelerate", "accelerate alone"}
 STARTS: dict[str, tuple[Start, int]] = {
     "python": (_plain, 1),
-    "holdfast run": (_launched, 1),
+    "safepoint run": (_launched, 1),
     "two ranks": (_two_ranks, 2),
     "accelerate": (_accelerated, 2),
     "accelerate alone": (_accelerated_alone, 1),
@@ -131,7 +131,7 @@ def test_every_session_of_a_script_saves_its_end(tmp_path: Path) -> None:
 def test_plain_python_waits_for_the_store(moto: MotoServer, tmp_path: Path) -> None:
     """The last checkpoint and the final model are there when the script ends."""
     output, prefix = tmp_path / "run", f"plain-{uuid.uuid4().hex}"
-    where = {"HOLDFAST_OUTPUT_DIR": str(moto.location(prefix)), "HOLDFAST_LOCAL_DIR": str(output)}
+    where = {"SAFEPOINT_OUTPUT_DIR": str(moto.location(prefix)), "SAFEPOINT_LOCAL_DIR": str(output)}
     command = [sys.executable, str(LOOP), "--out", str(output), "--step-ms", "0", "--epochs", "1"]
     job = Job(command, output, log=tmp_path / "run.log", env=environment(**moto.variables, **where))
     with no_orphans(job):
@@ -160,7 +160,7 @@ def test_a_killed_rank_goes_on_from_memory(tmp_path: Path) -> None:
     """With a snapshot of every step, the launcher's restart loses one at most."""
     output = tmp_path / "run"
     program = [str(LOOP), "--out", str(output), "--step-ms", "100"]
-    job = holdfast(output, "--nproc-per-node", "2", "--snapshot-steps", "1", program=program)
+    job = safepoint(output, "--nproc-per-node", "2", "--snapshot-steps", "1", program=program)
     with no_orphans(job):
         job.wait_for_mark("train 7")
         [*_, victim] = job.rank_pids()
@@ -176,7 +176,7 @@ def test_options_say_when_to_save_and_what_stays(tmp_path: Path) -> None:
     """The last step of each epoch, and the newest checkpoint alone."""
     output = tmp_path / "run"
     program = [str(LOOP), "--out", str(output), "--step-ms", "0", "--save-steps", "4"]
-    job = holdfast(output, "--save-strategy", "epoch", "--save-total-limit", "1", program=program)
+    job = safepoint(output, "--save-strategy", "epoch", "--save-total-limit", "1", program=program)
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert [event["step"] for event in read_events(output, "saved")] == [6, 12, 18]
@@ -189,7 +189,7 @@ def test_accelerate_on_another_number_of_ranks(tmp_path: Path) -> None:
     output = tmp_path / "run"
     for ranks, epochs in (("2", "1"), ("1", "3")):
         program = [str(LOOP), "--accelerate", "--out", str(output), "--step-ms", "0", "--epochs", epochs]
-        job = holdfast(output, "--nproc-per-node", ranks, program=program)
+        job = safepoint(output, "--nproc-per-node", ranks, program=program)
         with no_orphans(job):
             assert job.wait() == 0, job.text
     assert read_events(output, "resumed")[-1]["step"] == 6
@@ -221,7 +221,7 @@ def test_a_store_is_tried_before_anything_is_loaded(tmp_path: Path) -> None:
         "AWS_SECRET_ACCESS_KEY": "key",
         "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
     }
-    job = holdfast(tmp_path / "run", *options, program=[str(LOOP), "--out", str(tmp_path / "run")], **variables)
+    job = safepoint(tmp_path / "run", *options, program=[str(LOOP), "--out", str(tmp_path / "run")], **variables)
     with no_orphans(job):
         assert job.wait() == 13, job.text
     assert "s3://checkpoints/run cannot be used" in job.text

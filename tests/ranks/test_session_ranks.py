@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
-from tests.support.jobs import committed_steps, holdfast, no_orphans, read_events
+from tests.support.jobs import committed_steps, no_orphans, read_events, safepoint
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -43,7 +43,7 @@ def _check_begun_as_ended(output: Path, step: int) -> None:
 
 def _stop_in_the_first_epoch(output: Path, num_ranks: int, program: list[str]) -> int:
     """The last rank gets the signal; what is returned is the step that was saved."""
-    job = holdfast(output, "--nproc-per-node", str(num_ranks), program=program)
+    job = safepoint(output, "--nproc-per-node", str(num_ranks), program=program)
     with no_orphans(job):
         job.wait_for_mark("train 4")
         os.kill(job.rank_pids()[-1], signal.SIGTERM)
@@ -58,7 +58,7 @@ def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: P
     output = tmp_path / "run"
     step = _stop_in_the_first_epoch(output, before, _program(output, kind))
     assert committed_steps(output)[-1] == step
-    again = holdfast(output, "--nproc-per-node", str(after), program=_program(output, kind))
+    again = safepoint(output, "--nproc-per-node", str(after), program=_program(output, kind))
     with no_orphans(again):
         assert again.wait(120) == 0, again.text
     _check_begun_as_ended(output, step)
@@ -79,11 +79,11 @@ def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
     """It has no moments, before and after; another sharded model is refused, with the difference."""
     output = tmp_path / "run"
     step = _stop_in_the_first_epoch(output, 1, _program(output, "fsdp", "--unused"))
-    refused = holdfast(output, program=_program(output, "fsdp", "--unused", "--width", "40"))
+    refused = safepoint(output, program=_program(output, "fsdp", "--unused", "--width", "40"))
     with no_orphans(refused):
         assert refused.wait() == 11, refused.text
     assert "model.0.bias is (36,) there and (40,) here; training was not started" in refused.text
-    again = holdfast(output, "--nproc-per-node", "2", program=_program(output, "fsdp", "--unused"))
+    again = safepoint(output, "--nproc-per-node", "2", program=_program(output, "fsdp", "--unused"))
     with no_orphans(again):
         assert again.wait(120) == 0, again.text
     begun = torch.load(output / f"begun-{step}.pt", weights_only=True)
@@ -101,11 +101,11 @@ def test_adapters_without_their_base(kind: str, before: int, after: int, tmp_pat
     assert len(names) == 4
     assert all("lora_" in name for name in names)
     other = _program(output, kind, "--lora", "--base-seed", "6")
-    refused = holdfast(output, "--nproc-per-node", str(after), program=other)
+    refused = safepoint(output, "--nproc-per-node", str(after), program=other)
     with no_orphans(refused):
         assert refused.wait(120) == 11, refused.text
     assert "the weights differ; training was not started" in refused.text
-    again = holdfast(output, "--nproc-per-node", str(after), program=_program(output, kind, "--lora"))
+    again = safepoint(output, "--nproc-per-node", str(after), program=_program(output, kind, "--lora"))
     with no_orphans(again):
         assert again.wait(120) == 0, again.text
     _check_begun_as_ended(output, step)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.verify import verify
-from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
+from safepoint.checkpoint.verify import verify
+from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -19,7 +19,7 @@ def _stop(job: Job, receiver: str) -> None:
 
 
 def _assert_goes_on(output: Path, step: int, *options: str) -> None:
-    job = holdfast(output, *options, program=tiny(output, "--grad-accum", "1", "--max-steps", "5"))
+    job = safepoint(output, *options, program=tiny(output, "--grad-accum", "1", "--max-steps", "5"))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert [event["step"] for event in read_events(output, "resumed")] == [step]
@@ -46,7 +46,7 @@ def test_newest_snapshot_is_committed_in_time(num_ranks: int, receiver: str, pac
     ranks = ("--nproc-per-node", str(num_ranks))
     done = 2 if pace == "sudden" else 1
     program = tiny(output, *_SLOW, *(("--slow-from", "2") if pace == "sudden" else ()))
-    job = holdfast(output, *ranks, "--grace", "5", "--snapshot-steps", "1", program=program)
+    job = safepoint(output, *ranks, "--grace", "5", "--snapshot-steps", "1", program=program)
     with no_orphans(job):
         for rank in range(num_ranks):
             job.wait_for_mark(f"train {done}", rank=rank)
@@ -68,7 +68,7 @@ def test_a_durable_snapshot_needs_no_second_commit(tmp_path: Path) -> None:
     """When the newest snapshot is a checkpoint already, the ranks just leave with it."""
     output = tmp_path / "run"
     program = tiny(output, *_SLOW, "--slow-from", "2", "--save-strategy", "steps", "--save-steps", "2")
-    job = holdfast(output, "--nproc-per-node", "2", "--grace", "5", "--snapshot-steps", "1", program=program)
+    job = safepoint(output, "--nproc-per-node", "2", "--grace", "5", "--snapshot-steps", "1", program=program)
     with no_orphans(job):
         job.wait_for_mark("train 2", rank=1)
         job.wait_for_event("saved", step=2)

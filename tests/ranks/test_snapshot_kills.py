@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
 from tests.support.equality import assert_same_run
-from tests.support.jobs import Job, environment, holdfast, no_orphans, read_events, tiny, wait_until_gone
+from tests.support.jobs import Job, environment, no_orphans, read_events, safepoint, tiny, wait_until_gone
 from tests.support.keepers import (
     assert_nothing_left,
     expect_saves_beside_training,
@@ -25,7 +25,7 @@ from tests.support.keepers import (
 )
 from tests.support.patience import PATIENCE
 
-_NUM_KILLS = int(os.environ.get("HOLDFAST_TEST_SNAPSHOT_KILLS", "0"))
+_NUM_KILLS = int(os.environ.get("SAFEPOINT_TEST_SNAPSHOT_KILLS", "0"))
 _NUM_TRAINER_KILLS = max(2, _NUM_KILLS // 8)
 """A start of the Trainer takes as long as four of a plain program."""
 _STEPS = 40 + 10 * _NUM_TRAINER_KILLS
@@ -38,8 +38,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400 + 60 * _NUM_TRAINER_KIL
 
 
 def _dice() -> random.Random:
-    seed = int(os.environ.get("HOLDFAST_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
-    print(f"HOLDFAST_TEST_SEED={seed}")
+    seed = int(os.environ.get("SAFEPOINT_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
+    print(f"SAFEPOINT_TEST_SEED={seed}")
     return random.Random(seed)
 
 
@@ -54,7 +54,7 @@ def _program(output: Path, *arguments: str) -> list[str]:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing happens to, and that saves nothing."""
     output = tmp_path_factory.mktemp("reference") / "run"
-    job = holdfast(output, *_TWO, program=_program(output, "--save-strategy", "no"))
+    job = safepoint(output, *_TWO, program=_program(output, "--save-strategy", "no"))
     with no_orphans(job):
         assert job.wait(180) == 0, job.text
     return output
@@ -79,7 +79,7 @@ def assert_all_valid(output: Path) -> None:
     for path in checkpoints:
         verdict = verify(path)
         assert verdict.is_valid, (path, verdict.faults)
-    control = output / ".holdfast"
+    control = output / ".safepoint"
     assert not list((control / "work").iterdir())
     assert not list((control / "trash").iterdir())
 
@@ -105,7 +105,7 @@ def test_killed_ranks_lose_one_step_at_most(reference: Path, tmp_path: Path) -> 
     """With a save at every step, whoever is killed whenever: one step back at most, and the same run in the end."""
     dice = _dice()
     output = tmp_path / "run"
-    job = holdfast(output, *_TWO, "--max-restarts", "1000", program=_program(output, "--step-ms", "60"))
+    job = safepoint(output, *_TWO, "--max-restarts", "1000", program=_program(output, "--step-ms", "60"))
     lost: list[int] = []
     with no_orphans(job):
         for start in range(1, _NUM_TRAINER_KILLS + 1):
@@ -199,7 +199,7 @@ def test_killed_keeper_is_replaced(reference: Path, when: str, tmp_path: Path) -
     temp.mkdir()
     every = () if when == "writing" else ("--save-steps", "8")
     program = _program(output, "--step-ms", "80", "--save-total-limit", "40", *every)
-    job = holdfast(output, *_TWO, program=program, TMPDIR=str(temp))
+    job = safepoint(output, *_TWO, program=program, TMPDIR=str(temp))
     with no_orphans(job):
         job.wait_for_event("saved", count=2 if when == "writing" else 1)
         first = stop_while_writing(job) if when == "writing" else keepers_of(job.process.pid)[0]

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
-from holdfast.training.progress import State, read_progress
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
+from safepoint.training.progress import State, read_progress
 from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, tiny
 from tests.support.keepers import expect_saves_beside_training, keepers_of, last_mark, memory_of
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 _GROUPS = Path("/sys/fs/cgroup/memory")
-_RUN = (sys.executable, "-m", "holdfast.cli.main", "run")
+_RUN = (sys.executable, "-m", "safepoint.cli.main", "run")
 EVERY_STEP = ("--save-strategy", "steps", "--save-steps", "1", "--grad-accum", "1")
 
 
@@ -72,7 +72,7 @@ def test_a_pods_small_shm_is_not_needed(tmp_path: Path) -> None:
 @contextlib.contextmanager
 def _memory_group(limit_bytes: int) -> Iterator[Path]:
     """A control group with a limit."""
-    group = _GROUPS / f"holdfast-test-{uuid.uuid4().hex[:8]}"
+    group = _GROUPS / f"safepoint-test-{uuid.uuid4().hex[:8]}"
     try:
         group.mkdir()
         (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
@@ -153,7 +153,7 @@ def test_a_full_disk_costs_saves_and_not_the_training(tmp_path: Path) -> None:
         assert read_events(output, "interrupted")[0]["saved"]
         assert len(read_events(output, "attempt_started")) == 1
         _assert_valid(output)
-        assert not list((output / ".holdfast" / "work").iterdir())
+        assert not list((output / ".safepoint" / "work").iterdir())
 
 
 def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
@@ -177,14 +177,14 @@ def test_a_loop_without_a_launcher_does_not_end_well_either(num_ranks: int, tmp_
     output, script = tmp_path / "run", tmp_path / "script.py"
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if num_ranks == 2 else ()
     script.write_text(
-        "import os, torch, holdfast\n"
+        "import os, torch, safepoint\n"
         "model = torch.nn.Linear(1024, 1024)\n"
         "if 'RANK' in os.environ:\n"
         "    torch.distributed.init_process_group('gloo')\n"
         "    model = torch.nn.parallel.DistributedDataParallel(model)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "data = torch.utils.data.DataLoader(torch.randn(8, 1024))\n"
-        f"with holdfast.session(model=model, optimizer=optimizer, data=data, output_dir={str(output)!r}) as run:\n"
+        f"with safepoint.session(model=model, optimizer=optimizer, data=data, output_dir={str(output)!r}) as run:\n"
         "    for batch in run.batches():\n"
         "        model(batch).sum().backward()\n"
         "        optimizer.step()\n"
@@ -198,7 +198,7 @@ def test_a_loop_without_a_launcher_does_not_end_well_either(num_ranks: int, tmp_
             assert job.wait() == 1, job.text
         assert job.text.count("StorageError: the training ended at step 8, which could not be saved") == 1
         assert job.text.count("the session has ended") == num_ranks - 1
-        progress = read_progress(output / ".holdfast" / "progress.json")
+        progress = read_progress(output / ".safepoint" / "progress.json")
         assert progress is not None
         assert progress.state is State.FAILED
 

@@ -20,12 +20,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
 from tests.support.adapters import assert_without_base
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged
-from tests.support.jobs import Job, committed_steps, environment, holdfast, no_orphans, read_events, tiny
+from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, safepoint, tiny
 from tests.support.moto_server import MotoServer
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
@@ -56,7 +56,7 @@ def _start(output: Path, strategy: str, kind: str, *arguments: str, options: tup
     ranks = ("--nproc-per-node", "1" if strategy == "single" else "2")
     if strategy.startswith("zero"):
         env |= deepspeed_variables()
-    return holdfast(output, *ranks, *options, program=_program(output, strategy, kind, *arguments), **env)
+    return safepoint(output, *ranks, *options, program=_program(output, strategy, kind, *arguments), **env)
 
 
 def _end(job: Job, code: int = 0) -> None:
@@ -205,7 +205,7 @@ _INTERRUPT = {
     [pytest.param(name, marks=pytest.mark.long) for name in ("fsdp", "zero1", "zero2", "zero3")],
 )
 def test_a_checkpoint_in_pieces_is_exported(strategy: str, moto: MotoServer, tmp_path: Path) -> None:
-    """What `holdfast checkpoints export` writes is what the strategy's own tool makes of it, from a store too."""
+    """What `safepoint checkpoints export` writes is what the strategy's own tool makes of it, from a store too."""
     skip_without_deepspeed(strategy)
     output, model = tmp_path / "run", tmp_path / "model"
     _end(_start(output, strategy, "full", "--save-strategy", "steps", "--save-steps", "16"))
@@ -213,7 +213,7 @@ def test_a_checkpoint_in_pieces_is_exported(strategy: str, moto: MotoServer, tmp
     (checkpoint / "model.safetensors").unlink(missing_ok=True)  # the Trainer's own copy, under ZeRO-1 and 2
     foreign = tmp_path / "foreign"
     shutil.copytree(checkpoint, foreign)
-    (foreign / "holdfast-manifest.json").unlink()
+    (foreign / "safepoint-manifest.json").unlink()
     for source, target in ((checkpoint, model), (foreign, tmp_path / "again")):
         if strategy in {"zero1", "zero2"} and source is checkpoint:
             continue
@@ -235,7 +235,7 @@ def test_a_checkpoint_in_pieces_is_exported(strategy: str, moto: MotoServer, tmp
 
 
 def _export(source: object, target: object, **env: str) -> None:
-    command = [sys.executable, "-m", "holdfast.cli.main", "checkpoints", "export", str(source), str(target)]
+    command = [sys.executable, "-m", "safepoint.cli.main", "checkpoints", "export", str(source), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(**env))
     assert done.returncode == 0, done.stderr
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
 from tests.support.equality import assert_same_run
 from tests.support.hub import FakeHub, fake_hub
-from tests.support.jobs import Job, committed_steps, holdfast, no_orphans, read_events, tiny
+from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -27,8 +27,10 @@ def _settings(**values: object) -> tuple[str, str]:
 def _start(output: Path, program: list[str], *options: str, **env: str) -> Job:
     """Two ranks; one where the program is compiled, which takes minutes and once for all runs of a test."""
     if "torch_compile" in "".join(program):
-        return holdfast(output, *options, program=program, TORCHINDUCTOR_CACHE_DIR=str(output.parent / "code"), **env)
-    return holdfast(output, *TWO, *options, program=program, **env)
+        return safepoint(
+            output, *options, program=program, TORCHINDUCTOR_CACHE_DIR=str(output.parent / "code"), **env
+        )
+    return safepoint(output, *TWO, *options, program=program, **env)
 
 
 def _finish(output: Path, *arguments: str, **env: str) -> Job:
@@ -106,7 +108,7 @@ def test_several_trainers_in_one_script(tmp_path: Path) -> None:
     assert committed_steps(reference) == committed_steps(tmp_path / "reference-1") != []
     _interrupt(output, "train 5", *arguments)
     assert not second.exists()
-    job = holdfast(output, *TWO, program=tiny(output, *arguments, "--step-ms", "50"))
+    job = safepoint(output, *TWO, program=tiny(output, *arguments, "--step-ms", "50"))
     with no_orphans(job):
         job.wait_for("the second training", lambda: read_events(second, "attempt_started"))
         job.output = second
@@ -127,7 +129,7 @@ def test_several_trainers_in_one_script(tmp_path: Path) -> None:
 def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
     """save_only_model=True: before the first step, with the reason and what to do."""
     output = tmp_path / "run"
-    job = holdfast(output, program=tiny(output, *_settings(save_only_model=True)))
+    job = safepoint(output, program=tiny(output, *_settings(save_only_model=True)))
     with no_orphans(job):
         assert job.wait() == 2, job.text
     assert "save_only_model=True: such a checkpoint has no optimizer state and cannot be resumed" in job.text
@@ -143,7 +145,7 @@ def hub() -> FakeHub:
 
 
 def test_pushes_to_the_hub_are_the_scripts_own(hub: FakeHub, tmp_path: Path) -> None:
-    """As many as without Holdfast, and of the same; an interruption pushes nothing, nor is Holdfast's own pushed."""
+    """As many as without Safepoint, and of the same; an interruption pushes nothing, nor is Safepoint's pushed."""
     arguments = (
         *("--save-strategy", "steps", "--save-steps", "4"),
         *_settings(push_to_hub=True, hub_model_id="somebody/model", hub_strategy="checkpoint", hub_always_push=True),
@@ -158,14 +160,14 @@ def test_pushes_to_the_hub_are_the_scripts_own(hub: FakeHub, tmp_path: Path) -> 
     expected = [text for step in steps for text in _messages(step)]
     assert sorted(pushed) == sorted(expected)
     for commit in hub.commits:
-        assert not any(path.startswith((".holdfast", "set-aside", "checkpoint-")) for path in commit.files)
+        assert not any(path.startswith((".safepoint", "set-aside", "checkpoint-")) for path in commit.files)
     by_message = {commit.message: commit.files for commit in hub.commits}
     for step in (12, 16):
         weights = (output / f"checkpoint-{step}" / "model.safetensors").read_bytes()
         model, checkpoint = (by_message[text] for text in _messages(step))
         assert model["model.safetensors"] == weights
         assert checkpoint["last-checkpoint/model.safetensors"] == weights
-        assert {"last-checkpoint/optimizer.pt", "last-checkpoint/holdfast-manifest.json"} <= checkpoint.keys()
+        assert {"last-checkpoint/optimizer.pt", "last-checkpoint/safepoint-manifest.json"} <= checkpoint.keys()
 
 
 def _messages(step: int) -> tuple[str, str]:

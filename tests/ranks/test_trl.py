@@ -1,4 +1,4 @@
-"""TRL's own scripts, unchanged, under `holdfast run`: interrupted, resumed, and the model of an uninterrupted run."""
+"""TRL's own scripts, unchanged, under `safepoint run`: interrupted, resumed, and equal to an uninterrupted run."""
 
 import json
 import os
@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.verify import verify
 from tests.support.equality import same
 from tests.support.ingredients import make_ingredients
-from tests.support.jobs import Job, holdfast, no_orphans, read_events
+from tests.support.jobs import Job, no_orphans, read_events, safepoint
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
@@ -38,7 +38,7 @@ class Script:
         settings: beside those of all.
         generation: the one that it is interrupted in, of those that generate; None for the others.
         token_s: what each token of it takes.
-        options: for `holdfast run`, when it is interrupted.
+        options: for `safepoint run`, when it is interrupted.
     """
 
     name: str
@@ -112,7 +112,7 @@ def test_a_script_survives_an_interruption(case: str, ingredients: Path, tmp_pat
             "TOKEN_S": str(token_s),
         }
         options = ("--nproc-per-node", "2", *options, "-m")
-        return holdfast(folder, *options, program=program(case, ingredients, folder), **variables)
+        return safepoint(folder, *options, program=program(case, ingredients, folder), **variables)
 
     job = start(reference)
     with no_orphans(job):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.equality import logged, samples
-from tests.support.jobs import holdfast, no_orphans, read_events, tiny
+from tests.support.jobs import no_orphans, read_events, safepoint, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -16,7 +16,7 @@ _OPTIONS = ("--samples", "72", "--epochs", "2", "--logging-steps", "1", "--dropo
 
 
 def interrupted(output: Path, ranks: int, *options: str) -> int:
-    job = holdfast(output, "--nproc-per-node", str(ranks), program=tiny(output, *options, "--step-ms", "30"))
+    job = safepoint(output, "--nproc-per-node", str(ranks), program=tiny(output, *options, "--step-ms", "30"))
     with no_orphans(job):
         job.wait_for_step(5)
         job.signal(signal.SIGTERM)
@@ -29,7 +29,7 @@ def test_global_batch_is_kept_by_accumulation(before: int, after: int, tmp_path:
     """Every step after the change sees the samples it would have seen: the losses follow the reference."""
     accumulation = {2: "2", 1: "4"}
     reference = tmp_path / "reference"
-    job = holdfast(
+    job = safepoint(
         reference,
         "--nproc-per-node",
         str(before),
@@ -39,7 +39,7 @@ def test_global_batch_is_kept_by_accumulation(before: int, after: int, tmp_path:
         assert job.wait() == 0, job.text
     output = tmp_path / "run"
     step = interrupted(output, before, *_OPTIONS, "--grad-accum", accumulation[before])
-    job = holdfast(
+    job = safepoint(
         output,
         *("--nproc-per-node", str(after)),
         program=tiny(output, *_OPTIONS, "--grad-accum", accumulation[before]),
@@ -57,16 +57,16 @@ def test_what_was_adapted_stays_so_on_the_same_ranks(tmp_path: Path) -> None:
     """A second start on the other number of ranks, of the script that asks for what it always asked for."""
     options = (*_OPTIONS, "--grad-accum", "2")
     reference, output = tmp_path / "reference", tmp_path / "run"
-    job = holdfast(reference, *_TWO, program=tiny(reference, *options))
+    job = safepoint(reference, *_TWO, program=tiny(reference, *options))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     step = interrupted(output, 2, *options)
-    job = holdfast(output, program=tiny(output, *options, "--step-ms", "30"))
+    job = safepoint(output, program=tiny(output, *options, "--step-ms", "30"))
     with no_orphans(job):
         job.wait_for_step(step + 2)
         job.signal(signal.SIGTERM)
         assert job.wait() == 75, job.text
-    job = holdfast(output, program=tiny(output, *options))
+    job = safepoint(output, program=tiny(output, *options))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert len(read_events(output, "batch_kept")) == 1
@@ -89,11 +89,11 @@ def test_a_step_of_other_micro_batches_sees_its_samples(tmp_path: Path) -> None:
     options = (*_OPTIONS, "--samples", "160", "--epochs", "1", "--data", "stateful")
     before, after = (("--batch-size", str(batch), "--grad-accum", str(8 // batch)) for batch in (4, 2))
     reference, output = tmp_path / "reference", tmp_path / "run"
-    job = holdfast(reference, *_TWO, program=tiny(reference, *options, *before))
+    job = safepoint(reference, *_TWO, program=tiny(reference, *options, *before))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     interrupted(output, 2, *options, *before)
-    job = holdfast(output, *_TWO, program=tiny(output, *options, *after))
+    job = safepoint(output, *_TWO, program=tiny(output, *options, *after))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_same_steps(output, reference)
@@ -105,16 +105,16 @@ def test_a_batch_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     output = tmp_path / "run"
     changed = (*_OPTIONS, "--grad-accum", "1", "--batch-size", "3")
     step = interrupted(output, 2, *_OPTIONS, "--grad-accum", "1")
-    job = holdfast(output, *_TWO, program=tiny(output, *changed))
+    job = safepoint(output, *_TWO, program=tiny(output, *changed))
     with no_orphans(job):
         assert job.wait() == 11, job.text
     assert "--allow-batch-change" in job.text
-    job = holdfast(output, *_TWO, "--allow-batch-change", program=tiny(output, *changed, "--step-ms", "30"))
+    job = safepoint(output, *_TWO, "--allow-batch-change", program=tiny(output, *changed, "--step-ms", "30"))
     with no_orphans(job):
         job.wait_for_step(step + 3)
         job.signal(signal.SIGTERM)
         assert job.wait() == 75, job.text
-    job = holdfast(output, *_TWO, program=tiny(output, *changed))
+    job = safepoint(output, *_TWO, program=tiny(output, *changed))
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_each_sample_once_per_epoch(output, step, before=4, after=6)

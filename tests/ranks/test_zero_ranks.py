@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.verify import verify
+from safepoint.checkpoint.verify import verify
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged, samples
-from tests.support.jobs import Job, environment, holdfast, no_orphans, tiny, wait_until_gone
+from tests.support.jobs import Job, environment, no_orphans, safepoint, tiny, wait_until_gone
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400), pytest.mark.long]
 
@@ -61,7 +61,7 @@ def start(output: Path, strategy: str, ranks: int, kind: str, *arguments: str, a
         *("--tell-samples", "--tell-state", str(STEP), *_KINDS[kind], *arguments),
     )
     saves = ("--save-strategy", "steps", "--save-steps", str(STEP))
-    return holdfast(
+    return safepoint(
         output,
         "--nproc-per-node",
         str(ranks),
@@ -122,7 +122,7 @@ def test_everything_goes_on(
     assert "copied into DeepSpeed's universal layout in" in job.text
     verdict = verify(output / f"checkpoint-{STEP}")
     assert verdict.is_valid, verdict.faults
-    assert not list((output / ".holdfast" / "work").iterdir())
+    assert not list((output / ".safepoint" / "work").iterdir())
 
 
 def assert_same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -161,8 +161,8 @@ def test_the_copy_is_what_deepspeeds_own_tool_makes(strategy: str, reference_of:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from holdfast.training.integrations.deepspeed.partitions import Partitions\n"
-        "from holdfast.training.integrations.deepspeed.universal import Universal\n"
+        "from safepoint.training.integrations.deepspeed.partitions import Partitions\n"
+        "from safepoint.training.integrations.deepspeed.universal import Universal\n"
         "partitions = Partitions(Path(sys.argv[1]), ranks=3)\n"
         "Universal(partitions, Path(sys.argv[2]), stage=partitions.stage).write(0, 1)\n"
     )
@@ -208,7 +208,7 @@ def test_another_model_is_refused(reference_of: Any, tmp_path: Path) -> None:
     job = start(output, "zero2", 3, "full", "--hidden", "32", accumulation=6)
     end(job, 11)
     assert "and this run's is of shape (32, 32); training was not started" in job.text
-    assert not list((output / ".holdfast" / "work").glob("universal-*"))
+    assert not list((output / ".safepoint" / "work").glob("universal-*"))
 
 
 def test_a_kill_while_it_is_copied_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
@@ -216,11 +216,11 @@ def test_a_kill_while_it_is_copied_leaves_a_valid_checkpoint(tmp_path: Path) -> 
     skip_without_deepspeed("zero2")
     output, large = tmp_path / "run", ("--hidden", "512")
     end(start(output, "zero2", 2, "full", *large))
-    for path in [*output.glob(f"checkpoint-[!{STEP}]"), output / "end", output / ".holdfast"]:
+    for path in [*output.glob(f"checkpoint-[!{STEP}]"), output / "end", output / ".safepoint"]:
         shutil.rmtree(path)
     (output / f"state-{STEP}.pt").rename(tmp_path / "expected.pt")
     job = start(output, "zero2", 3, "full", *large, accumulation=6)
-    copy = output / ".holdfast" / "work" / f"universal-checkpoint-{STEP}"
+    copy = output / ".safepoint" / "work" / f"universal-checkpoint-{STEP}"
     with no_orphans(job):
         job.wait_for("a copy that is begun", lambda: list(copy.rglob("*.pt")), timeout_s=200)
         ranks = children(job.process.pid)  # the events name none yet

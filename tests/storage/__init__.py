@@ -1,1 +1,1 @@
-"""Every store keeps the promises of `holdfast.storage.store.Store`."""
+"""Every store keeps the promises of `safepoint.storage.store.Store`."""

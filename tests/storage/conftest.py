@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.local import LocalStore
-from holdfast.storage.location import Location, Scheme
-from holdfast.storage.store import Store
+from safepoint.storage.local import LocalStore
+from safepoint.storage.location import Location, Scheme
+from safepoint.storage.store import Store
 from tests.support.ceph_rgw import CephRgw
 from tests.support.moto_server import MotoServer
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ConditionError, ObjectNotFoundError, StorageError
-from holdfast.foundation import clock
-from holdfast.storage.access import check_access
-from holdfast.storage.store import ABSENT, Condition, Content, Store
+from safepoint.errors import ConditionError, ObjectNotFoundError, StorageError
+from safepoint.foundation import clock
+from safepoint.storage.access import check_access
+from safepoint.storage.store import ABSENT, Condition, Content, Store
 from tests.support.streams import stream_of
 
 _ODD = ["a b", "ä/ö", "a%2Fb", "a+b&c=d", "x" * 200, "dots...", "q?u#e", "tilde~_-.", "'\"quote"]

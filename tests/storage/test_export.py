@@ -1,4 +1,4 @@
-"""`holdfast checkpoints export` from and to object stores: the same model, nothing on a disk, nothing half done."""
+"""`safepoint checkpoints export` from and to object stores: the same model, nothing on a disk, nothing half done."""
 
 import json
 import os
@@ -15,17 +15,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from holdfast.checkpoint import copying
-from holdfast.checkpoint.inventory import open_inventory
-from holdfast.checkpoint.landing import MARK
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Trigger
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.remote import UNFINISHED, Claim, RemoteFolder
-from holdfast.errors import CheckpointError, ConflictError, StorageError
-from holdfast.storage.location import parse_location
-from holdfast.storage.opening import open_store
-from holdfast.storage.store import Store
-from holdfast.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
+from safepoint.checkpoint import copying
+from safepoint.checkpoint.inventory import open_inventory
+from safepoint.checkpoint.landing import MARK
+from safepoint.checkpoint.manifest import MANIFEST_NAME, Trigger
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.remote import UNFINISHED, Claim, RemoteFolder
+from safepoint.errors import CheckpointError, ConflictError, StorageError
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
+from safepoint.storage.store import Store
+from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
 from tests.support.ceph_rgw import CephRgw
 from tests.support.checkpoints import commit, prepared
 from tests.support.disk import DiskWatch
@@ -134,7 +134,7 @@ def test_the_model_is_the_same_wherever_it_goes(
     assert contents(f"{bucket}/model") == expected
 
 
-def test_what_holdfast_has_not_written(bucket: str, tmp_path: Path) -> None:
+def test_what_safepoint_has_not_written(bucket: str, tmp_path: Path) -> None:
     """Pieces without a manifest, named themselves, in a store and in a folder."""
     for name, data in files_in_pieces(tmp_path / "saved").items():
         (tmp_path / "foreign" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def slow(reachable: Server) -> Iterator[tuple[FaultProxy, dict[str, str]]]:
 def begin_export(source: str, target: str, variables: dict[str, str]) -> "subprocess.Popen[str]":
     # Whoever runs the tests in the background may have SIGINT ignored, and a program keeps to that.
     heard = ["env", "--default-signal=INT"]
-    command = [*heard, sys.executable, "-m", "holdfast.cli.main", "checkpoints", "export", source, target]
+    command = [*heard, sys.executable, "-m", "safepoint.cli.main", "checkpoints", "export", source, target]
     return subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
 
 
@@ -258,11 +258,13 @@ def test_killed_in_the_middle(
     assert "config.json" not in found
     assert MANIFEST_NAME not in found
     store = store_at(bucket)
-    marks = [item.key for item in store.list() if "/.holdfast/" in item.key and item.key.startswith(("run", "model"))]
+    marks = [
+        item.key for item in store.list() if "/.safepoint/" in item.key and item.key.startswith(("run", "model"))
+    ]
     assert marks == [f"{target}/{MARK}" if target == "model" else f"run/{UNFINISHED}/final"]
     assert call("export", checkpoint, f"{bucket}/{target}")[0] == 0
     assert {"config.json"} < contents(f"{bucket}/{target}").keys()
-    assert not [item.key for item in store.list() if "/.holdfast/" in item.key]
+    assert not [item.key for item in store.list() if "/.safepoint/" in item.key]
     assert store.sweep() == 0
 
 
@@ -365,10 +367,10 @@ def test_a_network_that_breaks(output: OutputFolder, reachable: Server, bucket: 
 _MEASURED = f"""
 {MEASURE}
 import sys
-import holdfast.checkpoint.exporting, holdfast.storage.object_store
-from holdfast.cli.checkpoints import app
-from holdfast.storage.location import parse_location
-from holdfast.storage.opening import open_store
+import safepoint.checkpoint.exporting, safepoint.storage.object_store
+from safepoint.cli.checkpoints import app
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
 next(iter(open_store(parse_location(sys.argv[2])).list()), None)
 begin_measure()
 app(["export", *sys.argv[1:]], standalone_mode=False)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import AccessDeniedError, ConditionError, TransientError
-from holdfast.foundation import clock
-from holdfast.storage.opening import open_store
-from holdfast.storage.options import StorageOptions
-from holdfast.storage.store import ABSENT, Store
-from holdfast.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
+from safepoint.errors import AccessDeniedError, ConditionError, TransientError
+from safepoint.foundation import clock
+from safepoint.storage.opening import open_store
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.store import ABSENT, Store
+from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
 from tests.support.ceph_rgw import CephRgw
 from tests.support.moto_server import MotoServer
 from tests.support.streams import stream_of

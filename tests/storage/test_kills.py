@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import checkpoint_name, list_checkpoints
-from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.checkpoint.transfer import check_listing, fetch, prepare, windows_of
-from holdfast.checkpoint.verify import verify
-from holdfast.storage.opening import open_store
-from holdfast.storage.options import StorageOptions
+from safepoint.checkpoint.catalog import checkpoint_name, list_checkpoints
+from safepoint.checkpoint.remote import RemoteFolder
+from safepoint.checkpoint.transfer import check_listing, fetch, prepare, windows_of
+from safepoint.checkpoint.verify import verify
+from safepoint.storage.opening import open_store
+from safepoint.storage.options import StorageOptions
 from tests.programs.writer import KEEP, check
 from tests.support.ceph_rgw import CephRgw
 from tests.support.moto_server import MotoServer
 from tests.support.patience import PATIENCE
 
-_KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "12"))
+_KILLS = int(os.environ.get("SAFEPOINT_TEST_KILLS", "12"))
 _WRITER = Path(__file__).parent.parent / "programs" / "writer.py"
 
 
@@ -95,13 +95,13 @@ class Run:
 
     def check_nothing_is_left(self) -> None:
         """What the dead have left is gone, after a start that got as far as its own first work."""
-        control = self.local / ".holdfast"
+        control = self.local / ".safepoint"
         assert list((control / "trash").iterdir()) == []
         assert len(list((control / "work").iterdir())) <= 1, "only the last attempt's own working folder"
         held = {path.name for path in list_checkpoints(self.local)}
         complete = {checkpoint_name(step) for step in self.remote.steps()}
         folders = {item.key.partition("/")[0] for item in self.store.list()}
-        assert folders <= held | complete | {".holdfast"}
+        assert folders <= held | complete | {".safepoint"}
 
 
 def _numbers(text: str, word: str) -> list[int]:
@@ -118,8 +118,8 @@ def _children(pid: int) -> list[int]:
 @pytest.mark.timeout(60 + 20 * _KILLS)
 def test_kills_at_random_moments(server: MotoServer | CephRgw, tmp_path: Path) -> None:
     """Never a resume from anything torn, never fewer than the policy, nothing orphaned after the next start."""
-    seed = int(os.environ.get("HOLDFAST_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
-    print(f"HOLDFAST_TEST_SEED={seed}")
+    seed = int(os.environ.get("SAFEPOINT_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
+    print(f"SAFEPOINT_TEST_SEED={seed}")
     dice = random.Random(seed)
     run = Run(server, tmp_path)
     for attempt in range(1, _KILLS + 1):

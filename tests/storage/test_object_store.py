@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import AccessDeniedError, ObjectNotFoundError, StorageError, TransientError
-from holdfast.foundation import clock
-from holdfast.storage.access import check_access
-from holdfast.storage.location import parse_location
-from holdfast.storage.object_store import ObjectStore
-from holdfast.storage.opening import open_store
-from holdfast.storage.options import StorageOptions
-from holdfast.storage.store import Content, Sink
-from holdfast.testing.fault_proxy import FaultProxy
+from safepoint.errors import AccessDeniedError, ObjectNotFoundError, StorageError, TransientError
+from safepoint.foundation import clock
+from safepoint.storage.access import check_access
+from safepoint.storage.location import parse_location
+from safepoint.storage.object_store import ObjectStore
+from safepoint.storage.opening import open_store
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.store import Content, Sink
+from safepoint.testing.fault_proxy import FaultProxy
 from tests.support.ceph_rgw import CephRgw
 from tests.support.memory import MEASURE
 from tests.support.moto_server import MotoServer
@@ -125,9 +125,9 @@ def test_memory_of_a_stream_is_bounded(server: Server) -> None:
     program = f"""
 {MEASURE}
 import sys
-from holdfast.storage.location import parse_location
-from holdfast.storage.opening import open_store
-from holdfast.storage.store import Content
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
+from safepoint.storage.store import Content
 store = open_store(parse_location(sys.argv[1]))
 store.write("warm", b"up")
 block = memoryview(bytearray(1 << 20))
@@ -203,8 +203,8 @@ def test_memory_is_bounded(server: Server, tmp_path: Path) -> None:
 {MEASURE}
 import sys
 from pathlib import Path
-from holdfast.storage.location import parse_location
-from holdfast.storage.opening import open_store
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
 store = open_store(parse_location(sys.argv[1]))
 store.write("warm", b"up")
 begin_measure()

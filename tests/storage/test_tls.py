@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import StorageError, TransientError
-from holdfast.foundation import clock
-from holdfast.storage.location import parse_location
-from holdfast.storage.opening import open_store
-from holdfast.storage.options import StorageOptions
-from holdfast.storage.store import Store
+from safepoint.errors import StorageError, TransientError
+from safepoint.foundation import clock
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.store import Store
 from tests.support.certificates import encrypted, make_certificates
 
 

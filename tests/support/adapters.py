@@ -4,9 +4,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from holdfast.checkpoint.verify import verify
-from holdfast.checkpoint.weights.dcp_weights import dcp_weights
-from holdfast.checkpoint.weights.torch_file import read_torch_file
+from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.weights.dcp_weights import dcp_weights
+from safepoint.checkpoint.weights.torch_file import read_torch_file
 
 
 def assert_without_base(checkpoint: Path) -> dict[str, str]:

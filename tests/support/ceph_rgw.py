@@ -20,10 +20,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.storage.location import Location, parse_location
-from holdfast.storage.opening import open_store
-from holdfast.storage.options import StorageOptions
-from holdfast.storage.store import Store
+from safepoint.storage.location import Location, parse_location
+from safepoint.storage.opening import open_store
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.store import Store
 from tests.support.patience import PATIENCE
 
 PACKAGES = ("radosgw", "ceph-mon", "ceph-osd")
@@ -199,7 +199,7 @@ rgw_thread_pool_size = 64
     def _make_bucket(self) -> None:
         import http.client
 
-        from holdfast.storage.signing import signed_headers
+        from safepoint.storage.signing import signed_headers
 
         headers = signed_headers(
             method="PUT",

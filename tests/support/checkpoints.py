@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from holdfast.checkpoint.commit import WorkingCheckpoint
-from holdfast.checkpoint.final import final_folder
-from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
-from holdfast.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.commit import WorkingCheckpoint
+from safepoint.checkpoint.final import final_folder
+from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.output_folder import OutputFolder
 
 FILES = {
     0: {

@@ -1,4 +1,4 @@
-"""Runs `holdfast …` in this process, as the console script does."""
+"""Runs `safepoint …` in this process, as the console script does."""
 
 import contextlib
 import io
@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.cli.failures import run_command
-from holdfast.cli.main import root
+from safepoint.cli.failures import run_command
+from safepoint.cli.main import root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class Outcome:
         return json.loads(self.stderr.splitlines()[-1])
 
 
-def holdfast(*arguments: object, command: Any = None) -> Outcome:
-    """`command` is what is called instead of Holdfast's own."""
-    hook, log = sys.excepthook, logging.getLogger("holdfast")
+def safepoint(*arguments: object, command: Any = None) -> Outcome:
+    """`command` is what is called instead of Safepoint's own."""
+    hook, log = sys.excepthook, logging.getLogger("safepoint")
     logging_before = log.handlers[:], log.level, log.propagate
     stdout, stderr = io.StringIO(), io.StringIO()
     try:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from holdfast.jobs.places import job_folder, supervisor_lock
-from holdfast.jobs.records import JobRecord
-from holdfast.jobs.spec import JobSpec
-from holdfast.jobs.state import JobState, Wanted
-from holdfast.training.settings import RunSettings
+from safepoint.jobs.places import job_folder, supervisor_lock
+from safepoint.jobs.records import JobRecord
+from safepoint.jobs.spec import JobSpec
+from safepoint.jobs.state import JobState, Wanted
+from safepoint.training.settings import RunSettings
 
 
 def job_spec(name: str = "job", **changes: Any) -> JobSpec:
@@ -41,7 +41,7 @@ def job_record(
 _HOLD = """
 import sys
 from pathlib import Path
-from holdfast.foundation.files import FolderLock
+from safepoint.foundation.files import FolderLock
 lock = FolderLock.acquire(Path(sys.argv[1]), {})
 print("held", flush=True)
 sys.stdin.read()

@@ -1,4 +1,4 @@
-"""Starts real `holdfast run` jobs, watches their event stream, signals them, and never leaves one behind."""
+"""Starts real `safepoint run` jobs, watches their event stream, signals them, and never leaves one behind."""
 
 import contextlib
 import json
@@ -22,10 +22,10 @@ def environment(**changes: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
+        if not name.startswith(("SAFEPOINT_", "PET_", "TORCHELASTIC_"))
     }
     kept.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
-    kept.update(HOLDFAST_GRACE=f"{30 * PATIENCE:g}")
+    kept.update(SAFEPOINT_GRACE=f"{30 * PATIENCE:g}")
     kept.update(changes)
     return kept
 
@@ -69,7 +69,7 @@ class Job:
     def wait_for_step(self, step: int) -> int:
         def found() -> int:
             with contextlib.suppress(OSError, ValueError):
-                progress = json.loads((self.output / ".holdfast" / "progress.json").read_text())
+                progress = json.loads((self.output / ".safepoint" / "progress.json").read_text())
                 return progress["step"] if progress["step"] >= step else 0
             return 0
 
@@ -122,23 +122,23 @@ class Job:
         wait_until_gone(pids)
 
 
-def holdfast(
+def safepoint(
     output: Path, *options: str, program: list[str] | None = None, log: Path | None = None, **env: str
 ) -> Job:
-    """Start `holdfast run` on the tiny script, or on another program."""
+    """Start `safepoint run` on the tiny script, or on another program."""
     program = program or [str(TINY), "--out", str(output)]
-    command = [sys.executable, "-m", "holdfast.cli.main", "run", *options, *program]
+    command = [sys.executable, "-m", "safepoint.cli.main", "run", *options, *program]
     output.parent.mkdir(parents=True, exist_ok=True)
     return Job(command, output, log=log or output.parent / f"{output.name}.log", env=environment(**env))
 
 
 def tiny(output: Path, *arguments: str) -> list[str]:
-    """The tiny script with arguments, as a program for `holdfast`."""
+    """The tiny script with arguments, as a program for `safepoint`."""
     return [str(TINY), "--out", str(output), *arguments]
 
 
 def read_events(output: Path, name: str | None = None) -> list[dict[str, Any]]:
-    path = output / ".holdfast" / "events.jsonl"
+    path = output / ".safepoint" / "events.jsonl"
     if not path.exists():
         return []
     lines = path.read_text().split("\n")[:-1]
@@ -147,7 +147,7 @@ def read_events(output: Path, name: str | None = None) -> list[dict[str, Any]]:
 
 def committed_steps(output: Path) -> list[int]:
     """Steps of the folders with a manifest."""
-    return sorted(int(path.parent.name.split("-")[1]) for path in output.glob("checkpoint-*/holdfast-manifest.json"))
+    return sorted(int(path.parent.name.split("-")[1]) for path in output.glob("checkpoint-*/safepoint-manifest.json"))
 
 
 def is_alive(pid: int) -> bool:

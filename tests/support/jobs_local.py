@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.jobs.history import History
-from holdfast.jobs.local import LocalJobs
-from holdfast.jobs.places import job_folder
-from holdfast.jobs.processes import identify, kill, processes_of
-from holdfast.jobs.records import JobRecord
-from holdfast.jobs.spec import JobSpec
-from holdfast.jobs.state import JobState
-from holdfast.training.settings import RunSettings
+from safepoint.jobs.history import History
+from safepoint.jobs.local import LocalJobs
+from safepoint.jobs.places import job_folder
+from safepoint.jobs.processes import identify, kill, processes_of
+from safepoint.jobs.records import JobRecord
+from safepoint.jobs.spec import JobSpec
+from safepoint.jobs.state import JobState
+from safepoint.training.settings import RunSettings
 from tests.support.jobs import environment
 from tests.support.patience import PATIENCE
 from tests.support.supervisors import supervisor_pid
@@ -91,7 +91,7 @@ class Place:
         return self.wait_for(f"a checkpoint of step {step}", lambda: max(self.steps(name, step), default=0), name)
 
     def steps(self, name: str, least: int = 1) -> list[int]:
-        found = self.output(name).glob("checkpoint-*/holdfast-manifest.json")
+        found = self.output(name).glob("checkpoint-*/safepoint-manifest.json")
         return sorted(step for path in found if (step := int(path.parent.name.split("-")[1])) >= least)
 
     def complete(self, name: str, timeout_s: float = 150) -> JobRecord:
@@ -119,9 +119,9 @@ class Place:
         if kind == "all":
             return [*self.processes(name, "supervisor"), *processes_of(job_folder(name))]
         module = {
-            "keeper": b"holdfast.snapshot.keeper_process",
-            "rank": b"holdfast.training",
-            "mover": b"holdfast.checkpoint.mover_process",
+            "keeper": b"safepoint.snapshot.keeper_process",
+            "rank": b"safepoint.training",
+            "mover": b"safepoint.checkpoint.mover_process",
         }[kind]
         found: list[int] = []
         for pid in processes_of(job_folder(name)):
@@ -157,7 +157,7 @@ class Place:
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
         """What the ranks said into the output folder."""
         with contextlib.suppress(FileNotFoundError):
-            lines = (self.output(name) / ".holdfast" / "events.jsonl").read_text().split("\n")[:-1]
+            lines = (self.output(name) / ".safepoint" / "events.jsonl").read_text().split("\n")[:-1]
             return [record for line in lines if (record := json.loads(line))["event"] == event]
         return []
 
@@ -180,7 +180,7 @@ def jobs_in(root: Path, *, cpu_slots: int = 8) -> Iterator[Place]:
     """Jobs below `root`, on a machine of so many cores; nothing of them outlives the block."""
     before = dict(os.environ)
     places = {"XDG_STATE_HOME": root / "state", "XDG_CONFIG_HOME": root / "config", "XDG_CACHE_HOME": root / "cache"}
-    slots = {"HOLDFAST_CPU_SLOTS": str(cpu_slots), "HOLDFAST_GPU_SLOTS": "0"}
+    slots = {"SAFEPOINT_CPU_SLOTS": str(cpu_slots), "SAFEPOINT_GPU_SLOTS": "0"}
     ours = environment(**{name: str(path) for name, path in places.items()}, **slots)
     os.environ.clear()
     os.environ.update(ours)

@@ -15,7 +15,7 @@ _POLL_S = 0.002
 
 def keepers_of(pid: int) -> list[int]:
     """Keepers that a launcher, a torchrun agent, or a single process has started, by the name they listen under."""
-    names = (f'"holdfast-{os.getuid()}-{pid}-'.encode(), f'"holdfast-{os.getuid()}-of-{pid}-'.encode())
+    names = (f'"safepoint-{os.getuid()}-{pid}-'.encode(), f'"safepoint-{os.getuid()}-of-{pid}-'.encode())
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ def commands_with(name: str) -> list[bytes]:
 
 def sockets_of(pid: int) -> list[str]:
     """Sockets under the names of such keepers."""
-    names = (f"@holdfast-{os.getuid()}-{pid}-", f"@holdfast-{os.getuid()}-of-{pid}-")
+    names = (f"@safepoint-{os.getuid()}-{pid}-", f"@safepoint-{os.getuid()}-of-{pid}-")
     lines = Path("/proc/net/unix").read_text().splitlines()
     return [line.split()[-1] for line in lines if any(name in line for name in names)]
 
@@ -47,7 +47,7 @@ def memory_of(pid: int) -> list[str]:
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             target = os.readlink(link)
-            if target.startswith("/memfd:holdfast"):
+            if target.startswith("/memfd:safepoint"):
                 found.append(target)
     return found
 
@@ -62,12 +62,12 @@ def assert_nothing_left(job: Job, temp: Path, keepers: list[int]) -> None:
     while sockets_of(job.process.pid):
         assert time.monotonic() < deadline, sockets_of(job.process.pid)
         time.sleep(_POLL_S)
-    assert [path.name for path in temp.iterdir() if path.name.startswith(("holdfast", "scratch"))] == []
+    assert [path.name for path in temp.iterdir() if path.name.startswith(("safepoint", "scratch"))] == []
 
 
 def writing_under_way(output: Path) -> bool:
     """Whether somebody writes a checkpoint at this moment."""
-    return any((output / ".holdfast" / "work").glob("**/checkpoint-*/merged/*"))
+    return any((output / ".safepoint" / "work").glob("**/checkpoint-*/merged/*"))
 
 
 def stop_while_writing(job: Job, timeout_s: float = 60) -> int:

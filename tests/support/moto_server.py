@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.storage.location import Location, parse_location
-from holdfast.storage.opening import open_store
-from holdfast.storage.options import StorageOptions
-from holdfast.storage.store import Store
+from safepoint.storage.location import Location, parse_location
+from safepoint.storage.opening import open_store
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.store import Store
 from tests.support.patience import PATIENCE
 
 _PROGRAM = Path(__file__).with_name("moto_process.py")

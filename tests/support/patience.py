@@ -2,6 +2,6 @@
 
 import os
 
-PATIENCE = float(os.environ.get("HOLDFAST_TEST_PATIENCE", "1"))
+PATIENCE = float(os.environ.get("SAFEPOINT_TEST_PATIENCE", "1"))
 
 __all__ = ["PATIENCE"]

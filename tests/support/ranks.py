@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.foundation.environment import Place
+from safepoint.foundation.environment import Place
 
 
 class _Meeting:

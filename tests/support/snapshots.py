@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from holdfast.snapshot.block import Block
-from holdfast.snapshot.image import Image, Piece
-from holdfast.snapshot.writing import Source, seal_archive
+from safepoint.snapshot.block import Block
+from safepoint.snapshot.image import Image, Piece
+from safepoint.snapshot.writing import Source, seal_archive
 
 ENDLESS = 1 << 62
 LARGE_STATE_ELEMENTS = 1 << 20

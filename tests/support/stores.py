@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.storage.local import LocalStore
-from holdfast.storage.location import Location, Scheme
+from safepoint.storage.local import LocalStore
+from safepoint.storage.location import Location, Scheme
 
 
 class FaultyStore(LocalStore):

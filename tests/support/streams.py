@@ -1,6 +1,6 @@
 """Streams of bytes to upload."""
 
-from holdfast.storage.store import Content, Sink
+from safepoint.storage.store import Content, Sink
 
 _BLOCK_BYTES = 3_000_001
 

@@ -2,8 +2,8 @@
 
 import os
 
-from holdfast.foundation.files import is_locked, read_lock_owner
-from holdfast.jobs.places import supervisor_lock
+from safepoint.foundation.files import is_locked, read_lock_owner
+from safepoint.jobs.places import supervisor_lock
 
 
 def supervisor_pid(name: str) -> int | None:

@@ -18,30 +18,30 @@ from unittest import mock
 
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
-import holdfast as package
-from holdfast import sdk
-from holdfast.cli.lazy import walk
-from holdfast.cli.main import root
-from holdfast.doctor import examination
-from holdfast.doctor.software import TOO_SLOW
-from holdfast.errors import ExitCode
-from holdfast.foundation import events, store_events  # noqa: F401  they declare all of them
-from holdfast.foundation.event_stream import Event
-from holdfast.jobs import local
-from holdfast.jobs.history import History
-from holdfast.jobs.local import LocalJobs
-from holdfast.jobs.places import job_folder
-from holdfast.jobs.state import JobState, Wanted
-from holdfast.training import prometheus_text
-from holdfast.training.progress import PROGRESS_NAME, Progress, SaveFigures, State
-from holdfast.training.settings import RunSettings, variable
-from holdfast.training.trainer_status import TrainerStatus
+import safepoint as package
+from safepoint import sdk
+from safepoint.cli.lazy import walk
+from safepoint.cli.main import root
+from safepoint.doctor import examination
+from safepoint.doctor.software import TOO_SLOW
+from safepoint.errors import ExitCode
+from safepoint.foundation import events, store_events  # noqa: F401  they declare all of them
+from safepoint.foundation.event_stream import Event
+from safepoint.jobs import local
+from safepoint.jobs.history import History
+from safepoint.jobs.local import LocalJobs
+from safepoint.jobs.places import job_folder
+from safepoint.jobs.state import JobState, Wanted
+from safepoint.training import prometheus_text
+from safepoint.training.progress import PROGRESS_NAME, Progress, SaveFigures, State
+from safepoint.training.settings import RunSettings, variable
+from safepoint.training.trainer_status import TrainerStatus
 from tests.support.checkpoints import commit, prepared
-from tests.support.commands import holdfast
+from tests.support.commands import safepoint
 
 SNAPSHOT = Path(__file__).parents[1] / "unit" / "surface.json"
 _SOURCES = Path(package.__file__).parent
-_VARIABLE = re.compile(r"\b(?:HOLDFAST|PET|AWS|KUBEFLOW|XDG)_[A-Z0-9_]*[A-Z0-9]\b")
+_VARIABLE = re.compile(r"\b(?:SAFEPOINT|PET|AWS|KUBEFLOW|XDG)_[A-Z0-9_]*[A-Z0-9]\b")
 _READ = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()"([A-Z][A-Z0-9_]*)\"""")
 """Any other variable, where it is read by name."""
 _BETWEEN_PROCESSES = {"record_folder", "launcher_pid", "keeper", "has_begun"}
@@ -180,10 +180,10 @@ def _variables() -> set[str]:
 def _documents() -> dict[str, Any]:
     """What every command prints with `--json`, made in a folder of its own."""
     with tempfile.TemporaryDirectory() as text, mock.patch.dict(os.environ):
-        for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "PET_", "AWS_"))]:
+        for name in [name for name in os.environ if name.startswith(("SAFEPOINT_", "PET_", "AWS_"))]:
             del os.environ[name]
         os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = text
-        os.environ["HOLDFAST_GPU_SLOTS"] = "0"
+        os.environ["SAFEPOINT_GPU_SLOTS"] = "0"
         here = os.getcwd()
         os.chdir(text)
         try:
@@ -197,7 +197,7 @@ def _asked(folder: Path) -> dict[str, Any]:
     for step in (10, 20, 30):
         commit(output, step)
     (output.root / "checkpoint-20" / "model.safetensors").unlink()
-    (folder / "holdfast.toml").write_text("[run]\ngrace = 40\n")
+    (folder / "safepoint.toml").write_text("[run]\ngrace = 40\n")
     documents: dict[str, tuple[str, ...]] = {
         "checkpoints list": ("out",),
         "checkpoints show": ("out",),
@@ -213,9 +213,9 @@ def _asked(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with mock.patch.object(examination, "look_at_torch", return_value=TOO_SLOW):
         for name, arguments in documents.items():
-            found[name] = holdfast(*name.split(), *arguments, "--json").document
+            found[name] = safepoint(*name.split(), *arguments, "--json").document
     found |= _asked_of_jobs(folder)
-    found["every failure, on stderr"] = holdfast("checkpoints", "list", "nowhere", "--json").exit_error
+    found["every failure, on stderr"] = safepoint("checkpoints", "list", "nowhere", "--json").exit_error
     return found
 
 
@@ -227,7 +227,7 @@ def _asked_of_jobs(folder: Path) -> dict[str, Any]:
         mock.patch.object(local, "revive"),
         mock.patch.object(LocalJobs, "_remove", _forget),
     ):
-        found = {"submit": holdfast("submit", "--json", "--name", "tiny", "train.py").document}
+        found = {"submit": safepoint("submit", "--json", "--name", "tiny", "train.py").document}
         with History() as history:
             history.begin_attempt("tiny", 1, 1)
             history.end_attempt("tiny", 1, outcome="Suspended", exit_code=75)
@@ -248,7 +248,7 @@ def _asked_of_jobs(folder: Path) -> dict[str, Any]:
             "resume": ("tiny",),
             "delete": ("tiny",),
         }.items():
-            outcome = holdfast(name, *arguments, "--json")
+            outcome = safepoint(name, *arguments, "--json")
             assert outcome.code == 0, outcome.stderr
             found[name] = outcome.document
         # What happened has figures of its own.

@@ -6,16 +6,16 @@ import time
 
 import torch
 
-from holdfast.snapshot.block import Block
-from holdfast.snapshot.device_copy import words_of
-from holdfast.snapshot.guard import Guard
-from holdfast.snapshot.image import Image
-from holdfast.snapshot.messages import Channel
-from holdfast.snapshot.staging import Placed, Stager, Work
-from holdfast.snapshot.team import Ending, Team
-from holdfast.snapshot.team_helper import Helper
-from holdfast.snapshot.team_lead import Lead
-from holdfast.snapshot.torch_image import TorchImages
+from safepoint.snapshot.block import Block
+from safepoint.snapshot.device_copy import words_of
+from safepoint.snapshot.guard import Guard
+from safepoint.snapshot.image import Image
+from safepoint.snapshot.messages import Channel
+from safepoint.snapshot.staging import Placed, Stager, Work
+from safepoint.snapshot.team import Ending, Team
+from safepoint.snapshot.team_helper import Helper
+from safepoint.snapshot.team_lead import Lead
+from safepoint.snapshot.torch_image import TorchImages
 
 TIMEOUT_S = 60
 WIDTH = 256 << 10

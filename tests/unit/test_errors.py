@@ -2,11 +2,11 @@
 
 import pytest
 
-from holdfast import errors
-from holdfast.errors import ExitCode, HoldfastError, Interrupted
+from safepoint import errors
+from safepoint.errors import ExitCode, Interrupted, SafepointError
 
 CODES = {
-    "HoldfastError": 1,
+    "SafepointError": 1,
     "UsageError": 2,
     "PartlyDoneError": 3,
     "NotFoundError": 10,
@@ -31,15 +31,15 @@ def test_every_error_has_the_exit_code_of_the_table() -> None:
     kinds = {
         name: kind
         for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, HoldfastError)
+        if isinstance(kind, type) and issubclass(kind, SafepointError)
     }
     assert {name: int(kind.exit_code) for name, kind in kinds.items()} == CODES
 
 
 def test_the_hint_follows_the_message() -> None:
     """One line holds both, and a message alone stands alone."""
-    assert str(HoldfastError("it broke", hint="mend it")) == "it broke — mend it"
-    assert str(HoldfastError("it broke")) == "it broke"
+    assert str(SafepointError("it broke", hint="mend it")) == "it broke — mend it"
+    assert str(SafepointError("it broke")) == "it broke"
 
 
 def test_an_interruption_passes_through_except_exception() -> None:

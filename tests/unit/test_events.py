@@ -4,8 +4,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from holdfast.foundation import events, store_events
-from holdfast.foundation.units import format_bytes, format_duration, plural
+from safepoint.foundation import events, store_events
+from safepoint.foundation.units import format_bytes, format_duration, plural
 
 
 def test_every_event_has_a_line_and_survives_json(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints, set_aside
-from holdfast.checkpoint.commit import RankPart, reseal
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.verify import read_manifest, verify
-from holdfast.errors import ConflictError, SaveError, StorageError
-from holdfast.foundation import files
+from safepoint.checkpoint.catalog import list_checkpoints, set_aside
+from safepoint.checkpoint.commit import RankPart, reseal
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.errors import ConflictError, SaveError, StorageError
+from safepoint.foundation import files
 from tests.support.checkpoints import FILES, commit, describe, prepared, written
 
 
@@ -119,7 +119,7 @@ def test_the_lock_refuses_a_second_writer_and_dies_with_its_owner(tmp_path: Path
     """Another process holds the folder: refused with its pid. It is killed: the folder is free."""
     output = prepared(tmp_path / "out")
     code = (
-        "import sys, time, pathlib; from holdfast.checkpoint.output_folder import OutputFolder\n"
+        "import sys, time, pathlib; from safepoint.checkpoint.output_folder import OutputFolder\n"
         "output = OutputFolder(pathlib.Path(sys.argv[1]))\n"
         "output.claim(wait_s=0, waiting=print); print('held', flush=True); time.sleep(60)"
     )

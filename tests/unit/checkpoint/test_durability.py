@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.commit import reseal
-from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
-from holdfast.checkpoint.verify import read_manifest, verify
-from holdfast.errors import SaveError
-from holdfast.foundation import files
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.commit import reseal
+from safepoint.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.errors import SaveError
+from safepoint.foundation import files
 from tests.support.checkpoints import commit, describe, prepared, written
 
 DEEP = {0: {"a/b/c/weights": b"weights", "top": b"top"}, 1: {"a/other/x": b"x"}}
@@ -211,7 +211,7 @@ def test_what_no_manifest_can_say_is_a_failed_save(tmp_path: Path) -> None:
 
 def test_a_zombie_of_an_earlier_start_writes_elsewhere(tmp_path: Path) -> None:
     """Two starts of one run at one step have working folders of their own, and discarding one keeps the other."""
-    from holdfast.checkpoint.commit import WorkingCheckpoint
+    from safepoint.checkpoint.commit import WorkingCheckpoint
 
     output = prepared(tmp_path / "out")
     zombie, living = (WorkingCheckpoint(output, attempt_id=name, step=8) for name in ("one", "two"))

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import copying
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.difference import compare
-from holdfast.checkpoint.inventory import Inventory, Kind, open_inventory
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.remote import Claim, RemoteFolder
-from holdfast.checkpoint.repairing import repair
-from holdfast.checkpoint.retention import KeepNewest
-from holdfast.checkpoint.verify import verify
-from holdfast.errors import CheckpointError, ConflictError, NotFoundError, NothingValidError, StorageError
-from holdfast.foundation import clock, files
-from holdfast.storage.local import LocalStore
-from holdfast.storage.location import Location, Scheme
-from holdfast.storage.store import Store
+from safepoint.checkpoint import copying
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.difference import compare
+from safepoint.checkpoint.inventory import Inventory, Kind, open_inventory
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.remote import Claim, RemoteFolder
+from safepoint.checkpoint.repairing import repair
+from safepoint.checkpoint.retention import KeepNewest
+from safepoint.checkpoint.verify import verify
+from safepoint.errors import CheckpointError, ConflictError, NotFoundError, NothingValidError, StorageError
+from safepoint.foundation import clock, files
+from safepoint.storage.local import LocalStore
+from safepoint.storage.location import Location, Scheme
+from safepoint.storage.store import Store
 from tests.support.checkpoints import commit, prepared
 from tests.support.safetensors import tensor_file
 from tests.support.stores import flip
@@ -149,7 +149,7 @@ def test_a_copy_is_the_same(look: Callable[[], Inventory], place: Path, tmp_path
     with pytest.raises(ConflictError, match="another checkpoint-20"):
         copying.copy(inventory, inventory.item("checkpoint-20"), Location(scheme=Scheme.FILE, path=str(other.root)))
     assert (other.root / "checkpoint-20" / "model.safetensors").read_bytes() == b"other"
-    assert list((tmp_path / "copy" / ".holdfast" / "work").iterdir()) == []
+    assert list((tmp_path / "copy" / ".safepoint" / "work").iterdir()) == []
     foreign = tmp_path / "plain" / "checkpoint-20"
     foreign.mkdir(parents=True)
     (foreign / "model.safetensors").write_bytes(b"another tool's")
@@ -204,7 +204,7 @@ def test_an_export_is_the_model_alone(look: Callable[[], Inventory], place: Path
 def test_what_trainings_keep_beside_a_model_is_not_exported(tmp_path: Path) -> None:
     """TRL's reference is as large as the model."""
     output = prepared(tmp_path / "out")
-    beside = ("holdfast_reference.pt", "holdfast_state_0.pt", "optimizer.pt", "trainer_state.json")
+    beside = ("safepoint_reference.pt", "safepoint_state_0.pt", "optimizer.pt", "trainer_state.json")
     commit(output, 10, {0: {"model.safetensors": b"weights", **dict.fromkeys(beside, b"x")}})
     inventory, _ = open_inventory(str(output.root))
     target = Location(scheme=Scheme.FILE, path=str(tmp_path / "model"))
@@ -232,8 +232,8 @@ def test_repair_drops_what_never_was_a_checkpoint(
     (place / "checkpoint-40" / "model.safetensors").write_bytes(b"written by another tool")
     if kind == "bucket":
         (place / "checkpoint-30" / MANIFEST_NAME).unlink()
-        (place / ".holdfast" / "unfinished").mkdir(parents=True)
-        (place / ".holdfast" / "unfinished" / "checkpoint-30").write_bytes(b"")
+        (place / ".safepoint" / "unfinished").mkdir(parents=True)
+        (place / ".safepoint" / "unfinished" / "checkpoint-30").write_bytes(b"")
     flip(place / "checkpoint-20" / "model.safetensors")
 
     def run(**options: bool):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import commit as committing
-from holdfast.checkpoint.arriving import ArrivingModel
-from holdfast.checkpoint.final import (
+from safepoint.checkpoint import commit as committing
+from safepoint.checkpoint.arriving import ArrivingModel
+from safepoint.checkpoint.final import (
     FINAL,
     TrainingEnd,
     adopt_scripts_model,
@@ -15,16 +15,16 @@ from holdfast.checkpoint.final import (
     note_end,
     sent_record,
 )
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.mover import Mover
-from holdfast.checkpoint.remote import Claim, RemoteFolder
-from holdfast.checkpoint.retention import parse_policies
-from holdfast.checkpoint.verify import read_manifest, verify
-from holdfast.checkpoint.weights.gathering import content_of
-from holdfast.errors import StorageError
-from holdfast.foundation import files
-from holdfast.foundation.events import Event
-from holdfast.foundation.store_events import Uploaded, UploadFailed, UploadSuperseded
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.mover import Mover
+from safepoint.checkpoint.remote import Claim, RemoteFolder
+from safepoint.checkpoint.retention import parse_policies
+from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.checkpoint.weights.gathering import content_of
+from safepoint.errors import StorageError
+from safepoint.foundation import files
+from safepoint.foundation.events import Event
+from safepoint.foundation.store_events import Uploaded, UploadFailed, UploadSuperseded
 from tests.support.checkpoints import commit, describe, keep_final, prepared
 from tests.support.stores import FaultyStore
 

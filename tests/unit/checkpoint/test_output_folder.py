@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import output_folder as module
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import ConflictError, ExitCode, StorageError
-from holdfast.foundation import clock
+from safepoint.checkpoint import output_folder as module
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.errors import ConflictError, ExitCode, StorageError
+from safepoint.foundation import clock
 from tests.support.checkpoints import commit, prepared
 
 

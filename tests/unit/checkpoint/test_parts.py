@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import copying
-from holdfast.checkpoint.catalog import newest_valid
-from holdfast.checkpoint.commit import RankPart, WorkingCheckpoint, added_files, describe_all, extended, reseal_part
-from holdfast.checkpoint.digest import digest_bytes
-from holdfast.checkpoint.inventory import Kind, open_inventory
-from holdfast.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
-from holdfast.checkpoint.mover import Mover
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.part import NodePart, read_part, verify_part
-from holdfast.checkpoint.publishing import Published, Publisher
-from holdfast.checkpoint.remote import Claim, RemoteFolder
-from holdfast.checkpoint.repairing import repair
-from holdfast.checkpoint.retention import KeepNewest, Policy
-from holdfast.checkpoint.verify import verify
-from holdfast.errors import CheckpointError, ManifestError, NothingValidError, StorageError, TransientError
-from holdfast.foundation.events import Event
-from holdfast.foundation.store_events import Uploaded
-from holdfast.storage.location import Location, Scheme
+from safepoint.checkpoint import copying
+from safepoint.checkpoint.catalog import newest_valid
+from safepoint.checkpoint.commit import RankPart, WorkingCheckpoint, added_files, describe_all, extended, reseal_part
+from safepoint.checkpoint.digest import digest_bytes
+from safepoint.checkpoint.inventory import Kind, open_inventory
+from safepoint.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from safepoint.checkpoint.mover import Mover
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.part import NodePart, read_part, verify_part
+from safepoint.checkpoint.publishing import Published, Publisher
+from safepoint.checkpoint.remote import Claim, RemoteFolder
+from safepoint.checkpoint.repairing import repair
+from safepoint.checkpoint.retention import KeepNewest, Policy
+from safepoint.checkpoint.verify import verify
+from safepoint.errors import CheckpointError, ManifestError, NothingValidError, StorageError, TransientError
+from safepoint.foundation.events import Event
+from safepoint.foundation.store_events import Uploaded
+from safepoint.storage.location import Location, Scheme
 from tests.support.checkpoints import commit, describe, prepared
 from tests.support.stores import FaultyStore, flip
 
@@ -146,7 +146,7 @@ def test_whoever_comes_last_commits(order: tuple[int, int], nodes: list[Node], s
     assert last.publish(20) is Published.NOW
     assert [node.publish(20) for node in nodes] == [Published.BEFORE, Published.BEFORE]
     assert verify(store.location.folder / "checkpoint-20").is_valid
-    assert list(store.list(".holdfast/parts")) == list(store.list(".holdfast/unfinished")) == []
+    assert list(store.list(".safepoint/parts")) == list(store.list(".safepoint/unfinished")) == []
 
 
 def test_a_fault_at_any_request_of_any_node_changes_nothing(nodes: list[Node], tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_next_start_commits_what_only_lacked_that(nodes: list[Node], store: 
     for node in nodes:
         node.publish(20)
     store.delete(f"checkpoint-20/{MANIFEST_NAME}")
-    store.write(".holdfast/unfinished/checkpoint-20", b"")
+    store.write(".safepoint/unfinished/checkpoint-20", b"")
     for node in nodes:
         store.write(mark_of(manifest.to_bytes(), node.index), manifest.to_bytes())
     remote = RemoteFolder(store)
@@ -215,7 +215,7 @@ def test_what_is_not_whole_is_cleaned_up(spoil, nodes: list[Node], store: Faulty
     for node in nodes:
         node.publish(20)
     store.delete(f"checkpoint-20/{MANIFEST_NAME}")
-    store.write(".holdfast/unfinished/checkpoint-20", b"")
+    store.write(".safepoint/unfinished/checkpoint-20", b"")
     for node in nodes:
         store.write(mark_of(data, node.index), data)
     spoil(store, data)
@@ -224,7 +224,7 @@ def test_what_is_not_whole_is_cleaned_up(spoil, nodes: list[Node], store: Faulty
     assert Publisher(remote).finish_parts() == []
     assert remote.steps() == []
     remote.clean(keep=[])
-    assert [item.key for item in store.list()] == [".holdfast/attempt.json"]
+    assert [item.key for item in store.list()] == [".safepoint/attempt.json"]
 
 
 def test_hostile_marks_of_parts_name_nothing(store: FaultyStore) -> None:
@@ -234,7 +234,7 @@ def test_hostile_marks_of_parts_name_nothing(store: FaultyStore) -> None:
     digest = "0" * 32
     hostile = ("checkpoint-3/x", f"checkpoint-3/{digest}/0-of-0", f"checkpoint-3/{digest}/00-of-1")
     for name in (f"notes/{digest}/0-of-1", f"checkpoint-3/{digest}/0-of-1", "checkpoint-3/0-of-1", *hostile):
-        store.write(f".holdfast/parts/{name}", b"{}")
+        store.write(f".safepoint/parts/{name}", b"{}")
     store.write("notes/mine", b"mine")
     assert Publisher(remote).finish_parts() == []
     remote.clean(keep=[])
@@ -281,7 +281,7 @@ def test_what_somebody_deleted_is_not_committed(nodes: list[Node], store: Faulty
 
 
 def mark_of(data: bytes, node: int, *, of: int = 2) -> str:
-    return f".holdfast/parts/checkpoint-20/{digest_bytes(data).rpartition(':')[2]}/{node}-of-{of}"
+    return f".safepoint/parts/checkpoint-20/{digest_bytes(data).rpartition(':')[2]}/{node}-of-{of}"
 
 
 def mover(node: Node, events: list[Event], *, policies: Sequence[Policy] = ()) -> Mover:

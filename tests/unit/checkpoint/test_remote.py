@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import checkpoint_name
-from holdfast.checkpoint.commit import reseal
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.publishing import Published, Publisher
-from holdfast.checkpoint.remote import ATTEMPT_KEY, Claim, RemoteFolder
-from holdfast.checkpoint.retention import KeepNewest
-from holdfast.checkpoint.verify import read_manifest, verify
-from holdfast.errors import CheckpointError, ConflictError, ManifestError, StorageError
+from safepoint.checkpoint.catalog import checkpoint_name
+from safepoint.checkpoint.commit import reseal
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.publishing import Published, Publisher
+from safepoint.checkpoint.remote import ATTEMPT_KEY, Claim, RemoteFolder
+from safepoint.checkpoint.retention import KeepNewest
+from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.errors import CheckpointError, ConflictError, ManifestError, StorageError
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore
 
@@ -40,8 +40,8 @@ def test_what_was_published_is_valid_and_published_once(local: Path, tmp_path: P
     store.calls.clear()
     assert publish(remote, local) is Published.BEFORE
     assert {name for name, _ in store.calls} == {"stat", "read"}
-    assert {item.key.partition("/")[0] for item in store.list()} == {".holdfast", "checkpoint-20"}
-    assert list(store.list(".holdfast/unfinished")) == []
+    assert {item.key.partition("/")[0] for item in store.list()} == {".safepoint", "checkpoint-20"}
+    assert list(store.list(".safepoint/unfinished")) == []
 
 
 def test_the_manifest_is_written_last(local: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_manifest_is_written_last(local: Path, tmp_path: Path) -> None:
     total.calls.clear()
     publish(counting, local)
     num_calls = total.calls.index(("write", f"checkpoint-20/{MANIFEST_NAME}")) + 1
-    assert total.calls[num_calls:] == [("delete", ".holdfast/unfinished/checkpoint-20")]
+    assert total.calls[num_calls:] == [("delete", ".safepoint/unfinished/checkpoint-20")]
     for failing in range(num_calls):
         bucket = tmp_path / f"bucket-{failing}"
         store = FaultyStore(bucket)
@@ -93,12 +93,12 @@ def test_another_checkpoint_of_the_same_step_is_taken_down_first(other: str, loc
     publish(remote, local)
     writes = [(name, key) for name, key in store.calls if name in {"upload", "write", "delete"}]
     assert writes[:2] == [
-        ("write", ".holdfast/unfinished/checkpoint-20"),
+        ("write", ".safepoint/unfinished/checkpoint-20"),
         ("delete", f"checkpoint-20/{MANIFEST_NAME}"),
     ]
     assert writes[-2:] == [
         ("write", f"checkpoint-20/{MANIFEST_NAME}"),
-        ("delete", ".holdfast/unfinished/checkpoint-20"),
+        ("delete", ".safepoint/unfinished/checkpoint-20"),
     ]
     assert verify(tmp_path / "bucket" / "checkpoint-20").is_valid
 
@@ -146,26 +146,26 @@ def test_two_claims_at_once_leave_one(tmp_path: Path) -> None:
     assert held.attempt == 2
 
 
-def test_cleaning_takes_what_holdfast_left_unfinished(local: Path, tmp_path: Path) -> None:
+def test_cleaning_takes_what_safepoint_left_unfinished(local: Path, tmp_path: Path) -> None:
     """What a dead attempt began goes, unless this node is going to continue it; what is not ours stays."""
     store = FaultyStore(tmp_path / "bucket")
     remote = RemoteFolder(store)
     remote.claim(claim(1))
     publish(remote, local)
     for step in (30, 40):
-        store.write(f".holdfast/unfinished/{checkpoint_name(step)}", b"")
+        store.write(f".safepoint/unfinished/{checkpoint_name(step)}", b"")
         store.write(f"{checkpoint_name(step)}/model.safetensors", b"torn")
     store.write("checkpoint-50/model.safetensors", b"written by another tool")
     store.write("notes.txt", b"the user's own")
     # A publish that was cut off between its commit and its tidying: complete, but for what it was about to delete.
-    store.write(".holdfast/unfinished/checkpoint-20", b"")
+    store.write(".safepoint/unfinished/checkpoint-20", b"")
     store.write("checkpoint-20/left over", b"of an earlier checkpoint of this step")
     remote.claim(claim(2))
     assert remote.clean(keep=["checkpoint-30"]) == 2
     keys = {item.key.partition("/")[0] for item in store.list()}
-    assert keys == {".holdfast", "checkpoint-20", "checkpoint-30", "checkpoint-50", "notes.txt"}
+    assert keys == {".safepoint", "checkpoint-20", "checkpoint-30", "checkpoint-50", "notes.txt"}
     assert verify(tmp_path / "bucket" / "checkpoint-20").is_valid
-    assert [item.key for item in store.list(".holdfast/unfinished")] == [".holdfast/unfinished/checkpoint-30"]
+    assert [item.key for item in store.list(".safepoint/unfinished")] == [".safepoint/unfinished/checkpoint-30"]
     assert remote.steps() == [20]
     assert remote.foreign_steps() == [50]
 
@@ -173,8 +173,8 @@ def test_cleaning_takes_what_holdfast_left_unfinished(local: Path, tmp_path: Pat
 def test_marks_name_checkpoints_only(tmp_path: Path) -> None:
     """Whoever can write a mark cannot have anything else deleted with it."""
     store = FaultyStore(tmp_path / "bucket")
-    for name in ("notes", ".holdfast", "checkpoint-x", "sub/checkpoint-3"):
-        store.write(f".holdfast/unfinished/{name}", b"")
+    for name in ("notes", ".safepoint", "checkpoint-x", "sub/checkpoint-3"):
+        store.write(f".safepoint/unfinished/{name}", b"")
     store.write("notes/mine.txt", b"the user's own")
     remote = RemoteFolder(store)
     remote.claim(claim(1))
@@ -222,7 +222,7 @@ def test_a_deletion_that_was_cut_off_is_finished(local: Path, tmp_path: Path) ->
         successor.clean(keep=[])
         folder = tmp_path / f"bucket-{when}" / "checkpoint-20"
         assert verify(folder).is_valid if successor.steps() else not folder.exists()
-        assert list(store.list(".holdfast/unfinished")) == []
+        assert list(store.list(".safepoint/unfinished")) == []
 
 
 def test_what_changed_on_the_disk_is_not_uploaded(local: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.retention import (
+from safepoint.checkpoint.retention import (
     Candidate,
     KeepBest,
     KeepEvery,

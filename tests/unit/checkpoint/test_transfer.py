@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import digest, transfer
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.transfer import check_listing, fetch, prepare, publish, share, windows_of
-from holdfast.checkpoint.verify import read_manifest, verify
-from holdfast.errors import CheckpointError, StorageError
-from holdfast.storage import local
+from safepoint.checkpoint import digest, transfer
+from safepoint.checkpoint.manifest import Manifest
+from safepoint.checkpoint.transfer import check_listing, fetch, prepare, publish, share, windows_of
+from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.errors import CheckpointError, StorageError
+from safepoint.storage import local
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore, flip
 

@@ -10,13 +10,13 @@ import pytest
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, in which a test may write settings files."""
     for name in list(os.environ):
-        if name.startswith(("HOLDFAST_", "PET_")):
+        if name.startswith(("SAFEPOINT_", "PET_")):
             monkeypatch.delenv(name)
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     # Commands may set it for what they start; whatever a test sets is taken back.
-    for name in ("HOLDFAST_PVC_MOUNTS", "HOLDFAST_CPU_SLOTS", "HOLDFAST_GPU_SLOTS"):
+    for name in ("SAFEPOINT_PVC_MOUNTS", "SAFEPOINT_CPU_SLOTS", "SAFEPOINT_GPU_SLOTS"):
         monkeypatch.setenv(name, "")
     return folder

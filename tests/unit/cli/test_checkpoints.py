@@ -1,4 +1,4 @@
-"""`holdfast checkpoints …`: what it prints, what it changes, and how it ends."""
+"""`safepoint checkpoints …`: what it prints, what it changes, and how it ends."""
 
 import json
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.verify import verify
-from holdfast.cli.checkpoints import app
-from holdfast.errors import HoldfastError
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.verify import verify
+from safepoint.cli.checkpoints import app
+from safepoint.errors import SafepointError
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import flip
 
@@ -26,9 +26,9 @@ def output(tmp_path: Path) -> Path:
 
 
 def call(*arguments: object) -> tuple[int, str]:
-    """Exit code and stdout; errors of Holdfast as the console script turns them into codes."""
+    """Exit code and stdout; errors of Safepoint as the console script turns them into codes."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, HoldfastError):
+    if isinstance(result.exception, SafepointError):
         return int(result.exception.exit_code), result.stdout or str(result.exception)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -116,7 +116,7 @@ def test_repair_says_what_is_left(output: Path) -> None:
     assert call("repair", output) == (0, "nothing to repair\n")
     assert [path.name for path in list_checkpoints(output)] == ["checkpoint-30", "checkpoint-10"]
     (output / "checkpoint-30" / MANIFEST_NAME).unlink()
-    assert call("repair", output) == (0, f"left {output / 'checkpoint-30'}: Holdfast has not written it\n")
+    assert call("repair", output) == (0, f"left {output / 'checkpoint-30'}: Safepoint has not written it\n")
     assert call("verify", output)[0] == 0
     assert call("verify", output / "checkpoint-30")[0] == 14
     assert (output / "checkpoint-30" / "model.safetensors").is_file()
@@ -185,7 +185,7 @@ def test_looking_at_a_foreign_folder_leaves_nothing_in_it(tmp_path: Path) -> Non
     (plain / "model.safetensors").write_bytes(b"a plain Trainer's")
     before = sorted((tmp_path / "plain").rglob("*"))
     code, text = call("verify", plain.parent)
-    assert (code, "only 1 folder that Holdfast has not written" in text) == (14, True)
+    assert (code, "only 1 folder that Safepoint has not written" in text) == (14, True)
     assert call("repair", plain.parent)[0] == 0
     assert call("prune", plain.parent, "--keep", "newest=1")[0] == 0
     assert call("copy", plain.parent, tmp_path / "copy")[0] == 14

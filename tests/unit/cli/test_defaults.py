@@ -8,10 +8,10 @@ import pytest
 import typer
 import typer.main
 
-from holdfast.cli.lazy import LazyCommand, LazyGroup
-from holdfast.training.settings import RunSettings
+from safepoint.cli.lazy import LazyCommand, LazyGroup
+from safepoint.training.settings import RunSettings
 from tests.support.checkpoints import commit, prepared
-from tests.support.commands import Outcome, holdfast
+from tests.support.commands import Outcome, safepoint
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def started(monkeypatch: pytest.MonkeyPatch, project: Path) -> list[RunSettings]
         seen.append(settings)
         return 7
 
-    monkeypatch.setattr("holdfast.training.launch.launch", launch)
-    monkeypatch.setattr("holdfast.cli.run.os._exit", leave)
+    monkeypatch.setattr("safepoint.training.launch.launch", launch)
+    monkeypatch.setattr("safepoint.cli.run.os._exit", leave)
     (project / "train.py").touch()
     return seen
 
 
 def user_file(project: Path, text: str) -> None:
-    folder = project.parent / "config" / "holdfast"
+    folder = project.parent / "config" / "safepoint"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(text)
 
@@ -46,33 +46,33 @@ def test_flag_then_variable_then_project_then_user_then_default(
 ) -> None:
     """Each is taken away in turn, and the next one counts."""
     user_file(project, "[run]\nsave-steps = 5\n")
-    (project / "pyproject.toml").write_text("[tool.holdfast.run]\nsave-steps = 4\n")
-    (project / "holdfast.toml").write_text("[run]\nsave_steps = 3\n")
-    monkeypatch.setenv("HOLDFAST_SAVE_STEPS", "2")
-    assert holdfast("run", "--save-steps", "1", "train.py").code == 7
-    holdfast("run", "train.py")
-    monkeypatch.delenv("HOLDFAST_SAVE_STEPS")
-    holdfast("run", "train.py")
-    (project / "holdfast.toml").unlink()
-    holdfast("run", "train.py")
+    (project / "pyproject.toml").write_text("[tool.safepoint.run]\nsave-steps = 4\n")
+    (project / "safepoint.toml").write_text("[run]\nsave_steps = 3\n")
+    monkeypatch.setenv("SAFEPOINT_SAVE_STEPS", "2")
+    assert safepoint("run", "--save-steps", "1", "train.py").code == 7
+    safepoint("run", "train.py")
+    monkeypatch.delenv("SAFEPOINT_SAVE_STEPS")
+    safepoint("run", "train.py")
+    (project / "safepoint.toml").unlink()
+    safepoint("run", "train.py")
     (project / "pyproject.toml").unlink()
-    holdfast("run", "train.py")
-    (project.parent / "config" / "holdfast" / "config.toml").unlink()
-    holdfast("run", "train.py")
+    safepoint("run", "train.py")
+    (project.parent / "config" / "safepoint" / "config.toml").unlink()
+    safepoint("run", "train.py")
     assert [settings.save_steps for settings in started] == [1, 2, 3, 4, 5, None]
 
 
 def test_every_type_of_option(project: Path, started: list[RunSettings], monkeypatch: pytest.MonkeyPatch) -> None:
     """Text, numbers, a number for an option that also takes a word, flags, and counted ones."""
-    (project / "holdfast.toml").write_text(
+    (project / "safepoint.toml").write_text(
         "[run]\noutput-dir = 'out'\ngrace = 45\nsnapshot-steps = 2\nfrom-scratch = true\nverbose = 2\n"
     )
-    holdfast("run", "train.py")
+    safepoint("run", "train.py")
     (settings,) = started
     assert (settings.output_dir, settings.grace_s, settings.snapshot_steps) == ("out", 45.0, "2")
     assert (settings.from_scratch, settings.verbosity) == (True, 2)
-    monkeypatch.setenv("HOLDFAST_FROM_SCRATCH", "0")  # what a file says can be taken back
-    holdfast("run", "train.py")
+    monkeypatch.setenv("SAFEPOINT_FROM_SCRATCH", "0")  # what a file says can be taken back
+    safepoint("run", "train.py")
     assert not started[-1].from_scratch
 
 
@@ -98,7 +98,7 @@ def attempt(
 def other(*arguments: str) -> Outcome:
     app = typer.Typer(cls=Other, rich_markup_mode=None)
     app.callback()(lambda: None)
-    return holdfast(*arguments, command=typer.main.get_command(app))
+    return safepoint(*arguments, command=typer.main.get_command(app))
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,15 @@ def other(*arguments: str) -> Outcome:
 )
 def test_lists_words_and_flags_with_two_sides(text: str, arguments: list[str], answer: str, project: Path) -> None:
     """What commands to come have, and those that are here have not."""
-    (project / "holdfast.toml").write_text(f"[try]\n{text}\n")
+    (project / "safepoint.toml").write_text(f"[try]\n{text}\n")
     outcome = other("try", *arguments)
     assert answer in outcome.stdout + outcome.stderr
     assert outcome.code == (2 if outcome.stderr else 0)
 
 
 def test_help_shows_what_files_say(project: Path) -> None:
-    (project / "holdfast.toml").write_text("[run]\ngrace = 77\n")
-    assert "default: 77" in " ".join(holdfast("run", "--help").stdout.split())
+    (project / "safepoint.toml").write_text("[run]\ngrace = 77\n")
+    assert "default: 77" in " ".join(safepoint("run", "--help").stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_help_shows_what_files_say(project: Path) -> None:
     [
         ("[run]\nsave-stps = 20\n", ["line 2: [run] save-stps = 20", "`run` has no such option", "save-steps?"]),
         ("[run]\nsave-steps = '20'\n", ['save-steps = "20"', "wrong type", "without quotation marks"]),
-        ("[run]\nsave-steps = 2.5\n", ["save-steps = 2.5: ", "see `holdfast run --help`"]),
+        ("[run]\nsave-steps = 2.5\n", ["save-steps = 2.5: ", "see `safepoint run --help`"]),
         ("[run]\nsave-steps = true\n", ["save-steps = true", "wrong type"]),
         ("[run]\nsave-steps = [1]\n", ["save-steps = [1]", "without brackets"]),
         ("[run]\nsave-steps = 2020-01-01\n", ["wrong type"]),
@@ -145,22 +145,22 @@ def test_help_shows_what_files_say(project: Path) -> None:
         ("[rum]\n", ["line 1: [rum]", "no such command", "did you mean run?"]),
         ("[lokal]\n", ["did you mean local?"]),
         ("[run.deeper]\n", ["[run.deeper]", "`run` has no commands in it"]),
-        ("[run]\nsave-steps = 0\n", ["--save-steps 0", "--save-steps is set by holdfast.toml, line 2"]),
-        ("[run\n", ["holdfast.toml is not valid TOML", "line 1"]),
+        ("[run]\nsave-steps = 0\n", ["--save-steps 0", "--save-steps is set by safepoint.toml, line 2"]),
+        ("[run\n", ["safepoint.toml is not valid TOML", "line 1"]),
     ],
 )
 def test_what_cannot_be_meant_ends_with_2(
     text: str, words: list[str], project: Path, started: list[RunSettings]
 ) -> None:
     """With file, line, table, key, value and the fix; `--help` works all the same."""
-    (project / "holdfast.toml").write_text(text)
-    outcome = holdfast("run", "train.py")
+    (project / "safepoint.toml").write_text(text)
+    outcome = safepoint("run", "train.py")
     assert (outcome.code, started) == (2, [])
-    for word in ["holdfast: error: ", "holdfast.toml", *words]:
+    for word in ["safepoint: error: ", "safepoint.toml", *words]:
         assert word in outcome.stderr, outcome.stderr
-    assert holdfast("run", "--help").code == 0
-    assert holdfast("run", "train.py", "--help").code == 2  # the script's own
-    assert holdfast("--help").code == 0
+    assert safepoint("run", "--help").code == 0
+    assert safepoint("run", "train.py", "--help").code == 2  # the script's own
+    assert safepoint("--help").code == 0
 
 
 def test_a_command_of_a_group_has_a_table_of_its_own(project: Path) -> None:
@@ -168,16 +168,16 @@ def test_a_command_of_a_group_has_a_table_of_its_own(project: Path) -> None:
     output = prepared(project / "out")
     for step in (10, 20, 30):
         commit(output, step)
-    (project / "holdfast.toml").write_text("[checkpoints.prune]\nkeep = 'newest=1'\n[run]\nno-such = 1\n")
-    assert "deleted 2 checkpoints" in holdfast("checkpoints", "prune", "out").stdout
+    (project / "safepoint.toml").write_text("[checkpoints.prune]\nkeep = 'newest=1'\n[run]\nno-such = 1\n")
+    assert "deleted 2 checkpoints" in safepoint("checkpoints", "prune", "out").stdout
     for text, word in (
         ("[checkpoints]\nkeep = 'newest=1'\n", "name one of them: [checkpoints.list]"),
         ("[checkpoints.prun]\nkeep = 'newest=1'\n", "did you mean prune?"),
         ("[checkpoints.list]\njson = true\n", "a file cannot set it"),
         ("[checkpoints.repair]\nidl = 3\n", "idle"),
     ):
-        (project / "holdfast.toml").write_text(text)
-        outcome = holdfast("checkpoints", "list" if "idl" not in text else "repair", "out")
+        (project / "safepoint.toml").write_text(text)
+        outcome = safepoint("checkpoints", "list" if "idl" not in text else "repair", "out")
         assert outcome.code == 2, text
         assert word in outcome.stderr, outcome.stderr
 
@@ -186,13 +186,13 @@ def test_claims_of_a_file_are_folders(project: Path, monkeypatch: pytest.MonkeyP
     """`pvc://` means the same on a laptop as in a pod; what a pod says itself stands."""
     for name in ("laptop", "pod"):
         commit(prepared(project / name / "run"), 10 if name == "laptop" else 20)
-    (project / "holdfast.toml").write_text("[pvc]\ndata = 'laptop'\nother = 'nowhere'\n")
-    assert "checkpoint-10" in holdfast("checkpoints", "list", "pvc://data/run").stdout
-    monkeypatch.setenv("HOLDFAST_PVC_MOUNTS", f"data={project / 'pod'}")
-    assert "checkpoint-20" in holdfast("checkpoints", "list", "pvc://data/run").stdout
-    (project / "holdfast.toml").unlink()
-    monkeypatch.setenv("HOLDFAST_PVC_MOUNTS", "")
-    unknown = holdfast("checkpoints", "list", "pvc://data/run")
+    (project / "safepoint.toml").write_text("[pvc]\ndata = 'laptop'\nother = 'nowhere'\n")
+    assert "checkpoint-10" in safepoint("checkpoints", "list", "pvc://data/run").stdout
+    monkeypatch.setenv("SAFEPOINT_PVC_MOUNTS", f"data={project / 'pod'}")
+    assert "checkpoint-20" in safepoint("checkpoints", "list", "pvc://data/run").stdout
+    (project / "safepoint.toml").unlink()
+    monkeypatch.setenv("SAFEPOINT_PVC_MOUNTS", "")
+    unknown = safepoint("checkpoints", "list", "pvc://data/run")
     assert (unknown.code, "below [pvc] data = " in unknown.stderr) == (2, True)
 
 
@@ -200,10 +200,10 @@ def test_a_contradiction_names_where_the_other_half_stands(
     project: Path, started: list[RunSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who typed one option is told of the other one that they did not type."""
-    (project / "holdfast.toml").write_text("[run]\nsave-strategy = 'epoch'\n")
-    text = holdfast("run", "--save-steps", "5", "train.py").stderr
-    assert "--save-strategy is set by holdfast.toml, line 2" in text
+    (project / "safepoint.toml").write_text("[run]\nsave-strategy = 'epoch'\n")
+    text = safepoint("run", "--save-steps", "5", "train.py").stderr
+    assert "--save-strategy is set by safepoint.toml, line 2" in text
     assert "--save-steps is set" not in text
-    monkeypatch.setenv("HOLDFAST_SAVE_STRATEGY", "epoch")
-    text = holdfast("run", "--save-steps", "5", "train.py").stderr
-    assert "--save-strategy is set by HOLDFAST_SAVE_STRATEGY" in text
+    monkeypatch.setenv("SAFEPOINT_SAVE_STRATEGY", "epoch")
+    text = safepoint("run", "--save-steps", "5", "train.py").stderr
+    assert "--save-strategy is set by SAFEPOINT_SAVE_STRATEGY" in text

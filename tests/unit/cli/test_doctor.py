@@ -1,14 +1,14 @@
-"""`holdfast doctor`: every finding said, nothing left behind, 1 when something fails."""
+"""`safepoint doctor`: every finding said, nothing left behind, 1 when something fails."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from holdfast.doctor import examination
-from holdfast.doctor.software import Torch
+from safepoint.doctor import examination
+from safepoint.doctor.software import Torch
 from tests.support.checkpoints import commit, prepared
-from tests.support.commands import holdfast
+from tests.support.commands import safepoint
 from tests.support.moto_server import MotoServer
 
 CHECKS = {"python", "memory", "/dev/shm", "open files", "clock", "torch", "gpu", "criu"}
@@ -25,7 +25,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def findings(*arguments: object, code: int) -> dict[str, dict[str, str]]:
-    outcome = holdfast("doctor", *arguments, "--json")
+    outcome = safepoint("doctor", *arguments, "--json")
     assert outcome.code == code, outcome
     if code:
         assert outcome.exit_error["code"] == code
@@ -37,7 +37,7 @@ def findings(*arguments: object, code: int) -> dict[str, dict[str, str]]:
 
 def test_without_a_place_the_machine_is_looked_at(project: Path) -> None:
     assert findings(code=0).keys() == CHECKS
-    text = holdfast("doctor").stdout
+    text = safepoint("doctor").stdout
     assert "name it with --output-dir" in text
     assert "\033[" not in text
 
@@ -60,7 +60,7 @@ def test_a_grace_period_that_is_too_short_fails(project: Path) -> None:
     commit(prepared(project / "out"), 10)
     found = findings("--output-dir", "out", "--grace", "1", code=1)
     assert found["grace period"]["status"] == "failure"
-    outcome = holdfast("doctor", "--output-dir", "out", "--grace", "1")
+    outcome = safepoint("doctor", "--output-dir", "out", "--grace", "1")
     assert "fix: let the platform grant" in outcome.stdout
     assert "1 check failed" in outcome.stderr
 
@@ -68,11 +68,11 @@ def test_a_grace_period_that_is_too_short_fails(project: Path) -> None:
 def test_it_looks_where_a_run_would_write(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of `run` hold for it, its own come first."""
     (project / "file").touch()
-    (project / "holdfast.toml").write_text("[run]\noutput-dir = 'file'\n")
+    (project / "safepoint.toml").write_text("[run]\noutput-dir = 'file'\n")
     assert "file" in findings(code=1)["output folder"]["found"]
-    monkeypatch.setenv("HOLDFAST_OUTPUT_DIR", "elsewhere")
+    monkeypatch.setenv("SAFEPOINT_OUTPUT_DIR", "elsewhere")
     assert "elsewhere" in findings(code=0)["output folder"]["found"]
-    (project / "holdfast.toml").write_text("[doctor]\noutput-dir = 'own'\n")
+    (project / "safepoint.toml").write_text("[doctor]\noutput-dir = 'own'\n")
     assert "own" in findings(code=0)["output folder"]["found"]
 
 
@@ -82,7 +82,7 @@ def test_a_store_is_tried_and_left_as_it_was(
     """Written, read, listed, deleted; the secret is never said."""
     for name, value in moto.variables.items():
         monkeypatch.setenv(name, value)
-    outcome = holdfast("doctor", "--output-dir", "s3://checkpoints/doctor", "--local-dir", "local", "--json")
+    outcome = safepoint("doctor", "--output-dir", "s3://checkpoints/doctor", "--local-dir", "local", "--json")
     found = {entry["check"]: entry for entry in outcome.document["findings"]}
     assert found["object store"]["status"] == "ok"
     assert moto.endpoint in found["object store"]["found"]
@@ -97,12 +97,12 @@ def test_a_store_that_nobody_serves_is_given_up_in_time(project: Path, monkeypat
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
-    outcome = holdfast("doctor", "--output-dir", "s3://bucket/x", "--local-dir", "local")
+    outcome = safepoint("doctor", "--output-dir", "s3://bucket/x", "--local-dir", "local")
     assert outcome.code == 1
     assert "cannot be reached" in outcome.stdout
     assert "very-secret" not in outcome.stdout + outcome.stderr
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
-    assert "AWS_SECRET_ACCESS_KEY is not set" in holdfast("doctor", "--output-dir", "s3://bucket/x").stdout
+    assert "AWS_SECRET_ACCESS_KEY is not set" in safepoint("doctor", "--output-dir", "s3://bucket/x").stdout
 
 
 def test_what_hangs_is_said_and_left(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

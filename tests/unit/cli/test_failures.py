@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import main as cli
-from holdfast.errors import AccessDeniedError
-from holdfast.foundation import console
+from safepoint.cli import main as cli
+from safepoint.errors import AccessDeniedError
+from safepoint.foundation import console
 from tests.support.checkpoints import commit, prepared
-from tests.support.commands import holdfast
+from tests.support.commands import safepoint
 from tests.support.stores import flip
 
 
@@ -26,7 +26,7 @@ def output(tmp_path: Path) -> Path:
 
 def run(*arguments: str, prelude: str = "", **options: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
-    child = f"{prelude}\nfrom holdfast.cli.main import main\nmain()"
+    child = f"{prelude}\nfrom safepoint.cli.main import main\nmain()"
     command = [sys.executable, "-c", child, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload]
 
@@ -51,7 +51,7 @@ def run(*arguments: str, prelude: str = "", **options: object) -> subprocess.Com
 )
 def test_the_last_line_is_for_the_program(arguments: list[str], code: int, word: str) -> None:
     """For every command and every failure, usage errors included."""
-    outcome = holdfast(*arguments)
+    outcome = safepoint(*arguments)
     assert outcome.code == code
     assert outcome.exit_error.keys() == {"type", "code", "message", "hint"}
     assert (outcome.exit_error["type"], outcome.exit_error["code"]) == ("exit_error", code)
@@ -61,25 +61,25 @@ def test_the_last_line_is_for_the_program(arguments: list[str], code: int, word:
 
 def test_without_json_it_is_for_a_person(output: Path) -> None:
     """A usage error comes with the usage, another one is one line with what to do."""
-    assert holdfast("checkpoints", "list").stderr.startswith("Usage: holdfast checkpoints list")
-    line = holdfast("checkpoints", "show", str(output / "checkpoint-9")).stderr
-    assert line == f"holdfast: error: there is no checkpoint-9 in {output} — see `holdfast checkpoints list`\n"
+    assert safepoint("checkpoints", "list").stderr.startswith("Usage: safepoint checkpoints list")
+    line = safepoint("checkpoints", "show", str(output / "checkpoint-9")).stderr
+    assert line == f"safepoint: error: there is no checkpoint-9 in {output} — see `safepoint checkpoints list`\n"
 
 
 def test_what_the_script_is_told_is_not_told_to_us(project: Path) -> None:
     """`--json` behind SCRIPT belongs to the script."""
-    line = holdfast("run", "missing.py", "--json").stderr
-    assert line.startswith("holdfast: error: there is no script missing.py")
+    line = safepoint("run", "missing.py", "--json").stderr
+    assert line.startswith("safepoint: error: there is no script missing.py")
 
 
 def test_an_answer_and_a_failure_go_to_two_places(output: Path) -> None:
     """The document is whole on stdout, and stderr says that it is bad news."""
     flip(output / "checkpoint-20" / "model.safetensors")
-    outcome = holdfast("checkpoints", "verify", output, "--deep", "--json")
+    outcome = safepoint("checkpoints", "verify", output, "--deep", "--json")
     assert [entry["valid"] for entry in outcome.document] == [False, True]
     assert outcome.exit_error["code"] == outcome.code == 14
     assert "1 of 2 checkpoints" in outcome.exit_error["message"]
-    outcome = holdfast("checkpoints", "repair", output, "--deep", "--json")
+    outcome = safepoint("checkpoints", "repair", output, "--deep", "--json")
     assert outcome.document["damaged"]
     assert "--drop-damaged" in outcome.exit_error["hint"]
 
@@ -87,10 +87,10 @@ def test_an_answer_and_a_failure_go_to_two_places(output: Path) -> None:
 def test_partly_done_is_neither_done_nor_failed(output: Path, tmp_path: Path) -> None:
     """3 where some checkpoints were copied, 14 where none was."""
     flip(output / "checkpoint-20" / "model.safetensors")
-    outcome = holdfast("checkpoints", "copy", output, tmp_path / "copy", "--json")
+    outcome = safepoint("checkpoints", "copy", output, tmp_path / "copy", "--json")
     assert outcome.exit_error["code"] == outcome.code == 3
     assert sorted(entry["copied"] for entry in outcome.document) == [False, True]
-    assert holdfast("checkpoints", "copy", output / "checkpoint-20", tmp_path / "other").code == 14
+    assert safepoint("checkpoints", "copy", output / "checkpoint-20", tmp_path / "other").code == 14
 
 
 def test_refused_keys_have_a_code_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +99,8 @@ def test_refused_keys_have_a_code_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     def refuse(text: str) -> None:
         raise AccessDeniedError("the key is wrong", hint="check it")
 
-    monkeypatch.setattr("holdfast.cli.checkpoints.open_inventory", refuse)
-    outcome = holdfast("checkpoints", "list", "s3://bucket", "--json")
+    monkeypatch.setattr("safepoint.cli.checkpoints.open_inventory", refuse)
+    outcome = safepoint("checkpoints", "list", "s3://bucket", "--json")
     assert outcome.code == 12
     assert outcome.exit_error == {"type": "exit_error", "code": 12, "message": "the key is wrong", "hint": "check it"}
     assert AccessDeniedError("").exit_code == 13
@@ -109,7 +109,7 @@ def test_refused_keys_have_a_code_of_their_own(monkeypatch: pytest.MonkeyPatch) 
 def test_a_fault_of_ours_has_its_traceback_and_the_line(output: Path) -> None:
     """The traceback helps us, the last line the program that called."""
     prelude = (
-        "import holdfast.cli.checkpoints as c\ndef fail(text): raise ZeroDivisionError('by zero')\nc._open = fail"
+        "import safepoint.cli.checkpoints as c\ndef fail(text): raise ZeroDivisionError('by zero')\nc._open = fail"
     )
     done = run("checkpoints", "list", str(output), "--json", prelude=prelude)
     assert done.returncode == 1
@@ -123,7 +123,7 @@ def test_a_fault_of_ours_has_its_traceback_and_the_line(output: Path) -> None:
 
 
 def test_an_interrupt_ends_with_130(output: Path) -> None:
-    prelude = "import holdfast.cli.checkpoints as c\ndef fail(text): raise KeyboardInterrupt\nc._open = fail"
+    prelude = "import safepoint.cli.checkpoints as c\ndef fail(text): raise KeyboardInterrupt\nc._open = fail"
     done = run("checkpoints", "list", str(output), "--json", prelude=prelude)
     assert done.returncode == 130
     assert json.loads(done.stderr.splitlines()[-1])["code"] == 130
@@ -132,10 +132,10 @@ def test_an_interrupt_ends_with_130(output: Path) -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["checkpoints", "show", "OUT"], ["checkpoints", "show", "--help"]])
 @pytest.mark.parametrize("what", ["stdout", "both"])
 def test_a_reader_that_leaves_ends_it_quietly(arguments: list[str], what: str, output: Path) -> None:
-    """As `holdfast … | head -0` does: no traceback, no complaint of the interpreter."""
+    """As `safepoint … | head -0` does: no traceback, no complaint of the interpreter."""
     reader, writer = os.pipe()
     os.close(reader)
-    child = "from holdfast.cli.main import main\nmain()"
+    child = "from safepoint.cli.main import main\nmain()"
     command = [sys.executable, "-c", child, *(str(output) if word == "OUT" else word for word in arguments)]
     process = subprocess.Popen(
         command, stdout=writer, stderr=writer if what == "both" else subprocess.PIPE, text=True
@@ -153,7 +153,7 @@ def test_an_answer_that_cannot_be_written(
 ) -> None:
     """It is said in one line, and the code is no success."""
     arguments = [str(output) if word == "OUT" else word for word in arguments]
-    shell = f'"$0" -c "from holdfast.cli.main import main; main()" "$@" >{stdout}'
+    shell = f'"$0" -c "from safepoint.cli.main import main; main()" "$@" >{stdout}'
     done = subprocess.run(
         ["sh", "-c", shell, sys.executable, *arguments],
         stderr=subprocess.PIPE,
@@ -171,7 +171,7 @@ def test_a_closed_stderr_hides_no_code(tmp_path: Path) -> None:
     """The error cannot be told, and the command does not hang or claim success."""
     reader, writer = os.pipe()
     os.close(reader)
-    child = "from holdfast.cli.main import main\nmain()"
+    child = "from safepoint.cli.main import main\nmain()"
     command = [sys.executable, "-c", child, "checkpoints", "list", str(tmp_path / "nowhere")]
     process = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, timeout=60, check=False)
     os.close(writer)
@@ -186,6 +186,6 @@ def test_colours_are_for_people(name: str, is_plain: bool, monkeypatch: pytest.M
     monkeypatch.setenv(name, "1")
     seen: list[object] = []
     monkeypatch.setattr(type(cli.root()), "invoke", lambda self, context: seen.append(context.color))
-    holdfast("config", "show")
+    safepoint("config", "show")
     assert seen == [False if is_plain else None]
     assert console.is_interactive() is False

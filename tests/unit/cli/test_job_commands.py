@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.job_answers import page
-from holdfast.cli.watch import picture, sparkline
-from holdfast.jobs.history import SCHEMA_VERSION, History
-from holdfast.jobs.places import history_file, job_folder, state_folder
-from holdfast.jobs.risk import risk_of_suspending
-from holdfast.jobs.spec import JobSpec
-from holdfast.jobs.state import JobState, Wanted
-from holdfast.training.progress import Progress, SaveFigures, State
-from holdfast.training.settings import RunSettings
-from tests.support.commands import holdfast
+from safepoint.cli.job_answers import page
+from safepoint.cli.watch import picture, sparkline
+from safepoint.jobs.history import SCHEMA_VERSION, History
+from safepoint.jobs.places import history_file, job_folder, state_folder
+from safepoint.jobs.risk import risk_of_suspending
+from safepoint.jobs.spec import JobSpec
+from safepoint.jobs.state import JobState, Wanted
+from safepoint.training.progress import Progress, SaveFigures, State
+from safepoint.training.settings import RunSettings
+from tests.support.commands import safepoint
 from tests.support.job_values import job_record, job_spec, supervised
 
 SCRIPT = "train.py"
@@ -35,7 +35,7 @@ SCRIPT = "train.py"
 def state(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state folder of the test's own, and a script to submit."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("HOLDFAST_GPU_SLOTS", "0")
+    monkeypatch.setenv("SAFEPOINT_GPU_SLOTS", "0")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     (project / SCRIPT).write_text("")
@@ -57,7 +57,7 @@ def add(name: str, state: JobState, **changes: Any) -> None:
 
 
 def connections(text: str, mode: int = 0o600) -> None:
-    path = state_folder().parent.parent / "config" / "holdfast" / "connections.toml"
+    path = state_folder().parent.parent / "config" / "safepoint" / "connections.toml"
     path.parent.mkdir(parents=True)
     path.write_text(text)
     path.chmod(mode)
@@ -65,8 +65,8 @@ def connections(text: str, mode: int = 0o600) -> None:
 
 _AS_NOBODY = """
 import os, sys
-from holdfast.cli.failures import run_command
-from holdfast.cli.main import root
+from safepoint.cli.failures import run_command
+from safepoint.cli.main import root
 state = os.environ["XDG_STATE_HOME"]
 os.environ["XDG_STATE_HOME"] = "/dev/null"
 assert run_command(root(), sys.argv[1:]) == 13
@@ -85,7 +85,7 @@ def test_a_state_folder_that_cannot_be_written(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as text:  # not below pytest's folder, which nobody else may enter
         root = Path(text)
         root.chmod(0o755)
-        state = root / "state" / "holdfast"
+        state = root / "state" / "safepoint"
         (root / "work").mkdir()
         (root / "work" / SCRIPT).write_text("")
         with History(state / "jobs.sqlite3") as history:
@@ -177,12 +177,12 @@ SUBMIT: list[tuple[list[str], int, str]] = [
 def test_what_submit_refuses(arguments: list[str], code: int, said: str, project: Path) -> None:
     """The message names what is wrong, the exit code says of what kind, and nothing of the job is left behind."""
     connections(f'[dead]\n{KEYS}AWS_S3_ENDPOINT = "http://127.0.0.1:9"\n')
-    outcome = holdfast("submit", "--json", *arguments)
+    outcome = safepoint("submit", "--json", *arguments)
     assert outcome.code == code, outcome.stderr
     assert outcome.exit_error["code"] == code
     assert said in outcome.exit_error["message"] + str(outcome.exit_error["hint"])
     assert "Traceback" not in outcome.stderr
-    assert holdfast("list", "--json").document == []
+    assert safepoint("list", "--json").document == []
     assert not list((state_folder() / "jobs").glob("*"))
     assert sorted(path.name for path in project.iterdir()) == [SCRIPT]
 
@@ -193,7 +193,7 @@ def test_a_current_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     for program in (["-m", "json.tool"], [str(tmp_path / "project" / SCRIPT)]):
-        outcome = holdfast("submit", *program)
+        outcome = safepoint("submit", *program)
         assert outcome.code == 2, outcome.stderr
         assert "the current folder was deleted" in outcome.stderr
     monkeypatch.chdir(tmp_path)
@@ -201,10 +201,10 @@ def test_a_current_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_mistyped_key_of_run_is_refused_by_submit_too(project: Path) -> None:
     """What only `run` has is none of its business; what neither has is a mistake."""
-    (project / "holdfast.toml").write_text("[run]\nnode-rank = 0\n")
-    assert "there is no script" in holdfast("submit", "absent.py").stderr
-    (project / "holdfast.toml").write_text("[run]\nsave-step = 20\n")
-    outcome = holdfast("submit", "--json", SCRIPT)
+    (project / "safepoint.toml").write_text("[run]\nnode-rank = 0\n")
+    assert "there is no script" in safepoint("submit", "absent.py").stderr
+    (project / "safepoint.toml").write_text("[run]\nsave-step = 20\n")
+    outcome = safepoint("submit", "--json", SCRIPT)
     assert outcome.code == 2
     assert "save-step" in outcome.exit_error["message"]
     assert outcome.exit_error["hint"] == "did you mean save-steps?"
@@ -213,14 +213,14 @@ def test_a_mistyped_key_of_run_is_refused_by_submit_too(project: Path) -> None:
 @pytest.mark.parametrize("command", ["status", "logs", "events", "suspend", "resume", "delete"])
 def test_a_name_that_is_no_text(command: str) -> None:
     """Bytes of the command line that are not UTF-8 are no job's name."""
-    outcome = holdfast(command, "--json", "\udcff")
+    outcome = safepoint(command, "--json", "\udcff")
     assert outcome.code == 10, outcome.stderr
     assert "there is no job" in outcome.exit_error["message"]
 
 
 def test_what_may_be_a_secret_is_said() -> None:
     """Before the job is refused for another reason, which spares this test a supervisor."""
-    outcome = holdfast("submit", "--env", "HF_TOKEN=hf_x", "--env", "A=1", "--output-dir", "pvc://claim/x", SCRIPT)
+    outcome = safepoint("submit", "--env", "HF_TOKEN=hf_x", "--env", "A=1", "--output-dir", "pvc://claim/x", SCRIPT)
     assert outcome.code == 2
     assert "warning: --env has HF_TOKEN, and is written down" in outcome.stderr
     assert "hf_x" not in outcome.stderr
@@ -232,8 +232,8 @@ def test_which_keys_are_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "environ")
     output = ["--output-dir", "pvc://claim/x"]
-    assert "AWS_* of the environment are used" in holdfast("submit", "--connection", "mimio", *output, SCRIPT).stderr
-    assert "are used" not in holdfast("submit", "--connection", "minio", *output, SCRIPT).stderr
+    assert "AWS_* of the environment are used" in safepoint("submit", "--connection", "mimio", *output, SCRIPT).stderr
+    assert "are used" not in safepoint("submit", "--connection", "minio", *output, SCRIPT).stderr
 
 
 def test_a_rank_that_the_job_has_not() -> None:
@@ -242,21 +242,21 @@ def test_a_rank_that_the_job_has_not() -> None:
     folder = job_folder("two") / "logs"
     folder.mkdir(parents=True)
     (folder / "rank-7.log").write_text("before it was scaled\n")
-    outcome = holdfast("logs", "two", "--rank", "99", "--json")
+    outcome = safepoint("logs", "two", "--rank", "99", "--json")
     assert outcome.code == 10
     assert outcome.exit_error["message"] == "job two has no rank 99"
     assert outcome.exit_error["hint"] == "it has ranks 0 to 1"
-    assert holdfast("logs", "two", "--rank", "1").code == 0
-    assert holdfast("logs", "two", "--rank", "7").stdout == "before it was scaled\n"
+    assert safepoint("logs", "two", "--rank", "1").code == 0
+    assert safepoint("logs", "two", "--rank", "7").stdout == "before it was scaled\n"
 
 
 def test_a_new_line_in_an_argument_stays_in_its_row() -> None:
     """And so does whatever else would move a terminal's cursor."""
     add("odd", JobState.COMPLETE, program=(SCRIPT, "a\nb\x1b[2J\udcff"))
-    lines = holdfast("list").stdout.splitlines()
+    lines = safepoint("list").stdout.splitlines()
     assert len(lines) == 2
     assert r"a\nb\x1b[2J\udcff" in lines[1]
-    assert r"a\nb\x1b[2J" in holdfast("status", "odd").stdout
+    assert r"a\nb\x1b[2J" in safepoint("status", "odd").stdout
 
 
 def test_while_it_resumes_no_pace_of_before_is_shown() -> None:
@@ -291,8 +291,8 @@ COMMANDS: list[tuple[Callable[[], None], list[str], int, str]] = [
     (lambda: add("held", JobState.SUSPENDED), ["suspend", "held", "--timeout", "0"], 2, "--timeout"),
     (lambda: add("done", JobState.COMPLETE), ["delete", "done", "--checkpoints"], 11, "nothing was done"),
     (lambda: add("done", JobState.COMPLETE), ["submit", "--name", "done", SCRIPT], 11, "there is a job 'done'"),
-    (newer_history, ["list"], 11, "newer Holdfast"),
-    (newer_history, ["submit", SCRIPT], 11, "newer Holdfast"),
+    (newer_history, ["list"], 11, "newer Safepoint"),
+    (newer_history, ["submit", SCRIPT], 11, "newer Safepoint"),
     (damaged_history, ["list"], 13, "cannot be used"),
     (unwritable_state, ["list"], 13, "cannot be made"),
     (unwritable_state, ["submit", SCRIPT], 13, "cannot be made"),
@@ -315,7 +315,7 @@ def test_what_other_commands_refuse(
     before()
     jobs_before = _jobs()
     there = _contents(tmp_path / "state")
-    outcome = holdfast(*arguments[:1], "--json", *arguments[1:])
+    outcome = safepoint(*arguments[:1], "--json", *arguments[1:])
     assert outcome.code == code, outcome.stderr
     assert said in outcome.exit_error["message"] + str(outcome.exit_error["hint"])
     assert "sesame" not in outcome.stderr
@@ -343,7 +343,7 @@ def _contents(folder: Path) -> list[str]:
 
 def test_watch_needs_a_terminal() -> None:
     """It says what to use in a script."""
-    outcome = holdfast("watch")
+    outcome = safepoint("watch")
     assert outcome.code == 2
     assert "use --json" in outcome.stderr
 
@@ -377,23 +377,23 @@ def test_what_list_and_status_say() -> None:
         )
     told("newer")
     told("older", state=State.FINISHED, step=100)
-    lines = holdfast("list").stdout.splitlines()
+    lines = safepoint("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["JOB", "newer", "older"]
     assert lines[0].split()[:4] == ["JOB", "STATE", "AGE", "STEP"], "beside SAFE STEP it would be taken for its age"
     assert "40/100" in lines[1]
     assert "40 %" in lines[1]
-    page = holdfast("status", "new").stdout
+    page = safepoint("status", "new").stdout
     assert "newer: Suspended (step 30 is safe)" in page
     assert "2 nodes, 1 rank on each" in page
-    assert "holdfast resume newer" in page
-    assert "left" not in holdfast("status", "older").stdout
-    document = holdfast("status", "newer", "--json").document
+    assert "safepoint resume newer" in page
+    assert "left" not in safepoint("status", "older").stdout
+    document = safepoint("status", "newer", "--json").document
     assert (document["state"], document["safe_step"], document["exit_code"]) == ("Suspended", 30, 75)
     assert document["progress"]["step"] == 40
     assert document["output_dir"] == "/out"  # in full: the job runs in /
     assert document["num_nodes"] == 2
-    assert [job["name"] for job in holdfast("list", "--json").document] == ["newer", "older"]
-    assert holdfast("list", "--active").stdout.strip() == "no jobs"
+    assert [job["name"] for job in safepoint("list", "--json").document] == ["newer", "older"]
+    assert safepoint("list", "--active").stdout.strip() == "no jobs"
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_a_suspension_without_a_save_is_no_success(
     add("held", became)
     with History() as history:
         history.become("held", became, actor="test", **figures)
-    outcome = holdfast("suspend", "held", "--json")
+    outcome = safepoint("suspend", "held", "--json")
     assert outcome.code == code
     assert outcome.document["state"] == became
     assert said in (outcome.exit_error["message"] if code else "")
@@ -425,8 +425,8 @@ def test_a_job_that_fails_while_it_stops_is_no_success(monkeypatch: pytest.Monke
     with History() as history:
         history.become("held", JobState.FAILED, actor="test", message="exit code 3", attempt=1, exit_code=3)
         failed = history.job("held")
-    monkeypatch.setattr("holdfast.jobs.local.LocalJobs.suspend", lambda *_, **__: failed)
-    outcome = holdfast("suspend", "held")
+    monkeypatch.setattr("safepoint.jobs.local.LocalJobs.suspend", lambda *_, **__: failed)
+    outcome = safepoint("suspend", "held")
     assert (outcome.code, outcome.stdout) == (1, "job held is Failed: exit code 3\n")
     assert "has failed instead" in outcome.stderr
 
@@ -441,13 +441,13 @@ def test_what_somebody_has_damaged_does_not_hide_the_rest() -> None:
     database.close()
     (job_folder("bad") / "progress.json").write_text('{"step": 3, "safe_step": 2, "safe_time": "yesterday"}')
     (job_folder("bad") / "events.jsonl").write_text("[" * 100_000 + "\n" + '{"event": "saved", "step": "x"}\n')
-    outcome = holdfast("list")
+    outcome = safepoint("list")
     assert outcome.code == 0
     assert [line.split()[0] for line in outcome.stdout.splitlines()] == ["JOB", "bad", "good"]
     for command in ("status", "events"):
-        assert holdfast(command, "bad").code == 0
-    assert holdfast("status", "worse").code == 13
-    assert holdfast("delete", "worse").code == 0
+        assert safepoint(command, "bad").code == 0
+    assert safepoint("status", "worse").code == 13
+    assert safepoint("delete", "worse").code == 0
 
 
 def test_logs_say_who_printed() -> None:
@@ -459,10 +459,10 @@ def test_logs_say_who_printed() -> None:
         folder.mkdir(parents=True)
         for rank in range(ranks):
             (folder / f"rank-{rank}.log").write_text(f"hello from {rank}\n")
-    assert holdfast("logs", "one").stdout == "hello from 0\n"
-    assert holdfast("logs", "two").stdout == "rank 0 | hello from 0\nrank 1 | hello from 1\n"
-    assert holdfast("logs", "two", "--rank", "1").stdout == "hello from 1\n"
-    lines = holdfast("logs", "two", "--json").stdout.splitlines()
+    assert safepoint("logs", "one").stdout == "hello from 0\n"
+    assert safepoint("logs", "two").stdout == "rank 0 | hello from 0\nrank 1 | hello from 1\n"
+    assert safepoint("logs", "two", "--rank", "1").stdout == "hello from 1\n"
+    lines = safepoint("logs", "two", "--json").stdout.splitlines()
     assert json.loads(lines[1]) == {"version": 1, "source": "rank 1", "text": "hello from 1"}
 
 
@@ -472,9 +472,9 @@ def test_events_are_in_the_order_of_time() -> None:
     job_folder("done").mkdir(parents=True, exist_ok=True)
     event = {"time": "2999-01-01T00:00:00.000Z", "event": "saved", "actor": "keeper", "step": 7, "trigger": "jit"}
     (job_folder("done") / "events.jsonl").write_text(json.dumps(event) + '\n{"time": "cut')
-    names = [item["event"] for item in holdfast("events", "done", "--json").document]
+    names = [item["event"] for item in safepoint("events", "done", "--json").document]
     assert names == ["submitted", "complete", "saved"]
-    assert "step 7" in holdfast("events", "done").stdout.splitlines()[-1]
+    assert "step 7" in safepoint("events", "done").stdout.splitlines()[-1]
 
 
 def test_events_say_what_was_chosen_before_a_deadline() -> None:
@@ -489,7 +489,7 @@ def test_events_say_what_was_chosen_before_a_deadline() -> None:
         "step": 7,
     }
     (job_folder("done") / "events.jsonl").write_text(json.dumps(event) + "\n")
-    assert "commit snapshot, step 7" in holdfast("events", "done").stdout.splitlines()[-1]
+    assert "commit snapshot, step 7" in safepoint("events", "done").stdout.splitlines()[-1]
 
 
 def test_delete_forgets_the_job_and_keeps_its_checkpoints(project: Path) -> None:
@@ -497,12 +497,12 @@ def test_delete_forgets_the_job_and_keeps_its_checkpoints(project: Path) -> None
     (project / "out" / "checkpoint-5").mkdir(parents=True)
     add("done", JobState.COMPLETE, settings=RunSettings(output_dir=str(project / "out")))
     told("done")
-    outcome = holdfast("delete", "done")
+    outcome = safepoint("delete", "done")
     assert outcome.code == 0
     assert "its checkpoints stay in" in outcome.stdout
     assert not job_folder("done").exists()
     assert (project / "out" / "checkpoint-5").is_dir()
-    assert holdfast("status", "done").code == 10
+    assert safepoint("status", "done").code == 10
 
 
 SLOW = {"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}
@@ -540,17 +540,17 @@ def test_a_risky_suspension_is_asked_for_or_refused() -> None:
     told("held", **SLOW)
     with supervised("held"):
         for command in (["suspend", "held"], ["scale", "held", "--nnodes", "2"]):
-            refused = holdfast(command[0], "--json", *command[1:])
+            refused = safepoint(command[0], "--json", *command[1:])
             assert refused.code == 11, refused.stderr
             assert "a save needs about 48 s" in refused.exit_error["message"]
             assert refused.exit_error["message"].endswith("nothing was done")
             assert "--yes" in refused.exit_error["hint"]
-        untouched = holdfast("status", "held", "--json").document
+        untouched = safepoint("status", "held", "--json").document
         assert (untouched["wanted"], untouched["num_nodes"]) == ("run", 1)
-        asked = holdfast("suspend", "held", "--yes", "--timeout", "0.1")
+        asked = safepoint("suspend", "held", "--yes", "--timeout", "0.1")
         assert asked.code == 15, asked.stderr  # nobody is there to do it
         assert "warning: last safe point step 30" in asked.stderr
-        assert holdfast("status", "held", "--json").document["wanted"] == "suspend"
+        assert safepoint("status", "held", "--json").document["wanted"] == "suspend"
 
 
 def test_the_curve_of_the_loss() -> None:
@@ -589,7 +589,7 @@ def test_watch_for_a_program() -> None:
     """A document in a line for each change, and the end with the job's; no terminal is needed."""
     add("done", JobState.COMPLETE)
     told("done")
-    outcome = holdfast("watch", "do", "--json")
+    outcome = safepoint("watch", "do", "--json")
     assert outcome.code == 0, outcome.stderr
     (document,) = map(json.loads, outcome.stdout.splitlines())
     assert (document["version"], document["name"], document["state"]) == (1, "done", "Complete")
@@ -615,16 +615,16 @@ def test_an_answer_is_taken_for_what_it_is(
         raise answer
 
     add("a", JobState.COMPLETE, settings=RunSettings(output_dir="out"))
-    monkeypatch.setattr("holdfast.foundation.console.is_interactive", lambda: True)
+    monkeypatch.setattr("safepoint.foundation.console.is_interactive", lambda: True)
     monkeypatch.setattr("typer._click.termui.visible_prompt_func", reply)
-    outcome = holdfast("delete", "a", "--checkpoints")
-    assert (outcome.code, outcome.stderr.partition("holdfast: ")[2]) == (code, said)
+    outcome = safepoint("delete", "a", "--checkpoints")
+    assert (outcome.code, outcome.stderr.partition("safepoint: ")[2]) == (code, said)
     with History() as history:
         assert history.find("a") is not None
 
 
 def test_a_job_that_is_scaled_beyond_the_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_CPU_SLOTS", "2")
+    monkeypatch.setenv("SAFEPOINT_CPU_SLOTS", "2")
     add("a", JobState.FAILED)
-    outcome = holdfast("scale", "a", "--nnodes", "3")
+    outcome = safepoint("scale", "a", "--nnodes", "3")
     assert (outcome.code, "its ranks share them" in outcome.stderr) == (0, True)

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.lazy import own_options, walk
-from holdfast.cli.main import root
-from holdfast.jobs.history import History
-from holdfast.jobs.state import JobState
+from safepoint.cli.lazy import own_options, walk
+from safepoint.cli.main import root
+from safepoint.jobs.history import History
+from safepoint.jobs.state import JobState
 from tests.support.checkpoints import commit, prepared
-from tests.support.commands import holdfast
+from tests.support.commands import safepoint
 from tests.support.job_values import job_spec
 
 _CHILD = """
 import contextlib, io, json, sys
-from holdfast.cli.failures import run_command
-from holdfast.cli.main import root
+from safepoint.cli.failures import run_command
+from safepoint.cli.main import root
 seen = []
 for arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
@@ -38,13 +38,13 @@ def modules_after(*commands: list[str]) -> list[dict[str, object]]:
 
 
 def test_help_imports_no_command() -> None:
-    """What `holdfast --help` waits for is Python, Typer and a few small modules."""
+    """What `safepoint --help` waits for is Python, Typer and a few small modules."""
     (seen,) = modules_after(["--help"])
-    ours = {name for name in seen["modules"] if name.startswith("holdfast")}
+    ours = {name for name in seen["modules"] if name.startswith("safepoint")}
     assert ours == {
-        *("holdfast", "holdfast._version", "holdfast.errors"),
-        *("holdfast.cli", "holdfast.cli.main", "holdfast.cli.lazy", "holdfast.cli.failures"),
-        *("holdfast.foundation", "holdfast.foundation.service_links"),
+        *("safepoint", "safepoint._version", "safepoint.errors"),
+        *("safepoint.cli", "safepoint.cli.main", "safepoint.cli.lazy", "safepoint.cli.failures"),
+        *("safepoint.foundation", "safepoint.foundation.service_links"),
     }
     assert not {"torch", "numpy", "obstore", "rich", "asyncio", "tomllib"} & set(seen["modules"])
     for command in root().commands:
@@ -94,11 +94,11 @@ def test_lists_of_jobs_import_no_store(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (seen,) = modules_after(["list"])
     assert seen["code"] == 0
-    assert not {"torch", "numpy", "obstore", "rich", "holdfast.storage.opening"} & set(seen["modules"])
+    assert not {"torch", "numpy", "obstore", "rich", "safepoint.storage.opening"} & set(seen["modules"])
 
 
 def test_summaries_are_the_commands_own() -> None:
-    """The line of `holdfast --help` is the first line of `holdfast COMMAND --help`."""
+    """The line of `safepoint --help` is the first line of `safepoint COMMAND --help`."""
     group = root()
     for lazy in type(group).lazy_commands:  # type: ignore[attr-defined]
         assert group.load(lazy.name).get_short_help_str(200) == lazy.summary
@@ -106,20 +106,20 @@ def test_summaries_are_the_commands_own() -> None:
 
 def test_a_command_explains_itself_in_full() -> None:
     """A lazy command has its options, arguments, variables and defaults, and a group its commands."""
-    text = holdfast("run", "--help").stdout
-    for word in ("SCRIPT", "--save-steps", "HOLDFAST_SAVE_STEPS", "--from-scratch", "Exit codes", "default: 30"):
+    text = safepoint("run", "--help").stdout
+    for word in ("SCRIPT", "--save-steps", "SAFEPOINT_SAVE_STEPS", "--from-scratch", "Exit codes", "default: 30"):
         assert word in text, word
-    text = holdfast("checkpoints", "--help").stdout
+    text = safepoint("checkpoints", "--help").stdout
     for word in ("list", "verify", "repair"):
         assert f"\n  {word} " in text
-    assert "--idle" in holdfast("checkpoints", "repair", "--help").stdout
-    assert holdfast("--help").code == 0
+    assert "--idle" in safepoint("checkpoints", "repair", "--help").stdout
+    assert safepoint("--help").code == 0
 
 
 def test_what_is_nearly_a_command_is_suggested() -> None:
-    assert "Did you mean 'checkpoints'?" in holdfast("checkpoint", "list").stderr
-    assert holdfast("checkpoint").code == 2
-    assert "Usage: holdfast" in holdfast().stderr
+    assert "Did you mean 'checkpoints'?" in safepoint("checkpoint", "list").stderr
+    assert safepoint("checkpoint").code == 2
+    assert "Usage: safepoint" in safepoint().stderr
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_shells_complete_commands_and_options(
     words: list[str], offered: list[str], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     """Also beside a settings file that no command would accept."""
-    (project / "holdfast.toml").write_text("[rnu\n")
-    monkeypatch.setenv("_HOLDFAST_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", " ".join(["holdfast", *words]))
+    (project / "safepoint.toml").write_text("[rnu\n")
+    monkeypatch.setenv("_SAFEPOINT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["safepoint", *words]))
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
-    outcome = holdfast()
+    outcome = safepoint()
     assert (outcome.code, outcome.stdout.split()) == (0, offered)
 
 
@@ -148,30 +148,30 @@ def test_shells_complete_commands_and_options(
 def test_shells_complete_names_of_jobs(words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Those that begin so; none, and nothing made, where there is no history."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("_HOLDFAST_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", " ".join(["holdfast", *words]))
+    monkeypatch.setenv("_SAFEPOINT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["safepoint", *words]))
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
-    assert (holdfast().stdout.split(), (tmp_path / "holdfast").exists()) == ([], False)
+    assert (safepoint().stdout.split(), (tmp_path / "safepoint").exists()) == ([], False)
     with History() as history:
         for name in ("bear", "cat", "bee"):
             history.add(job_spec(name), actor="me")
-    assert sorted(holdfast().stdout.split()) == ["bear", "bee"]
+    assert sorted(safepoint().stdout.split()) == ["bear", "bee"]
 
 
 def test_the_completion_script_is_for_this_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `--show-completion` prints calls back with the variable that is listened to."""
-    monkeypatch.setenv("_HOLDFAST_COMPLETE", "source_bash")
-    assert "_HOLDFAST_COMPLETE=complete_bash" in holdfast().stdout
+    monkeypatch.setenv("_SAFEPOINT_COMPLETE", "source_bash")
+    assert "_SAFEPOINT_COMPLETE=complete_bash" in safepoint().stdout
 
 
 def test_completing_a_name_imports_no_command() -> None:
     """A shell waits for it at every press of the key."""
-    environ = {**os.environ, "_HOLDFAST_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "holdfast "}
-    child = "import sys\nfrom holdfast.cli.main import main\ntry:\n main()\nfinally:\n print(*sys.modules)"
+    environ = {**os.environ, "_SAFEPOINT_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "safepoint "}
+    child = "import sys\nfrom safepoint.cli.main import main\ntry:\n main()\nfinally:\n print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", child], env=environ, capture_output=True, text=True, check=True)
     assert "doctor" in done.stdout
-    assert "holdfast.cli.checkpoints" not in done.stdout.split()
-    assert "holdfast.cli.run" not in done.stdout.split()
+    assert "safepoint.cli.checkpoints" not in done.stdout.split()
+    assert "safepoint.cli.run" not in done.stdout.split()
 
 
 def test_a_programs_own_options_are_its_own() -> None:

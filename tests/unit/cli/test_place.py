@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.jobs.history import History
-from holdfast.jobs.places import state_folder
-from holdfast.jobs.state import JobState
+from safepoint.jobs.history import History
+from safepoint.jobs.places import state_folder
+from safepoint.jobs.state import JobState
 from tests.support.checkpoints import commit, prepared
-from tests.support.commands import holdfast
+from tests.support.commands import safepoint
 from tests.support.job_values import job_spec
 from tests.support.moto_server import MotoServer
 
@@ -28,7 +28,7 @@ def add(name: str, output: str | None, **fields: object) -> None:
 
 
 def connection(name: str, variables: dict[str, str]) -> None:
-    path = state_folder().parent.parent / "config" / "holdfast" / "connections.toml"
+    path = state_folder().parent.parent / "config" / "safepoint" / "connections.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(f"[{name}]\n" + "".join(f'{key} = "{value}"\n' for key, value in variables.items()))
@@ -40,12 +40,12 @@ def test_the_checkpoints_of_a_job_in_a_folder(tmp_path: Path) -> None:
     output = prepared(tmp_path / "data" / "out")
     for step in (10, 20):
         commit(output, step)
-    add("tiny", "pvc://claim/out", env={"HOLDFAST_PVC_MOUNTS": f"claim={tmp_path / 'data'}"})
+    add("tiny", "pvc://claim/out", env={"SAFEPOINT_PVC_MOUNTS": f"claim={tmp_path / 'data'}"})
     before = dict(os.environ)
-    found = holdfast("checkpoints", "list", "job:ti", "--json")
+    found = safepoint("checkpoints", "list", "job:ti", "--json")
     assert [item["step"] for item in found.document] == [20, 10], found.stderr
-    assert holdfast("checkpoints", "show", "job:tiny/checkpoint-10", "--json").document["step"] == 10
-    assert holdfast("checkpoints", "diff", "job:tiny/checkpoint-10", "job:tiny").code == 0
+    assert safepoint("checkpoints", "show", "job:tiny/checkpoint-10", "--json").document["step"] == 10
+    assert safepoint("checkpoints", "diff", "job:tiny/checkpoint-10", "job:tiny").code == 0
     assert dict(os.environ) == before
 
 
@@ -53,7 +53,7 @@ def test_the_checkpoints_of_a_job_in_a_folder(tmp_path: Path) -> None:
 def test_a_job_without_a_place(where: str, word: str) -> None:
     """Its checkpoints are not found."""
     add("silent", None)
-    outcome = holdfast("checkpoints", "list", where, "--json")
+    outcome = safepoint("checkpoints", "list", where, "--json")
     assert outcome.code == 10
     assert word in outcome.exit_error["message"]
 
@@ -70,15 +70,15 @@ def test_the_keys_of_a_connection(tmp_path: Path, moto: MotoServer) -> None:
     location = str(moto.location("of-a-job"))
     add("tiny", location, data_connection="here")
     add("other", location, data_connection="dead")
-    copied = holdfast("checkpoints", "copy", committed.root, location, "--connection", "here")
+    copied = safepoint("checkpoints", "copy", committed.root, location, "--connection", "here")
     assert copied.code == 0, copied.stderr
-    assert [item["step"] for item in holdfast("checkpoints", "list", "job:tiny", "--json").document] == [10]
-    assert holdfast("checkpoints", "list", "job:tiny", "--connection", "here").code == 0
+    assert [item["step"] for item in safepoint("checkpoints", "list", "job:tiny", "--json").document] == [10]
+    assert safepoint("checkpoints", "list", "job:tiny", "--connection", "here").code == 0
     for arguments in (["list", "job:tiny", "--connection", "dead"], ["diff", "job:tiny", "job:other"]):
-        outcome = holdfast("checkpoints", arguments[0], "--json", *arguments[1:])
+        outcome = safepoint("checkpoints", arguments[0], "--json", *arguments[1:])
         assert outcome.code == 2
         assert "two data connections" in outcome.exit_error["message"]
-    assert holdfast("checkpoints", "list", location, "--connection", "absent").code == 10
-    found = holdfast("doctor", "--output-dir", location, "--connection", "here", "--json").document["findings"]
+    assert safepoint("checkpoints", "list", location, "--connection", "absent").code == 10
+    found = safepoint("doctor", "--output-dir", location, "--connection", "here", "--json").document["findings"]
     assert next(one["status"] for one in found if one["check"] == "object store") == "ok"
     assert "AWS_SECRET_ACCESS_KEY" not in os.environ

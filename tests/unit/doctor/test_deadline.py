@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.doctor.deadline import History, judge_grace, look_at_history
-from holdfast.doctor.finding import Status
+from safepoint.doctor.deadline import History, judge_grace, look_at_history
+from safepoint.doctor.finding import Status
 from tests.support.checkpoints import FILES, commit, prepared
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.doctor import folder as module
-from holdfast.doctor.finding import Status
-from holdfast.doctor.folder import Disk, judge_folder, look_at_folder
+from safepoint.doctor import folder as module
+from safepoint.doctor.finding import Status
+from safepoint.doctor.folder import Disk, judge_folder, look_at_folder
 
 
 def disk(**changes: object) -> Disk:

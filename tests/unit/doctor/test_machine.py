@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.doctor import machine
-from holdfast.doctor.finding import Status
-from holdfast.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files
-from holdfast.snapshot.host_memory import Room
+from safepoint.doctor import machine
+from safepoint.doctor.finding import Status
+from safepoint.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files
+from safepoint.snapshot.host_memory import Room
 
 
 def test_a_snapshot_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.doctor.asking import Answer, ask
-from holdfast.doctor.finding import Finding, Status
-from holdfast.doctor.gpu import Gpus, judge_gpus, look_at_gpus
-from holdfast.doctor.process_images import examine_criu
-from holdfast.doctor.software import TOO_SLOW, NoTorch, Torch, judge_torch, look_at_torch
-from holdfast.foundation.bounded import Work
+from safepoint.doctor.asking import Answer, ask
+from safepoint.doctor.finding import Finding, Status
+from safepoint.doctor.gpu import Gpus, judge_gpus, look_at_gpus
+from safepoint.doctor.process_images import examine_criu
+from safepoint.doctor.software import TOO_SLOW, NoTorch, Torch, judge_torch, look_at_torch
+from safepoint.foundation.bounded import Work
 
 TORCH = Torch(version="2.13.0", cuda="13.0", devices=2, has_gloo=True, import_s=2.0)
 _CARD = "NVIDIA H100, 85.5 GB"

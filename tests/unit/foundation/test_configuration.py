@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.foundation.configuration import Configuration, LocalMachine, user_file
+from safepoint.errors import UsageError
+from safepoint.foundation.configuration import Configuration, LocalMachine, user_file
 
 
 def load(folder: Path) -> Configuration:
     return Configuration.load(folder, {"XDG_CONFIG_HOME": str(folder / "config")})
 
 
-def write(folder: Path, text: str, name: str = "holdfast.toml") -> Path:
+def write(folder: Path, text: str, name: str = "safepoint.toml") -> Path:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -26,12 +26,12 @@ def test_no_file_is_no_setting(tmp_path: Path) -> None:
 
 
 def test_the_first_file_that_names_a_setting_decides(tmp_path: Path) -> None:
-    """holdfast.toml before pyproject.toml before the user's; what only a later one names counts too."""
+    """safepoint.toml before pyproject.toml before the user's; what only a later one names counts too."""
     write(tmp_path, "[run]\nsave-steps = 1\n")
     write(
-        tmp_path, "[project]\nname = 'x'\n[tool.holdfast.run]\nsave_steps = 2\nkeep = 'newest=1'\n", "pyproject.toml"
+        tmp_path, "[project]\nname = 'x'\n[tool.safepoint.run]\nsave_steps = 2\nkeep = 'newest=1'\n", "pyproject.toml"
     )
-    write(tmp_path, "[run]\nkeep = 'newest=3'\ngrace = 60\n[run.deeper]\nx = 1\n", "config/holdfast/config.toml")
+    write(tmp_path, "[run]\nkeep = 'newest=3'\ngrace = 60\n[run.deeper]\nx = 1\n", "config/safepoint/config.toml")
     configuration = load(tmp_path)
     found = configuration.settings("run")
     assert {name: (setting.value, setting.line) for name, setting in found.items()} == {
@@ -65,7 +65,7 @@ def test_claims_and_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HOME", "/home/somebody")
     write(tmp_path, '[pvc]\ndata = "volumes/data"\n"my-claim.2" = "x"\n')
     write(
-        tmp_path, '[pvc]\ndata = "/elsewhere"\nhome = "~/h"\n[local]\ncpu-slots = 4\n', "config/holdfast/config.toml"
+        tmp_path, '[pvc]\ndata = "/elsewhere"\nhome = "~/h"\n[local]\ncpu-slots = 4\n', "config/safepoint/config.toml"
     )
     configuration = load(tmp_path)
     assert configuration.pvc == {
@@ -80,9 +80,9 @@ def test_claims_and_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_users_file_is_where_xdg_says() -> None:
     """A relative XDG_CONFIG_HOME is no place, as its specification says."""
     home = {"HOME": "/home/me"}
-    assert user_file(home) == Path("/home/me/.config/holdfast/config.toml")
+    assert user_file(home) == Path("/home/me/.config/safepoint/config.toml")
     assert user_file({**home, "XDG_CONFIG_HOME": "relative"}) == user_file(home)
-    assert user_file({**home, "XDG_CONFIG_HOME": "/etc/me"}) == Path("/etc/me/holdfast/config.toml")
+    assert user_file({**home, "XDG_CONFIG_HOME": "/etc/me"}) == Path("/etc/me/safepoint/config.toml")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_users_file_is_where_xdg_says() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_named_with_its_place(text: str, words: list[str], tmp_path: Path) -> None:
-    name = "config/holdfast/config.toml" if text.startswith("[local") else "holdfast.toml"
+    name = "config/safepoint/config.toml" if text.startswith("[local") else "safepoint.toml"
     path = write(tmp_path, text, name)
     with pytest.raises(UsageError) as caught:
         load(tmp_path)
@@ -115,7 +115,7 @@ def test_what_cannot_be_meant_is_named_with_its_place(text: str, words: list[str
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("name", "prefix"), [("holdfast.toml", ""), ("pyproject.toml", "tool.holdfast.")])
+@pytest.mark.parametrize(("name", "prefix"), [("safepoint.toml", ""), ("pyproject.toml", "tool.safepoint.")])
 def test_slots_are_the_machines_and_no_projects(tmp_path: Path, name: str, prefix: str) -> None:
     """Supervisors that are started in different folders would count differently."""
     write(tmp_path, f"[{prefix}local]\ncpu-slots = 4\n", name)
@@ -127,14 +127,14 @@ def test_slots_are_the_machines_and_no_projects(tmp_path: Path, name: str, prefi
 def test_the_users_own_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the project's say, if they can be read at all."""
     write(tmp_path, "[local]\ncpu-slots = 4\n")
-    write(tmp_path, "[local]\ncpu-slots = 3\n", "config/holdfast/config.toml")
+    write(tmp_path, "[local]\ncpu-slots = 3\n", "config/safepoint/config.toml")
     monkeypatch.chdir(tmp_path)
     assert Configuration.of_user({"XDG_CONFIG_HOME": str(tmp_path / "config")}).local.cpu_slots == 3
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     """A folder, a pipe, another encoding, too much: never a hang, never a traceback."""
-    path = tmp_path / "holdfast.toml"
+    path = tmp_path / "safepoint.toml"
     path.mkdir()
     with pytest.raises(UsageError, match=r"is not a file|Is a directory"):
         load(tmp_path)
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="bytes"):
         load(tmp_path)
     path.unlink()
-    path.symlink_to(tmp_path / "holdfast.toml")
+    path.symlink_to(tmp_path / "safepoint.toml")
     with pytest.raises(UsageError, match="cannot be read"):
         load(tmp_path)
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
 def test_a_home_that_may_not_be_entered_has_no_file(tmp_path: Path) -> None:
     """Pods run as users whose HOME is somebody else's; a file that is seen and may not be read is an error."""
     is_root = os.geteuid() == 0
-    locked = write(tmp_path, "[run]\ngrace = 60\n", "config/holdfast/config.toml").parent
+    locked = write(tmp_path, "[run]\ngrace = 60\n", "config/safepoint/config.toml").parent
     shown = write(tmp_path, "[run]\ngrace = 60\n")
     os.chmod(locked, 0)
     if is_root:
@@ -185,8 +185,8 @@ def test_a_home_that_may_not_be_entered_has_no_file(tmp_path: Path) -> None:
 def test_another_tools_broken_pyproject_is_its_own_business(tmp_path: Path) -> None:
     write(tmp_path, "[tool.other\n", "pyproject.toml")
     assert load(tmp_path) == Configuration()
-    write(tmp_path, "[project]\nname = 'holdfast'\n", "pyproject.toml")
+    write(tmp_path, "[project]\nname = 'safepoint'\n", "pyproject.toml")
     assert load(tmp_path) == Configuration()
-    write(tmp_path, "[tool]\nholdfast = 3\n", "pyproject.toml")
-    with pytest.raises(UsageError, match=r"tool\.holdfast is not a table"):
+    write(tmp_path, "[tool]\nsafepoint = 3\n", "pyproject.toml")
+    with pytest.raises(UsageError, match=r"tool\.safepoint is not a table"):
         load(tmp_path)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from holdfast.foundation import console
-from holdfast.foundation.console import ProgressLine
+from safepoint.foundation import console
+from safepoint.foundation.console import ProgressLine
 
 
 class Terminal(io.StringIO):
@@ -25,11 +25,11 @@ def test_a_line_for_each_level(monkeypatch: pytest.MonkeyPatch) -> None:
     log.warning("careful")
     log.error("broken")
     log.debug("details")
-    expected = "holdfast: saved 4\nholdfast: warning: careful\nholdfast: error: broken\n"
+    expected = "safepoint: saved 4\nsafepoint: warning: careful\nsafepoint: error: broken\n"
     assert sys.stderr.getvalue() == expected  # type: ignore[attr-defined]
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     console.set_up(1).debug("details")
-    assert sys.stderr.getvalue() == "holdfast: details\n"  # type: ignore[attr-defined]
+    assert sys.stderr.getvalue() == "safepoint: details\n"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("environ", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"CI": "1"}, False)])
@@ -62,9 +62,9 @@ def test_lines_are_not_glued_to_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     with tqdm.tqdm(total=10, file=stream, mininterval=0) as bar:
         bar.update(3)
         log.info("saved")
-    assert "\nholdfast: saved\n" in stream.getvalue().replace("\r", "\n")
+    assert "\nsafepoint: saved\n" in stream.getvalue().replace("\r", "\n")
     log.info("plain again")
-    assert stream.getvalue().endswith("holdfast: plain again\n")
+    assert stream.getvalue().endswith("safepoint: plain again\n")
 
 
 def test_progress_is_for_long_work_that_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_progress_is_for_long_work_that_somebody_watches(monkeypatch: pytest.Mon
 @pytest.fixture(autouse=True)
 def restored() -> object:
     """The logger of the other tests is not this module's business."""
-    logger = logging.getLogger("holdfast")
+    logger = logging.getLogger("safepoint")
     before = logger.handlers[:], logger.level, logger.propagate
     yield
     logger.handlers[:], logger.level, logger.propagate = before[0], before[1], before[2]

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from holdfast.foundation.environment import Place
-from holdfast.foundation.service_links import forget_service_links
+from safepoint.foundation.environment import Place
+from safepoint.foundation.service_links import forget_service_links
 
 
 def test_a_lone_process_is_first_of_one() -> None:
@@ -34,9 +34,9 @@ def test_what_cannot_be_is_named(environ: dict[str, str], word: str) -> None:
 
 
 def test_a_kubernetes_service_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in every pod beside a Service whose name begins with holdfast is no setting; a setting stays."""
-    monkeypatch.setenv("HOLDFAST_METRICS_PORT", "tcp://10.0.0.7:80")
-    monkeypatch.setenv("HOLDFAST_GRACE", "60")
+    """What stands in every pod beside a Service whose name begins with safepoint is no setting; a setting stays."""
+    monkeypatch.setenv("SAFEPOINT_METRICS_PORT", "tcp://10.0.0.7:80")
+    monkeypatch.setenv("SAFEPOINT_GRACE", "60")
     forget_service_links()
-    assert "HOLDFAST_METRICS_PORT" not in os.environ
-    assert os.environ["HOLDFAST_GRACE"] == "60"
+    assert "SAFEPOINT_METRICS_PORT" not in os.environ
+    assert os.environ["SAFEPOINT_GRACE"] == "60"

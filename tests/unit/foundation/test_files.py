@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.foundation import files
+from safepoint.foundation import files
 
 SPAWN = multiprocessing.get_context("spawn")
 

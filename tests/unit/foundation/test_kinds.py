@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.foundation.kinds import (
+from safepoint.foundation.kinds import (
     FLAG,
     NAMED,
     PATH,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.foundation.modules import is_importable
+from safepoint.foundation.modules import is_importable
 
 
 def test_what_python_would_find(tmp_path: Path) -> None:

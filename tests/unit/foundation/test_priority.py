@@ -10,7 +10,7 @@ import pytest
 
 BURN = """
 import os, sys, time
-from holdfast.foundation.priority import Priority
+from safepoint.foundation.priority import Priority
 os.sched_setaffinity(0, {%d})
 priority = Priority() if %r else None
 if priority: priority.give_way()

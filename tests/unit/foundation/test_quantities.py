@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.foundation.quantities import parse_bytes, parse_count, parse_duration
+from safepoint.foundation.quantities import parse_bytes, parse_count, parse_duration
 
 
 @pytest.mark.parametrize(

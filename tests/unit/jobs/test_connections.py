@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import HoldfastError, NotFoundError, UsageError
-from holdfast.jobs.connections import connections_file, keys_of
-from holdfast.jobs.launchers import launcher_environment
-from holdfast.jobs.outputs import check_output
-from holdfast.jobs.places import state_folder
-from holdfast.storage.options import StorageOptions
+from safepoint.errors import NotFoundError, SafepointError, UsageError
+from safepoint.jobs.connections import connections_file, keys_of
+from safepoint.jobs.launchers import launcher_environment
+from safepoint.jobs.outputs import check_output
+from safepoint.jobs.places import state_folder
+from safepoint.storage.options import StorageOptions
 from tests.support.job_values import job_spec
 
 SECRET = "geheim-123"
@@ -40,7 +40,7 @@ def write(text: str | bytes, mode: int = 0o600) -> None:
 
 def refused(name: str = "minio") -> str:
     """The message of the refusal, with everything that a traceback would show of its causes."""
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(SafepointError) as caught:
         keys_of(name, {})
     shown: list[str] = []
     error: BaseException | None = caught.value
@@ -148,12 +148,12 @@ def test_jobs_are_looked_at_with_their_own_keys_and_nothing_is_mixed(
         assert dict(os.environ) == before
         seen.append(store._options)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("holdfast.training.store_access.check_access", look)
+    monkeypatch.setattr("safepoint.training.store_access.check_access", look)
     env = {"AWS_REGION": "here", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     check_output(job_spec(data_connection="minio", env=env), "s3://bucket/run")
     [options] = seen
     assert (options.secret_access_key, options.region, options.session_token) == (SECRET, "here", None)
-    assert os.listdir(tmp_path / "cache" / "holdfast" / "outputs")
+    assert os.listdir(tmp_path / "cache" / "safepoint" / "outputs")
     assert dict(os.environ) == before
 
 
@@ -178,8 +178,8 @@ def test_a_relative_place_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", "config")
     monkeypatch.setenv("XDG_STATE_HOME", "state")
-    assert connections_file() == tmp_path / ".config" / "holdfast" / "connections.toml"
-    assert state_folder() == tmp_path / ".local" / "state" / "holdfast"
+    assert connections_file() == tmp_path / ".config" / "safepoint" / "connections.toml"
+    assert state_folder() == tmp_path / ".local" / "state" / "safepoint"
 
 
 def test_the_state_folder_has_one_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_state_folder_has_one_name(monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "link"))
-    assert state_folder() == tmp_path / "real" / "holdfast"
+    assert state_folder() == tmp_path / "real" / "safepoint"
 
 
 def test_launchers_get_one_identity_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,14 +204,14 @@ def test_launchers_get_one_identity_only(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_launchers_get_no_settings_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is submitted from within a run has settings of its own, and its own variables count most."""
-    for name in ("HOLDFAST_RESUME", "PET_NNODES", "TORCHELASTIC_RUN_ID", "RANK", "MASTER_PORT", "HOLDFAST_JOB_DIR"):
+    for name in ("SAFEPOINT_RESUME", "PET_NNODES", "TORCHELASTIC_RUN_ID", "RANK", "MASTER_PORT", "SAFEPOINT_JOB_DIR"):
         monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("HOLDFAST_VERIFY_TLS", "0")
+    monkeypatch.setenv("SAFEPOINT_VERIFY_TLS", "0")
     monkeypatch.setenv("PYTHONPATH", "/mine")
     environ = launcher_environment(job_spec(env={"RANK": "7"}), {}, Path("/packages"))
-    assert not {"HOLDFAST_RESUME", "PET_NNODES", "TORCHELASTIC_RUN_ID", "MASTER_PORT", "HOLDFAST_JOB_DIR"} & set(
+    assert not {"SAFEPOINT_RESUME", "PET_NNODES", "TORCHELASTIC_RUN_ID", "MASTER_PORT", "SAFEPOINT_JOB_DIR"} & set(
         environ
     )
     assert environ["RANK"] == "7"
-    assert environ["HOLDFAST_VERIFY_TLS"] == "0"
+    assert environ["SAFEPOINT_VERIFY_TLS"] == "0"
     assert environ["PYTHONPATH"] == "/packages:/mine"

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConflictError, NotFoundError, StorageError
-from holdfast.jobs.history import _FIRST_SCHEMA, SCHEMA_VERSION, History
-from holdfast.jobs.processes import ProcessId
-from holdfast.jobs.records import NodeRecord
-from holdfast.jobs.state import JobState, Wanted
+from safepoint.errors import ConflictError, NotFoundError, StorageError
+from safepoint.jobs.history import _FIRST_SCHEMA, SCHEMA_VERSION, History
+from safepoint.jobs.processes import ProcessId
+from safepoint.jobs.records import NodeRecord
+from safepoint.jobs.state import JobState, Wanted
 from tests.support.job_values import job_record, job_spec
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -28,7 +28,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "holdfast" / "jobs.sqlite3"
+    return tmp_path / "safepoint" / "jobs.sqlite3"
 
 
 @pytest.fixture
@@ -337,14 +337,14 @@ def test_a_spec_of_a_newer_release_is_read(history: History, path: Path) -> None
 _OPEN = """
 import os, sys
 from pathlib import Path
-from holdfast.errors import HoldfastError
-from holdfast.jobs.history import History
+from safepoint.errors import SafepointError
+from safepoint.jobs.history import History
 if os.getuid() == 0:
     os.setuid(65534)
 try:
     with History(Path(sys.argv[1])) as history:
         history.forget("nobody")
-except HoldfastError as error:
+except SafepointError as error:
     print(type(error).__name__, error)
 """
 
@@ -353,7 +353,7 @@ except HoldfastError as error:
 def test_a_folder_that_cannot_be_written_is_said_to_be_one(what: str) -> None:
     """By a user without rights; a process of root gives its own away first."""
     with tempfile.TemporaryDirectory() as name:  # not below pytest's folder, which nobody else may enter
-        folder = Path(name) / "holdfast"
+        folder = Path(name) / "safepoint"
         if what != "parent":
             History(folder / "jobs.sqlite3").close()
             folder.chmod(0o555 if what == "folder" else 0o777)

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.inventory import Inventory
-from holdfast.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
-from holdfast.foundation.files import is_locked
-from holdfast.jobs import local
-from holdfast.jobs.history import History
-from holdfast.jobs.launchers import launcher_environment
-from holdfast.jobs.local import LocalJobs
-from holdfast.jobs.output_location import in_full
-from holdfast.jobs.places import history_file, job_folder, supervisor_lock
-from holdfast.jobs.records import JobRecord
-from holdfast.jobs.spec import JobSpec
-from holdfast.jobs.state import JobState, Wanted
+from safepoint.checkpoint.inventory import Inventory
+from safepoint.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
+from safepoint.foundation.files import is_locked
+from safepoint.jobs import local
+from safepoint.jobs.history import History
+from safepoint.jobs.launchers import launcher_environment
+from safepoint.jobs.local import LocalJobs
+from safepoint.jobs.output_location import in_full
+from safepoint.jobs.places import history_file, job_folder, supervisor_lock
+from safepoint.jobs.records import JobRecord
+from safepoint.jobs.spec import JobSpec
+from safepoint.jobs.state import JobState, Wanted
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
 
@@ -33,7 +33,7 @@ COMPLETE, FAILED, RUNNING, SUSPENDED = JobState.COMPLETE, JobState.FAILED, JobSt
 def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("HOLDFAST_GPU_SLOTS", "1")
+    monkeypatch.setenv("SAFEPOINT_GPU_SLOTS", "1")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -71,7 +71,7 @@ def known(history: History, name: str, state: JobState, wanted: Wanted = Wanted.
 def test_a_state_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what to set."""
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    with pytest.raises(StorageError, match=r"/dev/null/holdfast cannot be made.*set XDG_STATE_HOME"):
+    with pytest.raises(StorageError, match=r"/dev/null/safepoint cannot be made.*set XDG_STATE_HOME"):
         LocalJobs()
 
 
@@ -146,13 +146,13 @@ class TestSubmitting:
     ) -> None:
         """Another project's folder may stand for a claim of the same name, and its checkpoints are its own."""
         for project in ("mine", "theirs"):
-            monkeypatch.setenv("HOLDFAST_PVC_MOUNTS", f"data={tmp_path / project}")
+            monkeypatch.setenv("SAFEPOINT_PVC_MOUNTS", f"data={tmp_path / project}")
             jobs.submit(job_spec(project, output_dir="pvc://data/run"))
             commit(prepared(tmp_path / project / "run"), 10)
         with pytest.raises(ConflictError, match="job theirs writes to"):
             jobs.submit(job_spec("third", output_dir=str(tmp_path / "theirs" / "run")))
         environ = launcher_environment(jobs.job("mine").spec, {}, None)
-        assert environ["HOLDFAST_PVC_MOUNTS"] == f"data={tmp_path / 'mine'}"
+        assert environ["SAFEPOINT_PVC_MOUNTS"] == f"data={tmp_path / 'mine'}"
         history.become("mine", COMPLETE, actor="me")
         assert jobs.delete("mine", with_checkpoints=True) == 1
         assert not (tmp_path / "mine" / "run" / "checkpoint-10").exists()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.errors import ExitCode
-from holdfast.jobs.outcome import MAX_SETBACKS, Outcome, conclude
-from holdfast.jobs.state import JobState, Wanted
+from safepoint.errors import ExitCode
+from safepoint.jobs.outcome import MAX_SETBACKS, Outcome, conclude
+from safepoint.jobs.state import JobState, Wanted
 
 COMPLETE, FAILED, SUSPENDED = JobState.COMPLETE, JobState.FAILED, JobState.SUSPENDED
 PREEMPTED, RESTARTING = JobState.PREEMPTED, JobState.RESTARTING

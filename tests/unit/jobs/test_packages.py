@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import HoldfastError
-from holdfast.jobs.packages import NotWantedError, install_packages
-from holdfast.jobs.processes import processes_of
+from safepoint.errors import SafepointError
+from safepoint.jobs.packages import NotWantedError, install_packages
+from safepoint.jobs.processes import processes_of
 from tests.support.job_values import job_spec
 
 RECORD = "greeting-1.0.dist-info/RECORD"
@@ -70,7 +70,7 @@ def test_a_package_is_there_for_this_job_only(wheels: Path, folder: Path) -> Non
     assert done.stdout == "hello\n"
     (wheels / "greeting-1.0-py3-none-any.whl").unlink()
     assert install_packages(spec, folder) == target
-    with pytest.raises(HoldfastError):
+    with pytest.raises(SafepointError):
         install_packages(replace(spec, packages=("greeting>=1.0",)), folder)
     assert install_packages(spec, folder) == target, "another wish spoils nothing"
 
@@ -93,7 +93,7 @@ def test_an_index_of_the_job_is_asked_first(wheels: Path, folder: Path, tmp_path
 
 def test_a_failure_leaves_nothing_but_what_pip_says(wheels: Path, folder: Path) -> None:
     """The message names the package and the log."""
-    with pytest.raises(HoldfastError, match=r"installing missing-thing failed.*packages.log"):
+    with pytest.raises(SafepointError, match=r"installing missing-thing failed.*packages.log"):
         install_packages(job_spec(packages=("missing-thing",)), folder)
     assert left(folder) == []
     assert "missing-thing" in (folder / "logs" / "packages.log").read_text()
@@ -103,7 +103,7 @@ def test_what_looks_like_an_option_is_none(wheels: Path, folder: Path, tmp_path:
     """A requirement cannot tell pip to write or to load from somewhere else, should a job have one all the same."""
     spec = job_spec(packages=("greeting",))
     object.__setattr__(spec, "packages", (f"--target={tmp_path / 'there'}", "greeting"))
-    with pytest.raises(HoldfastError, match="failed"):
+    with pytest.raises(SafepointError, match="failed"):
         install_packages(spec, folder)
     assert not (tmp_path / "there").exists()
     assert left(folder) == []

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ConflictError
-from holdfast.foundation.files import reading
-from holdfast.jobs.history import History
-from holdfast.jobs.outputs import remove_checkpoints
-from holdfast.jobs.places import job_folder
-from holdfast.jobs.removing import remove_job, remove_remains
-from holdfast.training.output_place import place_output
+from safepoint.errors import ConflictError
+from safepoint.foundation.files import reading
+from safepoint.jobs.history import History
+from safepoint.jobs.outputs import remove_checkpoints
+from safepoint.jobs.places import job_folder
+from safepoint.jobs.removing import remove_job, remove_remains
+from safepoint.training.output_place import place_output
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
 from tests.support.moto_server import MotoServer
@@ -62,7 +62,7 @@ def test_a_folder_with_the_name_of_a_checkpoint_is_a_folder(tmp_path: Path) -> N
 def test_one_that_is_read_stays_and_is_named(tmp_path: Path) -> None:
     """The others are gone."""
     output = trained(tmp_path / "out", 10, 20)
-    with reading(output / "checkpoint-10" / "holdfast-manifest.json"):
+    with reading(output / "checkpoint-10" / "safepoint-manifest.json"):
         with pytest.raises(ConflictError, match=r"checkpoint-10 in .* in use"):
             remove_checkpoints(str(output), job_spec())
     assert visible(output) == ["checkpoint-10"]

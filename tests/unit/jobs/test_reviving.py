@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import HoldfastError
-from holdfast.foundation.files import is_locked, read_lock_owner
-from holdfast.jobs.history import History
-from holdfast.jobs.local import LocalJobs
-from holdfast.jobs.places import job_folder, supervisor_lock
-from holdfast.jobs.processes import JOB_VARIABLE, identify, processes_of
-from holdfast.jobs.records import JobRecord
-from holdfast.jobs.reviving import revive, start_supervisor
-from holdfast.jobs.state import JobState, Wanted
+from safepoint.errors import SafepointError
+from safepoint.foundation.files import is_locked, read_lock_owner
+from safepoint.jobs.history import History
+from safepoint.jobs.local import LocalJobs
+from safepoint.jobs.places import job_folder, supervisor_lock
+from safepoint.jobs.processes import JOB_VARIABLE, identify, processes_of
+from safepoint.jobs.records import JobRecord
+from safepoint.jobs.reviving import revive, start_supervisor
+from safepoint.jobs.state import JobState, Wanted
 from tests.support.job_values import job_record, job_spec
 from tests.support.supervisors import supervisor_pid
 
@@ -30,9 +30,9 @@ SPAWN = multiprocessing.get_context("spawn")
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A state folder of its own, on a machine without slots: no job ever starts."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOLDFAST_CPU_SLOTS", "4")
+    monkeypatch.setenv("SAFEPOINT_CPU_SLOTS", "4")
     yield
-    for name in os.listdir(tmp_path / "holdfast" / "jobs") if (tmp_path / "holdfast" / "jobs").exists() else ():
+    for name in os.listdir(tmp_path / "safepoint" / "jobs") if (tmp_path / "safepoint" / "jobs").exists() else ():
         for pid in supervisors_of(name):
             os.kill(pid, signal.SIGKILL)
 
@@ -59,7 +59,7 @@ def supervisors_of(name: str) -> list[int]:
             except OSError:
                 continue
             ours = f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}".encode() in environ
-            if ours and arguments[-2:] == [b"holdfast.jobs.supervisor", name.encode()]:
+            if ours and arguments[-2:] == [b"safepoint.jobs.supervisor", name.encode()]:
                 found.append(int(entry))
     return found
 
@@ -161,7 +161,7 @@ def test_one_that_cannot_be_started_is_a_warning_and_holds_up_nobody(
     assert revive(history) == ["broken", "good"]
     assert is_locked(supervisor_lock("good"))
     assert "broken" in caplog.text
-    with pytest.raises((HoldfastError, OSError), match="broken"):
+    with pytest.raises((SafepointError, OSError), match="broken"):
         start_supervisor("broken")
 
 
@@ -175,7 +175,7 @@ def test_one_that_ends_at_once_is_an_error_that_says_where_to_look(
     script.write_text("#!/bin/sh\nexit 3\n")
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
-    with pytest.raises(HoldfastError, match=r"supervisor of job a did not start.*supervisor\.log"):
+    with pytest.raises(SafepointError, match=r"supervisor of job a did not start.*supervisor\.log"):
         start_supervisor("a")
 
 

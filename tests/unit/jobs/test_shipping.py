@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.jobs.shipping import take_function
+from safepoint.errors import UsageError
+from safepoint.jobs.shipping import take_function
 from tests.unit.jobs import hostile
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import UsageError
-from holdfast.jobs import slots
-from holdfast.jobs.records import JobRecord
-from holdfast.jobs.slots import Admission, Slots, admit, check_size, count_slots, devices, free_gpus, remark_on
-from holdfast.jobs.state import JobState, Wanted
+from safepoint.errors import UsageError
+from safepoint.jobs import slots
+from safepoint.jobs.records import JobRecord
+from safepoint.jobs.slots import Admission, Slots, admit, check_size, count_slots, devices, free_gpus, remark_on
+from safepoint.jobs.state import JobState, Wanted
 from tests.support.job_values import job_record, job_spec
 
 RUNNING, QUEUED, SUSPENDING = JobState.RUNNING, JobState.QUEUED, JobState.SUSPENDING
@@ -156,7 +156,7 @@ def test_the_second_one_asks_for_its_own_room() -> None:
 class TestCounting:
     def test_the_environment_decides(self) -> None:
         """Both variables."""
-        assert count_slots({"HOLDFAST_CPU_SLOTS": "3", "HOLDFAST_GPU_SLOTS": "8"}) == Slots(cpu=3, gpu=8)
+        assert count_slots({"SAFEPOINT_CPU_SLOTS": "3", "SAFEPOINT_GPU_SLOTS": "8"}) == Slots(cpu=3, gpu=8)
 
     def test_without_it_the_cores_are_counted(self) -> None:
         """As the system has them."""
@@ -165,8 +165,8 @@ class TestCounting:
     @pytest.mark.parametrize("text", ["many", "-1", "1.5"])
     def test_what_is_no_number_is_refused(self, text: str) -> None:
         """The message names the variable."""
-        with pytest.raises(UsageError, match="HOLDFAST_CPU_SLOTS"):
-            count_slots({"HOLDFAST_CPU_SLOTS": text})
+        with pytest.raises(UsageError, match="SAFEPOINT_CPU_SLOTS"):
+            count_slots({"SAFEPOINT_CPU_SLOTS": text})
 
     def test_devices_are_given_by_number(self) -> None:
         """The first that nobody has."""
@@ -175,14 +175,14 @@ class TestCounting:
     @pytest.mark.parametrize(
         ("environ", "pool"),
         [
-            ({"HOLDFAST_GPU_SLOTS": "2"}, ("0", "1")),
+            ({"SAFEPOINT_GPU_SLOTS": "2"}, ("0", "1")),
             ({"CUDA_VISIBLE_DEVICES": "2,3"}, ("2", "3")),
             ({"CUDA_VISIBLE_DEVICES": " 2, GPU-8932f937"}, ("2", "GPU-8932f937")),
-            ({"CUDA_VISIBLE_DEVICES": "2,3", "HOLDFAST_GPU_SLOTS": "1"}, ("2",)),
-            ({"CUDA_VISIBLE_DEVICES": "2,3", "HOLDFAST_GPU_SLOTS": "8"}, ("2", "3")),
-            ({"CUDA_VISIBLE_DEVICES": "", "HOLDFAST_GPU_SLOTS": "8"}, ()),
+            ({"CUDA_VISIBLE_DEVICES": "2,3", "SAFEPOINT_GPU_SLOTS": "1"}, ("2",)),
+            ({"CUDA_VISIBLE_DEVICES": "2,3", "SAFEPOINT_GPU_SLOTS": "8"}, ("2", "3")),
+            ({"CUDA_VISIBLE_DEVICES": "", "SAFEPOINT_GPU_SLOTS": "8"}, ()),
             ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, ("1",)),
-            ({"CUDA_VISIBLE_DEVICES": "", "HOLDFAST_JOB_DIR": "/j", "HOLDFAST_GPU_SLOTS": "1"}, ("0",)),
+            ({"CUDA_VISIBLE_DEVICES": "", "SAFEPOINT_JOB_DIR": "/j", "SAFEPOINT_GPU_SLOTS": "1"}, ("0",)),
         ],
     )
     def test_a_persons_own_devices_are_what_jobs_may_have(
@@ -194,12 +194,12 @@ class TestCounting:
 
     def test_the_users_own_file_counts_in_every_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """And a variable more; supervisors that count differently would give one slot away twice."""
-        (tmp_path / "holdfast").mkdir()
-        (tmp_path / "holdfast" / "config.toml").write_text("[local]\ncpu-slots = 7\ngpu-slots = 2\n")
+        (tmp_path / "safepoint").mkdir()
+        (tmp_path / "safepoint" / "config.toml").write_text("[local]\ncpu-slots = 7\ngpu-slots = 2\n")
         monkeypatch.chdir("/")
         environ = {"XDG_CONFIG_HOME": str(tmp_path)}
         assert count_slots(environ) == Slots(cpu=7, gpu=2)
-        assert count_slots(environ | {"HOLDFAST_CPU_SLOTS": "3"}) == Slots(cpu=3, gpu=2)
+        assert count_slots(environ | {"SAFEPOINT_CPU_SLOTS": "3"}) == Slots(cpu=3, gpu=2)
 
 
 class TestSize:
@@ -235,7 +235,7 @@ class TestSize:
     )
     def test_what_the_machine_could_never_do_is_refused(self, fields: dict[str, Any], cores: int) -> None:
         """Before a thousand launchers are started, and with the variable that says otherwise."""
-        with pytest.raises(UsageError, match=f"on this machine with {cores} cores.*HOLDFAST_CPU_SLOTS"):
+        with pytest.raises(UsageError, match=f"on this machine with {cores} cores.*SAFEPOINT_CPU_SLOTS"):
             check_size(job_spec(**fields), Slots(cpu=cores, gpu=0))
 
 

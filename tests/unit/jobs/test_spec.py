@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import UsageError
-from holdfast.jobs.spec import JobSpec, check_name, name_from
-from holdfast.training.settings import RunSettings
+from safepoint.errors import UsageError
+from safepoint.jobs.spec import JobSpec, check_name, name_from
+from safepoint.training.settings import RunSettings
 from tests.support.job_values import job_spec
 
 texts = st.text(max_size=20)

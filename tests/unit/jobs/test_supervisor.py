@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import StorageError
-from holdfast.jobs import supervisor as module
-from holdfast.jobs.history import History, HistoryError
-from holdfast.jobs.local import LocalJobs
-from holdfast.jobs.outcome import MAX_SETBACKS
-from holdfast.jobs.places import job_folder
-from holdfast.jobs.processes import kill, processes_of
-from holdfast.jobs.records import JobRecord
-from holdfast.jobs.reviving import revive, start_supervisor
-from holdfast.jobs.state import JobState, Wanted
-from holdfast.jobs.supervisor import Supervisor, supervise
+from safepoint.errors import StorageError
+from safepoint.jobs import supervisor as module
+from safepoint.jobs.history import History, HistoryError
+from safepoint.jobs.local import LocalJobs
+from safepoint.jobs.outcome import MAX_SETBACKS
+from safepoint.jobs.places import job_folder
+from safepoint.jobs.processes import kill, processes_of
+from safepoint.jobs.records import JobRecord
+from safepoint.jobs.reviving import revive, start_supervisor
+from safepoint.jobs.state import JobState, Wanted
+from safepoint.jobs.supervisor import Supervisor, supervise
 from tests.support.job_values import job_spec
 from tests.support.supervisors import supervisor_pid
 
@@ -89,8 +89,8 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOLDFAST_CPU_SLOTS", "2")
-    monkeypatch.setenv("HOLDFAST_GPU_SLOTS", "4")
+    monkeypatch.setenv("SAFEPOINT_CPU_SLOTS", "2")
+    monkeypatch.setenv("SAFEPOINT_GPU_SLOTS", "4")
     monkeypatch.setattr(module, "revive", lambda *_, **__: [])  # supervisors on threads hold no lock
     with History() as history:
         yield Place(tmp_path, history)
@@ -202,7 +202,7 @@ class TestEnds:
 
     @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("exit 0", 1), ("exec /nowhere/python", 127)])
     def test_a_launcher_that_ends_without_a_word_was_not_killed(self, place: Place, command: str, code: int) -> None:
-        """An interpreter without Holdfast, for example: the same would happen six times more."""
+        """An interpreter without Safepoint, for example: the same would happen six times more."""
         python = place.folder / "python"
         python.write_text(f"#!/bin/sh\n{command} 2>&-\n")
         python.chmod(0o700)
@@ -418,7 +418,7 @@ class TestBeginning:
 class TestNodes:
     def test_one_that_fails_takes_the_others_with_it(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         """They may notice by themselves for a while; then they are asked to stop."""
-        monkeypatch.setattr("holdfast.jobs.launchers._AFTER_A_LOSS_S", 0.2)
+        monkeypatch.setattr("safepoint.jobs.launchers._AFTER_A_LOSS_S", 0.2)
         place.add("a", "wait 75", "3", num_nodes=2)
         job = run(place)
         assert (job.state, job.exit_code) == (FAILED, 3)
@@ -616,8 +616,8 @@ class TestTrouble:
         place.add("a", f"until {place.folder}/go")
         start_supervisor("a")
         pid = wait_until(lambda: supervisor_pid("a"))
-        assert "holdfast-a" in [thread.name for thread in threading.enumerate()]
+        assert "safepoint-a" in [thread.name for thread in threading.enumerate()]
         (place.folder / "go").touch()
         place.wait_for(COMPLETE)
         wait_until(lambda: not Path(f"/proc/{pid}").exists())
-        wait_until(lambda: "holdfast-a" not in [thread.name for thread in threading.enumerate()])
+        wait_until(lambda: "safepoint-a" not in [thread.name for thread in threading.enumerate()])

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from kubernetes import client as kubernetes_client
 
-from holdfast.errors import ExitCode, HoldfastError
-from holdfast.jobs.history import History
-from holdfast.jobs.places import job_folder
-from holdfast.jobs.spec import JobSpec
-from holdfast.jobs.state import JobState, Wanted
-from holdfast.sdk import LocalConfig, TrainerClient, TrainJob, TransformersTrainer
-from holdfast.sdk.local_backend import LocalBackend
-from holdfast.sdk.upstream import RuntimeBackend, common_options, kubernetes_options, types
-from holdfast.sdk.upstream import trainer as kubeflow
-from holdfast.training.progress import Progress, SaveFigures, State
+from safepoint.errors import ExitCode, SafepointError
+from safepoint.jobs.history import History
+from safepoint.jobs.places import job_folder
+from safepoint.jobs.spec import JobSpec
+from safepoint.jobs.state import JobState, Wanted
+from safepoint.sdk import LocalConfig, TrainerClient, TrainJob, TransformersTrainer
+from safepoint.sdk.local_backend import LocalBackend
+from safepoint.sdk.upstream import RuntimeBackend, common_options, kubernetes_options, types
+from safepoint.sdk.upstream import trainer as kubeflow
+from safepoint.training.progress import Progress, SaveFigures, State
 from tests.support.job_values import supervised
 
 
@@ -51,7 +51,7 @@ def test_a_risky_suspension_is_warned_of(client: TrainerClient, caplog: pytest.L
     progress = Progress(time="2026-01-31T09:30:00.000Z", state=State.TRAINING, step=40, step_s=10.0, saves=saves)
     job_folder("held").mkdir(parents=True)
     (job_folder("held") / "progress.json").write_bytes(progress.to_bytes())
-    with supervised("held"), caplog.at_level(logging.WARNING, "holdfast"):
+    with supervised("held"), caplog.at_level(logging.WARNING, "safepoint"):
         for ask in (client.suspend_job, lambda name, timeout: client.scale_job(name, 3, timeout=timeout)):
             caplog.clear()
             with pytest.raises(TimeoutError):
@@ -88,7 +88,7 @@ def test_the_runtime_of_this_machine(client: TrainerClient, capsys: pytest.Captu
     (runtime,) = client.list_runtimes()
     assert runtime.name == "torch-distributed"
     assert client.get_runtime("torch-distributed") == runtime
-    assert client.backend.get_runtime("torch-distributed").trainer.command == ("holdfast", "run")
+    assert client.backend.get_runtime("torch-distributed").trainer.command == ("safepoint", "run")
     with pytest.raises(ValueError, match="no runtime 'deepspeed-distributed'"):
         client.get_runtime("deepspeed-distributed")
     client.get_runtime_packages(runtime)
@@ -132,12 +132,12 @@ def test_waiting(client: TrainerClient) -> None:
     assert client.wait_for_job_status("stopped", {"Suspended", "Complete"}).status == "Suspended"
     with pytest.raises(RuntimeError, match="job broken is Failed: exit code 1") as failed:
         client.wait_for_job_status("broken")
-    assert isinstance(failed.value, HoldfastError)
+    assert isinstance(failed.value, SafepointError)
     with pytest.raises(RuntimeError, match="job done is Complete, and will not be Running"):
         client.wait_for_job_status("done", {"Running"})
     with pytest.raises(TimeoutError, match=r"job stopped is Suspended after 0\.2 s") as late:
         client.wait_for_job_status("stopped", timeout=0.2, polling_interval=0.05)  # type: ignore[arg-type]
-    assert isinstance(late.value, HoldfastError)
+    assert isinstance(late.value, SafepointError)
     assert late.value.exit_code == ExitCode.TIMED_OUT
 
 
@@ -181,12 +181,12 @@ def test_waiting(client: TrainerClient) -> None:
     ],
 )
 def test_errors_are_of_both_kinds(client: TrainerClient, call: Any, kind: type[Exception], message: str) -> None:
-    """Kubeflow's, for code written for it, and Holdfast's; nothing is submitted."""
+    """Kubeflow's, for code written for it, and Safepoint's; nothing is submitted."""
     add_job("done", JobState.COMPLETE)
     add_job("stopped", JobState.SUSPENDED)
     with pytest.raises(kind, match=message) as error:
         call(client)
-    assert isinstance(error.value, HoldfastError) or "imeout" in message
+    assert isinstance(error.value, SafepointError) or "imeout" in message
     assert len(client.list_jobs()) == 2
 
 
@@ -200,7 +200,7 @@ def test_options(client: TrainerClient, caplog: pytest.LogCaptureFixture) -> Non
         job_spec["spec"] = {}
 
     options = [common_options.Name("mine"), kubernetes_options.Labels({"a": "b"}), own]
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "safepoint"):
         name = client.backend._name_of(options, TransformersTrainer(print))
     assert name == "mine"
     assert backends == [(TransformersTrainer, client.backend)]
@@ -211,7 +211,7 @@ def test_options(client: TrainerClient, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster's jobs are Kubeflow's business; what only Holdfast has is not there yet, and says so."""
+    """A cluster's jobs are Kubeflow's business; what only Safepoint has is not there yet, and says so."""
     monkeypatch.setattr(kubernetes_client.CoreV1Api, "read_namespaced_config_map", lambda *_, **__: None)
     configuration = kubernetes_client.Configuration(host="http://127.0.0.1:1")
     client = TrainerClient(kubeflow.KubernetesBackendConfig(namespace="here", client_configuration=configuration))
@@ -227,7 +227,7 @@ def test_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in calls:
         with pytest.raises(NotImplementedError, match="is not supported here yet: KubernetesBackend") as error:
             call()
-        assert isinstance(error.value, HoldfastError)
+        assert isinstance(error.value, SafepointError)
         assert error.value.exit_code == ExitCode.NOT_SUPPORTED
     with pytest.raises(ValueError, match="Invalid backend config"):
         TrainerClient("local")
@@ -248,9 +248,11 @@ def python(code: str) -> str:
 
 def test_nothing_of_it_is_imported_before_it_is_asked_for() -> None:
     """Kubeflow's SDK takes seconds, and torch too."""
-    code = "import sys, holdfast, holdfast.jobs.local; print({'kubeflow', 'kubernetes', 'torch'} & set(sys.modules))"
+    code = (
+        "import sys, safepoint, safepoint.jobs.local; print({'kubeflow', 'kubernetes', 'torch'} & set(sys.modules))"
+    )
     assert python(code) == "set()\n"
-    code = "import sys; from holdfast import TrainerClient; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys; from safepoint import TrainerClient; print({'torch', 'transformers'} & set(sys.modules))"
     assert python(code) == "set()\n"
 
 
@@ -258,11 +260,11 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     """An ImportError, as for any package that is not there."""
     code = (
         "import sys; sys.modules['kubeflow'] = None\n"
-        "try:\n    from holdfast import TrainerClient\n"
+        "try:\n    from safepoint import TrainerClient\n"
         "except ImportError as error: print(type(error).__mro__[1].__name__, error.exit_code, error)\n"
-        "import holdfast; print(holdfast.__version__)"
+        "import safepoint; print(safepoint.__version__)"
     )
     said, version = python(code).splitlines()
-    assert "pip install 'holdfast[sdk]'" in said
+    assert "pip install 'safepoint[sdk]'" in said
     assert said.startswith("UnsupportedError 16")
     assert version

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.jobs.spec import JobSpec
-from holdfast.sdk import LocalConfig, PeriodicCheckpointConfig, TransformersTrainer
-from holdfast.sdk.local_spec import LocalJob, local_job
-from holdfast.sdk.upstream import types
+from safepoint.errors import UsageError
+from safepoint.jobs.spec import JobSpec
+from safepoint.sdk import LocalConfig, PeriodicCheckpointConfig, TransformersTrainer
+from safepoint.sdk.local_spec import LocalJob, local_job
+from safepoint.sdk.upstream import types
 
 
 def train_it(lr: float = 0.1) -> None:
@@ -28,7 +28,7 @@ def test_a_function_becomes_a_script_of_the_job(machine: Path) -> None:
     job = made(TransformersTrainer(train_it, {"lr": 3.0}))
     assert job.spec.name.startswith("train-it-")
     assert made().spec.name != job.spec.name
-    assert job.spec.program == (str(machine / "state" / "holdfast" / "jobs" / job.spec.name / "train.py"),)
+    assert job.spec.program == (str(machine / "state" / "safepoint" / "jobs" / job.spec.name / "train.py"),)
     assert job.spec.working_dir == str(machine)
     (machine / "shipped.py").write_bytes(job.files["train.py"])
     done = subprocess.run([sys.executable, machine / "shipped.py"], capture_output=True, text=True, check=True)
@@ -66,7 +66,7 @@ def test_everything_of_the_trainer_is_in_the_job(machine: Path) -> None:
         pip_index_urls=["https://one", "https://two"],
         num_nodes=3,
         resources_per_node={"cpu": 2},
-        env={"MY": "$HOME", "HOLDFAST_SAVE_STEPS": "5", "HOLDFAST_KEEP": "newest=9"},
+        env={"MY": "$HOME", "SAFEPOINT_SAVE_STEPS": "5", "SAFEPOINT_KEEP": "newest=9"},
         metrics_port=4000,
         output_dir="s3://bucket/prefix",
         data_connection_name="minio",
@@ -86,7 +86,7 @@ def test_everything_of_the_trainer_is_in_the_job(machine: Path) -> None:
     assert spec.packages == ("peft==1",)
     assert spec.package_indexes == ("https://one", "https://two")
     assert spec.data_connection == "minio"
-    assert spec.env == {"MY": "$HOME", "HOLDFAST_VERIFY_TLS": "0", "AWS_CA_BUNDLE": str(machine / "ca.pem")}
+    assert spec.env == {"MY": "$HOME", "SAFEPOINT_VERIFY_TLS": "0", "AWS_CA_BUNDLE": str(machine / "ca.pem")}
     settings = spec.settings
     assert (settings.output_dir, settings.grace_s, settings.metrics_port) == ("s3://bucket/prefix", 90, 4000)
     assert (settings.save_strategy, settings.save_steps, settings.keep) == ("epoch", None, "newest=9")
@@ -94,7 +94,7 @@ def test_everything_of_the_trainer_is_in_the_job(machine: Path) -> None:
 
 def test_kubeflows_own_trainer(machine: Path) -> None:
     """With options as variables; pip's own configuration counts where nobody has said anything."""
-    trainer = types.CustomTrainer(train_it, env={"HOLDFAST_OUTPUT_DIR": "out", "HOLDFAST_SAVE_STEPS": "5"})
+    trainer = types.CustomTrainer(train_it, env={"SAFEPOINT_OUTPUT_DIR": "out", "SAFEPOINT_SAVE_STEPS": "5"})
     spec = made(trainer).spec
     assert (spec.settings.output_dir, spec.settings.save_steps, spec.env) == ("out", 5, {})
     assert spec.package_indexes == ()
@@ -128,23 +128,23 @@ def test_claims_are_folders(machine: Path, monkeypatch: pytest.MonkeyPatch) -> N
     trainer = TransformersTrainer(train_it, output_dir="pvc://data/run")
     with pytest.raises(UsageError, match=r"no folder of this machine stands for the claim 'data'.*LocalConfig\(pvc="):
         made(trainer)
-    (machine / "holdfast.toml").write_text('[pvc]\ndata = "from-file"\n')
-    assert made(trainer).spec.env == {"HOLDFAST_PVC_MOUNTS": f"data={machine}/from-file"}
-    monkeypatch.setenv("HOLDFAST_PVC_MOUNTS", "other=/x,data=/from/env")
-    assert made(trainer).spec.env == {"HOLDFAST_PVC_MOUNTS": "other=/x,data=/from/env"}
-    assert made(trainer, pvc={"data": Path("here")}).spec.env == {"HOLDFAST_PVC_MOUNTS": f"data={machine}/here"}
-    own = TransformersTrainer(train_it, output_dir="pvc://data/run", env={"HOLDFAST_PVC_MOUNTS": "data=/own"})
-    assert made(own, pvc={"data": "here"}).spec.env == {"HOLDFAST_PVC_MOUNTS": "data=/own"}
+    (machine / "safepoint.toml").write_text('[pvc]\ndata = "from-file"\n')
+    assert made(trainer).spec.env == {"SAFEPOINT_PVC_MOUNTS": f"data={machine}/from-file"}
+    monkeypatch.setenv("SAFEPOINT_PVC_MOUNTS", "other=/x,data=/from/env")
+    assert made(trainer).spec.env == {"SAFEPOINT_PVC_MOUNTS": "other=/x,data=/from/env"}
+    assert made(trainer, pvc={"data": Path("here")}).spec.env == {"SAFEPOINT_PVC_MOUNTS": f"data={machine}/here"}
+    own = TransformersTrainer(train_it, output_dir="pvc://data/run", env={"SAFEPOINT_PVC_MOUNTS": "data=/own"})
+    assert made(own, pvc={"data": "here"}).spec.env == {"SAFEPOINT_PVC_MOUNTS": "data=/own"}
 
 
 def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """And nothing else is."""
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "safepoint"):
         made()
         assert not caplog.messages
-        made(TransformersTrainer(train_it, image="quay.io/x", env={"HOLDFAST_SAVESTEPS": "5"}))
+        made(TransformersTrainer(train_it, image="quay.io/x", env={"SAFEPOINT_SAVESTEPS": "5"}))
     assert "image quay.io/x has no effect" in caplog.text
-    assert "HOLDFAST_SAVESTEPS" in caplog.text
+    assert "SAFEPOINT_SAVESTEPS" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
     [
         ({"env": {"A": 1}}, r"env\['A'\] is 1; the values of variables are texts"),
         ({"env": {"A B": "1"}}, "'A B' cannot be the name"),
-        ({"env": {"HOLDFAST_SAVE_STEPS": "0"}}, "must be at least 1"),
+        ({"env": {"SAFEPOINT_SAVE_STEPS": "0"}}, "must be at least 1"),
         ({"resources_per_node": {"tpu": 1}}, "tpu"),
         ({"ca_bundle": "/no/such.pem"}, "ca_bundle /no/such.pem is no file"),
         ({"func_args": {"rate": 1}}, "unexpected keyword argument 'rate'"),

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.jobs.slots import Slots
-from holdfast.sdk.resources import share_for
+from safepoint.jobs.slots import Slots
+from safepoint.sdk.resources import share_for
 
 LAPTOP = Slots(cpu=8, gpu=0)
 SERVER = Slots(cpu=64, gpu=4)

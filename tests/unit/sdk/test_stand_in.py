@@ -1,4 +1,4 @@
-"""Given to Kubeflow's own client, a trainer ships a source that survives its shell and runs under Holdfast."""
+"""Given to Kubeflow's own client, a trainer ships a source that survives its shell and runs under Safepoint."""
 
 import inspect
 import os
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kubernetes import client as kubernetes_client
 
-from holdfast.sdk import PeriodicCheckpointConfig, TransformersTrainer
-from holdfast.sdk.upstream import constants, types
-from holdfast.sdk.upstream import trainer as kubeflow
+from safepoint.sdk import PeriodicCheckpointConfig, TransformersTrainer
+from safepoint.sdk.upstream import constants, types
+from safepoint.sdk.upstream import trainer as kubeflow
 from tests.support.jobs import environment
 
 
@@ -24,9 +24,9 @@ def train(out: str, text: str = "") -> None:
     import sys
     from pathlib import Path
 
-    found = {name: value for name, value in os.environ.items() if name.startswith("HOLDFAST_")}
-    under = "holdfast.training" in sys.modules
-    Path(out).write_text(repr([text, "$HOME `id` \\ \N{SNOWMAN}", under, found.get("HOLDFAST_SAVE_STEPS")]))
+    found = {name: value for name, value in os.environ.items() if name.startswith("SAFEPOINT_")}
+    under = "safepoint.training" in sys.modules
+    Path(out).write_text(repr([text, "$HOME `id` \\ \N{SNOWMAN}", under, found.get("SAFEPOINT_SAVE_STEPS")]))
 
 
 class Shell:
@@ -66,7 +66,7 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
-def test_it_runs_under_holdfast_in_a_pod(shell: Shell, tmp_path: Path) -> None:
+def test_it_runs_under_safepoint_in_a_pod(shell: Shell, tmp_path: Path) -> None:
     """Through the shell that expands everything; arguments come Kubeflow's way, settings as variables."""
     out = tmp_path / "out"
     config = PeriodicCheckpointConfig(save_strategy="steps", save_steps=7)
@@ -80,7 +80,7 @@ def test_a_script_is_shipped_too(shell: Shell, tmp_path: Path) -> None:
     """Whole, and with its options."""
     script = tmp_path / "elsewhere" / "script.py"
     script.parent.mkdir()
-    script.write_text("import sys\nprint('ran `it` $0', sys.argv[1:], 'holdfast.training' in sys.modules)\n")
+    script.write_text("import sys\nprint('ran `it` $0', sys.argv[1:], 'safepoint.training' in sys.modules)\n")
     done = shell.run(TransformersTrainer(str(script), {"lr": 0.1, "fp16": True}))
     assert done.returncode == 0, done.stderr
     assert "ran `it` $0 ['--lr', '0.1', '--fp16'] True" in done.stdout
@@ -94,23 +94,23 @@ def test_a_module_is_run_where_it_is(shell: Shell, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_needed", [True, False])
-def test_an_image_without_holdfast(shell: Shell, tmp_path: Path, is_needed: bool) -> None:
+def test_an_image_without_safepoint(shell: Shell, tmp_path: Path, is_needed: bool) -> None:
     """What was to be saved is not trained in vain; a plain training runs, with a warning."""
     out = tmp_path / "out"
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "class Hidden:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'holdfast': raise ModuleNotFoundError(name)\n"
+        "        if name == 'safepoint': raise ModuleNotFoundError(name)\n"
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, package=None: None if name == 'holdfast' else find(name, package)\n"
+        "importlib.util.find_spec = lambda name, package=None: None if name == 'safepoint' else find(name, package)\n"
     )
     trainer = TransformersTrainer(train, {"out": str(out)}, output_dir="saved" if is_needed else None)
     done = shell.run(trainer, PYTHONPATH=str(tmp_path))
     assert out.exists() is not is_needed, done.stderr
     assert (done.returncode != 0) is is_needed
-    assert "Holdfast is not installed in this image" in done.stderr
+    assert "Safepoint is not installed in this image" in done.stderr
 
 
 def test_what_cannot_be_shipped_is_said_by_whoever_ships_it() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.sdk import PeriodicCheckpointConfig, TransformersTrainer
-from holdfast.sdk.upstream import trainer as kubeflow
-from holdfast.training.settings import RunSettings
+from safepoint.sdk import PeriodicCheckpointConfig, TransformersTrainer
+from safepoint.sdk.upstream import trainer as kubeflow
+from safepoint.training.settings import RunSettings
 
 RED_HATS = {
     "func": inspect.Parameter.empty,
@@ -251,7 +251,7 @@ def test_how_to_reach_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     assert TransformersTrainer(train).storage_environment() == {}
     trainer = TransformersTrainer(train, verify_cloud_storage_ssl=False, ca_bundle="ca.pem")
-    assert trainer.storage_environment() == {"HOLDFAST_VERIFY_TLS": "0", "AWS_CA_BUNDLE": str(tmp_path / "ca.pem")}
+    assert trainer.storage_environment() == {"SAFEPOINT_VERIFY_TLS": "0", "AWS_CA_BUNDLE": str(tmp_path / "ca.pem")}
 
 
 def test_what_stands_in_for_the_function_does_the_same() -> None:

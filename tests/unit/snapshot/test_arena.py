@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.snapshot.arena import Arena, NoRoomError
-from holdfast.snapshot.block import PAGE_BYTES, Block
-from holdfast.snapshot.host_memory import Room
+from safepoint.snapshot.arena import Arena, NoRoomError
+from safepoint.snapshot.block import PAGE_BYTES, Block
+from safepoint.snapshot.host_memory import Room
 
 MB = 1 << 20
 SLACK = 16 * MB

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.snapshot.block import PAGE_BYTES, Block
-from holdfast.snapshot.messages import Channel
+from safepoint.snapshot.block import PAGE_BYTES, Block
+from safepoint.snapshot.messages import Channel
 from tests.support.memory import shared_files
 
 
@@ -17,7 +17,7 @@ def descriptors() -> int:
 
 
 def mapped(block_number: int) -> list[str]:
-    return [line for line in Path("/proc/self/maps").read_text().splitlines() if f"holdfast-{block_number} " in line]
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if f"safepoint-{block_number} " in line]
 
 
 def test_its_size_is_whole_pages() -> None:

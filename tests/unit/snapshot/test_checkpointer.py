@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from holdfast.checkpoint.catalog import newest_valid
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.verify import verify
-from holdfast.errors import ConflictError, SaveError
-from holdfast.snapshot.checkpointer import Checkpointer
-from holdfast.snapshot.keeper import Keeper
+from safepoint.checkpoint.catalog import newest_valid
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.verify import verify
+from safepoint.errors import ConflictError, SaveError
+from safepoint.snapshot.checkpointer import Checkpointer
+from safepoint.snapshot.keeper import Keeper
 from tests.support.keepers import commands_with
 from tests.support.memory import shared_files
 from tests.support.snapshots import LARGE_STATE_ELEMENTS, same
@@ -381,7 +381,7 @@ def test_nothing_is_left_after_close(tmp_path: Path, training: Training) -> None
     assert shared_files() <= shared
     del checkpointer
     gc.collect()
-    assert "memfd:holdfast" not in Path("/proc/self/maps").read_text()
+    assert "memfd:safepoint" not in Path("/proc/self/maps").read_text()
     assert len(os.listdir("/proc/self/fd")) == before
 
 

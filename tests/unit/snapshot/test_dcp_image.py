@@ -12,8 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
-from holdfast.snapshot.capture import Capture
-from holdfast.snapshot.image import Image
+from safepoint.snapshot.capture import Capture
+from safepoint.snapshot.image import Image
 from tests.support.snapshots import render, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

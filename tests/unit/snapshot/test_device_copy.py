@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.snapshot import device_copy
-from holdfast.snapshot.block import PAGE_BYTES, Block
-from holdfast.snapshot.device_copy import DeviceCopier, pin
-from holdfast.snapshot.guard import Guard
-from holdfast.snapshot.image import Image, Piece
-from holdfast.snapshot.staging import Placed, Stager, Work
+from safepoint.snapshot import device_copy
+from safepoint.snapshot.block import PAGE_BYTES, Block
+from safepoint.snapshot.device_copy import DeviceCopier, pin
+from safepoint.snapshot.guard import Guard
+from safepoint.snapshot.image import Image, Piece
+from safepoint.snapshot.staging import Placed, Stager, Work
 
 
 class Cuda:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.errors import SaveError
-from holdfast.snapshot.block import Block
-from holdfast.snapshot.checkpointer import Checkpointer
-from holdfast.snapshot.image import Image
-from holdfast.snapshot.staging import Placed, Stager, Work, _Copy
+from safepoint.errors import SaveError
+from safepoint.snapshot.block import Block
+from safepoint.snapshot.checkpointer import Checkpointer
+from safepoint.snapshot.image import Image
+from safepoint.snapshot.staging import Placed, Stager, Work, _Copy
 from tests.support.snapshots import piece_of
 
 TIMEOUT_S = 50

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.manifest import Trigger
-from holdfast.snapshot.keeper import Keeper
-from holdfast.snapshot.messages import Channel
-from holdfast.snapshot.recent import Recent
+from safepoint.checkpoint.manifest import Trigger
+from safepoint.snapshot.keeper import Keeper
+from safepoint.snapshot.messages import Channel
+from safepoint.snapshot.recent import Recent
 
 
 class Other:

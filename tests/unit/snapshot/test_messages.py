@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.snapshot import messages
-from holdfast.snapshot.messages import Channel, connect, listen, new_name
+from safepoint.snapshot import messages
+from safepoint.snapshot.messages import Channel, connect, listen, new_name
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=5),

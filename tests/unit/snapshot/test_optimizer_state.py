@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.snapshot.guard import Guard
-from holdfast.snapshot.module_state import OptimizerState
+from safepoint.snapshot.guard import Guard
+from safepoint.snapshot.module_state import OptimizerState
 from tests.support.snapshots import piece_of
 
 

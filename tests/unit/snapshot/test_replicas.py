@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from holdfast.snapshot.guard import Guard
-from holdfast.snapshot.image import Image, Piece
-from holdfast.snapshot.replicas import CannotHelpError, Division, divide, resolve
-from holdfast.snapshot.torch_image import TorchImages
+from safepoint.snapshot.guard import Guard
+from safepoint.snapshot.image import Image, Piece
+from safepoint.snapshot.replicas import CannotHelpError, Division, divide, resolve
+from safepoint.snapshot.torch_image import TorchImages
 
 KIB = 1 << 10
 

@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from holdfast.snapshot.capture import Capture
-from holdfast.snapshot.guard import Guard
-from holdfast.snapshot.image import Image, Piece
+from safepoint.snapshot.capture import Capture
+from safepoint.snapshot.guard import Guard
+from safepoint.snapshot.image import Image, Piece
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from holdfast.snapshot import staging
-from holdfast.snapshot.block import Block
-from holdfast.snapshot.guard import Guard
-from holdfast.snapshot.image import Image, Piece
-from holdfast.snapshot.staging import Placed, Stager, Work
-from holdfast.snapshot.torch_image import TorchImages
+from safepoint.snapshot import staging
+from safepoint.snapshot.block import Block
+from safepoint.snapshot.guard import Guard
+from safepoint.snapshot.image import Image, Piece
+from safepoint.snapshot.staging import Placed, Stager, Work
+from safepoint.snapshot.torch_image import TorchImages
 from tests.support.snapshots import piece_of, render
 
 LARGE = 1 << 20  # bytes; copied beside the training
@@ -38,7 +38,7 @@ class Gate:
         copy = Stager._copy
 
         def waiting(stager: Stager, work: Work, *one: Any) -> None:
-            if threading.current_thread().name == "holdfast-stager" or not self.lets_help:
+            if threading.current_thread().name == "safepoint-stager" or not self.lets_help:
                 self.reached.set()
                 assert self.opened.wait(TIMEOUT_S)
             copy(stager, work, *one)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.snapshot.stepping import before_changes
+from safepoint.snapshot.stepping import before_changes
 
 
 class Watched:

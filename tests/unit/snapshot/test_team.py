@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.snapshot import team_lead
-from holdfast.snapshot.block import Block
-from holdfast.snapshot.replicas import CannotHelpError
-from holdfast.snapshot.staging import Placed, Stager, Work
-from holdfast.snapshot.team import Ending
+from safepoint.snapshot import team_lead
+from safepoint.snapshot.block import Block
+from safepoint.snapshot.replicas import CannotHelpError
+from safepoint.snapshot.staging import Placed, Stager, Work
+from safepoint.snapshot.team import Ending
 from tests.support.teams import ALL_BYTES, TIMEOUT_S, Node
 
 Make = Callable[[int], Node]
@@ -264,7 +264,7 @@ def test_pages_that_came_anew_are_mapped_anew(make: Make) -> None:
 
 
 def mapped(name: int) -> int:
-    return Path("/proc/self/maps").read_text().count(f"memfd:holdfast-{name} ")
+    return Path("/proc/self/maps").read_text().count(f"memfd:safepoint-{name} ")
 
 
 def test_memory_that_the_lead_gives_back_is_nobody_s(make: Make) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.digest import PART_BYTES, digest_file
-from holdfast.errors import SaveError
-from holdfast.snapshot import writing
-from holdfast.snapshot.block import PAGE_BYTES, Block
-from holdfast.snapshot.image import Image
-from holdfast.snapshot.torch_image import TorchImages
-from holdfast.snapshot.writing import GivenUpError, Source, digest_source, write_files
+from safepoint.checkpoint.digest import PART_BYTES, digest_file
+from safepoint.errors import SaveError
+from safepoint.snapshot import writing
+from safepoint.snapshot.block import PAGE_BYTES, Block
+from safepoint.snapshot.image import Image
+from safepoint.snapshot.torch_image import TorchImages
+from safepoint.snapshot.writing import GivenUpError, Source, digest_source, write_files
 from tests.support.snapshots import ENDLESS, fill, same, source_of
 
 MB = 1 << 20
@@ -55,7 +55,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if request.param == "disk":
         yield tmp_path
         return
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="holdfast-test-") as place:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="safepoint-test-") as place:
         yield Path(place)
 
 

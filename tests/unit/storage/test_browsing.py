@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from holdfast.checkpoint.weights.dcp_weights import dcp_weights
-from holdfast.checkpoint.weights.torch_file import read_torch_file
-from holdfast.errors import CheckpointError, ObjectNotFoundError, StorageError
-from holdfast.storage.browsing import ReadablePath, StorePath, browse
-from holdfast.storage.local import LocalStore
-from holdfast.storage.location import Location, Scheme
-from holdfast.storage.read_ahead import Stretch, map_reads, stream_ahead
+from safepoint.checkpoint.weights.dcp_weights import dcp_weights
+from safepoint.checkpoint.weights.torch_file import read_torch_file
+from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError
+from safepoint.storage.browsing import ReadablePath, StorePath, browse
+from safepoint.storage.local import LocalStore
+from safepoint.storage.location import Location, Scheme
+from safepoint.storage.read_ahead import Stretch, map_reads, stream_ahead
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
-from holdfast.storage.failures import from_connection, from_status
+from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
+from safepoint.storage.failures import from_connection, from_status
 
 
 @pytest.mark.parametrize(

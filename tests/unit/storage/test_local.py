@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.local import LocalStore
-from holdfast.storage.location import parse_location
+from safepoint.storage.local import LocalStore
+from safepoint.storage.location import parse_location
 
 
 def test_an_object_that_is_deleted_as_it_lands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_an_object_that_is_deleted_as_it_lands(tmp_path: Path, monkeypatch: pyte
 def test_names_of_new_folders_are_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each folder that is made for an object is named in its parent, which has to survive too."""
     synced: list[Path] = []
-    monkeypatch.setattr("holdfast.foundation.files.fsync_folder", synced.append)
+    monkeypatch.setattr("safepoint.foundation.files.fsync_folder", synced.append)
     store = LocalStore(parse_location(str(tmp_path / "store")))
     store.write("a/b/key", b"")
     assert set(synced) == {tmp_path, tmp_path / "store", tmp_path / "store" / "a"}

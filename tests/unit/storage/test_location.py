@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.storage.location import Location, Scheme, claim_folder, parse_location
+from safepoint.storage.location import Location, Scheme, claim_folder, parse_location
 
 _WORD = st.text("abcxyz09-_. äß", min_size=1, max_size=8).filter(lambda word: word.strip(". ") == word)
 
@@ -61,7 +61,7 @@ def test_a_claim_is_a_folder_in_its_pod_only(monkeypatch: pytest.MonkeyPatch) ->
     assert claim_folder(location, "data=/data,models=/mnt/models").folder == Path("/mnt/models/run")
     with pytest.raises(ValueError, match="mounts data"):
         claim_folder(location, "data=/data")
-    monkeypatch.delenv("HOLDFAST_PVC_MOUNTS", raising=False)
+    monkeypatch.delenv("SAFEPOINT_PVC_MOUNTS", raising=False)
     with pytest.raises(ValueError, match="not a pod"):
         claim_folder(location)
     with pytest.raises(ValueError, match="not a folder"):

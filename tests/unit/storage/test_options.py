@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.options import StorageOptions
+from safepoint.storage.options import StorageOptions
 
 
 def test_the_usual_variables_are_read() -> None:
@@ -26,7 +26,7 @@ def test_the_usual_variables_are_read() -> None:
     [
         {"AWS_ENDPOINT_URL": "ftp://host"},
         {"AWS_CA_BUNDLE": "/no/such/file.pem"},
-        {"HOLDFAST_VERIFY_TLS": "perhaps"},
+        {"SAFEPOINT_VERIFY_TLS": "perhaps"},
     ],
 )
 def test_what_cannot_be_meant_is_named(environ: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
+from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
 
 _BODY = b"0123456789" * 100
 

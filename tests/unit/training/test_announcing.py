@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.foundation.event_stream import EventLog
-from holdfast.foundation.events import Failed, Finished, Restarted
-from holdfast.training.announcing import Announcer
-from holdfast.training.metrics_server import MetricsServer
-from holdfast.training.progress import PROGRESS_NAME, Progress, State, read_progress
-from holdfast.training.record import deliver_events, name_stream
-from holdfast.training.settings import RunSettings
+from safepoint.foundation.event_stream import EventLog
+from safepoint.foundation.events import Failed, Finished, Restarted
+from safepoint.training.announcing import Announcer
+from safepoint.training.metrics_server import MetricsServer
+from safepoint.training.progress import PROGRESS_NAME, Progress, State, read_progress
+from safepoint.training.record import deliver_events, name_stream
+from safepoint.training.settings import RunSettings
 from tests.support.ports import free_port
 from tests.unit.training.test_progress import FULL
 
@@ -26,7 +26,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.records, self.job, self.output = (folder / name for name in ("records", "job", "out"))
-        self.control = self.output / ".holdfast"
+        self.control = self.output / ".safepoint"
         for path in (self.records, self.job, self.control):
             path.mkdir(parents=True)
         self.stream = self.control / "events.jsonl"

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.commit import RankPart, WorkingCheckpoint, added_files, describe_all, extended, reseal_part
-from holdfast.checkpoint.manifest import PART_NAME, Manifest
-from holdfast.checkpoint.part import NodePart, read_part
-from holdfast.checkpoint.publishing import Publisher
-from holdfast.checkpoint.remote import RemoteFolder
-from holdfast.checkpoint.verify import verify
-from holdfast.errors import CheckpointError, NothingValidError, StorageError
-from holdfast.foundation.events import CheckpointRejected, Event, Resumed, SetAside
-from holdfast.foundation.store_events import Fetched
-from holdfast.training import exchanging
-from holdfast.training.assembling import Assembling
-from holdfast.training.folders import Folders
-from holdfast.training.resume import ResumePoint
-from holdfast.training.settings import RunSettings
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.commit import RankPart, WorkingCheckpoint, added_files, describe_all, extended, reseal_part
+from safepoint.checkpoint.manifest import PART_NAME, Manifest
+from safepoint.checkpoint.part import NodePart, read_part
+from safepoint.checkpoint.publishing import Publisher
+from safepoint.checkpoint.remote import RemoteFolder
+from safepoint.checkpoint.verify import verify
+from safepoint.errors import CheckpointError, NothingValidError, StorageError
+from safepoint.foundation.events import CheckpointRejected, Event, Resumed, SetAside
+from safepoint.foundation.store_events import Fetched
+from safepoint.training import exchanging
+from safepoint.training.assembling import Assembling
+from safepoint.training.folders import Folders
+from safepoint.training.resume import ResumePoint
+from safepoint.training.settings import RunSettings
 from tests.support.checkpoints import commit, describe, prepared
 from tests.support.ranks import run_ranks
 from tests.support.stores import FaultyStore, flip

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.foundation import clock
-from holdfast.training.figures import Figures
-from holdfast.training.progress import Progress, State, read_progress
+from safepoint.foundation import clock
+from safepoint.training.figures import Figures
+from safepoint.training.progress import Progress, State, read_progress
 
 MADE = "2026-03-01T12:00:00.000Z"
 
@@ -18,7 +18,7 @@ class Told:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
-        self.path = folder / "out" / ".holdfast" / "progress.json"
+        self.path = folder / "out" / ".safepoint" / "progress.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         monkeypatch.setattr(clock, "monotonic_s", lambda: self.now_s)
         self.figures = Figures(places=[folder / "job.json"], is_first=True, world_size=2)
@@ -143,7 +143,7 @@ def test_an_end_is_written_before_it_returns(told: Told, tmp_path: Path) -> None
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     """They may tell all the same."""
     figures = Figures(places=[tmp_path / "job.json"], is_first=False)
-    path = tmp_path / "out" / ".holdfast" / "progress.json"
+    path = tmp_path / "out" / ".safepoint" / "progress.json"
     figures.begin(
         path,
         location="",

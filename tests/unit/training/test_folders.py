@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import StorageError
-from holdfast.training import folders as module
-from holdfast.training.folders import Folders, find_folders, owners_of
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.errors import StorageError
+from safepoint.training import folders as module
+from safepoint.training.folders import Folders, find_folders, owners_of
 from tests.support.ranks import run_ranks
 
 
@@ -58,7 +58,7 @@ def test_one_folder_several_and_some_of_each(tmp_path: Path) -> None:
         ((0, 1), 0, False),
         ((0, 1), 1, False),
     ]
-    assert not [path for folder in (a, b, c) for path in (folder / ".holdfast" / "work").iterdir()]
+    assert not [path for folder in (a, b, c) for path in (folder / ".safepoint" / "work").iterdir()]
 
 
 def test_what_cannot_be_is_refused_on_every_rank(tmp_path: Path) -> None:

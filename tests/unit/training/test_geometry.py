@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
-from holdfast.errors import ConflictError
-from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
+from safepoint.errors import ConflictError
+from safepoint.training.integrations.transformers.geometry import Geometry, adapt
 
 
 def trainer(batch: int, accumulation: int, ranks: int, samples: int = 103, drop_last: bool = False) -> Any:

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from holdfast.training import launch
-from holdfast.training.settings import STATUS_URL, RunSettings
+from safepoint.training import launch
+from safepoint.training.settings import STATUS_URL, RunSettings
 
 
 @pytest.mark.parametrize(

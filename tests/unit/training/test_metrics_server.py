@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.training.metrics_server import MetricsServer, default_host, wants_text
-from holdfast.training.progress import Progress
+from safepoint.training.metrics_server import MetricsServer, default_host, wants_text
+from safepoint.training.progress import Progress
 from tests.unit.training.test_progress import FULL
 from tests.unit.training.test_prometheus_text import parse
 
@@ -66,7 +66,7 @@ def test_prometheus_gets_its_text(server: MetricsServer) -> None:
         status, kind, body = get(server, path, **headers)
         assert status == 200
         assert kind.startswith("text/plain; version=0.0.4")
-        assert parse(body.decode())["holdfast_step"] == 120
+        assert parse(body.decode())["safepoint_step"] == 120
 
 
 @pytest.mark.parametrize(

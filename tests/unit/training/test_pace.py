@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.training.pace import Pace
+from safepoint.training.pace import Pace
 
 
 class Clocked:

@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 from datetime import datetime
 
-from holdfast.training.progress import Progress, State
-from holdfast.training.prometheus_text import render
+from safepoint.training.progress import Progress, State
+from safepoint.training.prometheus_text import render
 from tests.unit.training.test_progress import FULL, TIME
 
 NOW_S = datetime.fromisoformat(TIME).timestamp() + 60
@@ -38,29 +38,29 @@ def parse(text: str) -> dict[str, float]:
 def test_every_figure_is_a_sample() -> None:
     """In base units."""
     samples = parse(render(FULL, now_s=NOW_S))
-    assert samples["holdfast_step"] == 120
-    assert samples["holdfast_progress_ratio"] == 0.24
-    assert samples["holdfast_remaining_seconds"] == 285
-    assert samples["holdfast_samples_per_second"] == 128
-    assert samples["holdfast_safe_point_age_seconds"] == 60
-    assert samples["holdfast_saves_total"] == 3
-    assert samples["holdfast_save_needed_seconds"] == 4.5
-    assert samples['holdfast_state{state="saving"}'] == 1
-    assert sum(samples[f'holdfast_state{{state="{state}"}}'] for state in State) == 1
-    assert samples['holdfast_train_metric{name="loss"}'] == 0.5
-    assert samples['holdfast_eval_metric{name="eval_loss"}'] == 0.75
-    assert math.isnan(samples['holdfast_train_metric{name="reward"}'])
+    assert samples["safepoint_step"] == 120
+    assert samples["safepoint_progress_ratio"] == 0.24
+    assert samples["safepoint_remaining_seconds"] == 285
+    assert samples["safepoint_samples_per_second"] == 128
+    assert samples["safepoint_safe_point_age_seconds"] == 60
+    assert samples["safepoint_saves_total"] == 3
+    assert samples["safepoint_save_needed_seconds"] == 4.5
+    assert samples['safepoint_state{state="saving"}'] == 1
+    assert sum(samples[f'safepoint_state{{state="{state}"}}'] for state in State) == 1
+    assert samples['safepoint_train_metric{name="loss"}'] == 0.5
+    assert samples['safepoint_eval_metric{name="eval_loss"}'] == 0.75
+    assert math.isnan(samples['safepoint_train_metric{name="reward"}'])
 
 
 def test_what_is_unknown_is_left_out() -> None:
     """No 0 for a time left that nobody knows."""
     samples = parse(render(Progress(time=TIME, state=State.TRAINING, step=3), now_s=NOW_S))
-    assert "holdfast_remaining_seconds" not in samples
-    assert "holdfast_safe_point_age_seconds" not in samples
+    assert "safepoint_remaining_seconds" not in samples
+    assert "safepoint_safe_point_age_seconds" not in samples
 
 
 def test_names_and_folders_cannot_break_the_text() -> None:
     """Quotes, backslashes and new lines stay inside of their label."""
     hostile = replace(FULL, output_dir='/a"b\\c\n# TYPE x gauge', train_metrics={'x"} 1\ny': 2.0})
     samples = parse(render(hostile, now_s=NOW_S))
-    assert 'holdfast_train_metric{name="x\\"} 1\\ny"}' in samples
+    assert 'safepoint_train_metric{name="x\\"} 1\\ny"}' in samples

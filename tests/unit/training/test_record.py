@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ExitCode, Interrupted, NothingValidError
-from holdfast.training.record import (
+from safepoint.errors import ExitCode, Interrupted, NothingValidError
+from safepoint.training.record import (
     RecordFile,
     deliver_events,
     exit_code_after,
@@ -83,5 +83,5 @@ def test_an_error_in_a_sentence() -> None:
     ],
 )
 def test_the_exit_code_after_an_error(error: BaseException, code: int) -> None:
-    """As the interpreter has it, and Holdfast's own."""
+    """As the interpreter has it, and Safepoint's own."""
     assert exit_code_after(error) == code

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.training.record_folder import record_folder
+from safepoint.training.record_folder import record_folder
 
 _HOLDING = """
-from holdfast.training.record_folder import record_folder
+from safepoint.training.record_folder import record_folder
 with record_folder() as folder:
     print(folder, flush=True)
     input()
@@ -52,28 +52,28 @@ def test_folders_that_are_not_ours_stay(place: Path) -> None:
     aim = place / "aim"
     aim.mkdir()
     (aim / "lock").write_text("precious")
-    (place / "holdfast-link").symlink_to(aim)
-    anybodys = place / "holdfast-anybodys"
+    (place / "safepoint-link").symlink_to(aim)
+    anybodys = place / "safepoint-anybodys"
     anybodys.mkdir()
     anybodys.chmod(0o777)
     (anybodys / "lock").symlink_to(aim / "lock")
-    (place / "holdfast-old").mkdir()
+    (place / "safepoint-old").mkdir()
     with record_folder():
         pass
     assert (aim / "lock").read_text() == "precious"
-    assert {path.name for path in place.iterdir()} == {"aim", "holdfast-link", "holdfast-anybodys", "holdfast-old"}
+    assert {path.name for path in place.iterdir()} == {"aim", "safepoint-link", "safepoint-anybodys", "safepoint-old"}
 
 
 def test_in_memory_where_there_is_room(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     """Unless the user has named a place, or memory has no room for it."""
     memory = place / "memory"
     memory.mkdir()
-    monkeypatch.setattr("holdfast.training.record_folder._IN_MEMORY", memory)
+    monkeypatch.setattr("safepoint.training.record_folder._IN_MEMORY", memory)
     with record_folder() as folder:
         assert folder.parent == place
     monkeypatch.delenv("TMPDIR")
     with record_folder() as folder:
         assert folder.parent == memory
-    monkeypatch.setattr("holdfast.training.record_folder._ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr("safepoint.training.record_folder._ROOM_BYTES", 1 << 60)
     with record_folder() as folder:
         assert folder.parent == place

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import list_checkpoints
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.retention import KeepNewest
-from holdfast.checkpoint.verify import verify
-from holdfast.errors import CheckpointError, NothingValidError
-from holdfast.foundation import files
-from holdfast.foundation.events import Event
-from holdfast.training.resume import ResumePoint, choose, lease
-from holdfast.training.settings import RunSettings
+from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.retention import KeepNewest
+from safepoint.checkpoint.verify import verify
+from safepoint.errors import CheckpointError, NothingValidError
+from safepoint.foundation import files
+from safepoint.foundation.events import Event
+from safepoint.training.resume import ResumePoint, choose, lease
+from safepoint.training.settings import RunSettings
 from tests.support.checkpoints import commit, prepared
 
 

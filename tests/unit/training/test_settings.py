@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.training.settings import RunSettings, variable
+from safepoint.errors import UsageError
+from safepoint.training.settings import RunSettings, variable
 
 CHANGED = RunSettings(
     output_dir="out",
@@ -32,7 +32,7 @@ CHANGED = RunSettings(
     verbosity=1,
     record_folder="/x",
     launcher_pid=12,
-    keeper="holdfast-1",
+    keeper="safepoint-1",
     has_begun=True,
     job_dir="/j",
 )
@@ -42,7 +42,7 @@ BY_TIME = RunSettings(save_every="1h30m")
 
 @pytest.mark.parametrize("settings", [RunSettings(), CHANGED, BY_TIME])
 def test_the_environment_carries_every_setting(settings: RunSettings) -> None:
-    """Written to HOLDFAST_* and read back, the settings are equal."""
+    """Written to SAFEPOINT_* and read back, the settings are equal."""
     assert RunSettings.from_environment(settings.to_environment()) == settings
 
 

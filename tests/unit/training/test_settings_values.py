@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.errors import ExitCode, UsageError
-from holdfast.training.settings import RunSettings, variable
+from safepoint.errors import ExitCode, UsageError
+from safepoint.training.settings import RunSettings, variable
 
 NUMBERS = {
     "save_steps": ["0", "-1", "1.5", "ten", "1e3", "0x10"],
@@ -34,13 +34,13 @@ def test_a_bad_value_is_a_usage_error_that_names_it(name: str, text: str) -> Non
 @pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
 def test_yes_has_many_spellings(text: str) -> None:
     """Spaces and capitals do not matter for a switch."""
-    assert RunSettings.from_environment({"HOLDFAST_FROM_SCRATCH": text}).from_scratch
+    assert RunSettings.from_environment({"SAFEPOINT_FROM_SCRATCH": text}).from_scratch
 
 
 @pytest.mark.parametrize("text", ["0", "False", "no", "OFF", "", "  "])
 def test_no_has_many_spellings(text: str) -> None:
     """An empty variable is as good as none."""
-    assert not RunSettings.from_environment({"HOLDFAST_FROM_SCRATCH": text}).from_scratch
+    assert not RunSettings.from_environment({"SAFEPOINT_FROM_SCRATCH": text}).from_scratch
 
 
 def is_path(text: str) -> bool:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ExitCode
-from holdfast.foundation.environment import Place
-from holdfast.storage.location import Location, Scheme
-from holdfast.training.claiming import join_store
-from holdfast.training.rank import _finish_uploads
-from holdfast.training.session import Session
-from holdfast.training.settings import RunSettings
+from safepoint.errors import ExitCode
+from safepoint.foundation.environment import Place
+from safepoint.storage.location import Location, Scheme
+from safepoint.training.claiming import join_store
+from safepoint.training.rank import _finish_uploads
+from safepoint.training.session import Session
+from safepoint.training.settings import RunSettings
 from tests.support.checkpoints import prepared
 
 
@@ -43,7 +43,7 @@ def test_the_first_of_two_decides_too(
 ) -> None:
     """When the second and the third have brought everything to the store."""
     for name, value in (("handlers", []), ("level", logging.INFO), ("propagate", True)):
-        monkeypatch.setattr(logging.getLogger("holdfast"), name, value)  # a session sets it up
+        monkeypatch.setattr(logging.getLogger("safepoint"), name, value)  # a session sets it up
     session = Session(RunSettings.from_environment(), Place())
     session.log.propagate = True
     session.uploads = mover(arrives=arrives, folder=tmp_path)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.training import status_post
-from holdfast.training.progress import Progress, State
-from holdfast.training.status_post import StatusPost, StatusTarget
+from safepoint.training import status_post
+from safepoint.training.progress import Progress, State
+from safepoint.training.status_post import StatusPost, StatusTarget
 from tests.support.certificates import encrypted, make_certificates
 from tests.unit.training.test_progress import FULL
 
@@ -115,7 +115,7 @@ def test_what_fails_is_tried_again_later_and_said_once(
     """Less and less often; neither the token nor the address is in what is said."""
     monkeypatch.setattr(status_post, "_INTERVAL_S", 0.01)
     controller.answers += [503, 500, 403]
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "safepoint"):
         post = StatusPost(Known().look, target)
         controller.wait_for(4)
         assert post.finish(20)

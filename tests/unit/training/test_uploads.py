@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.mover_process import MoverPlan
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.remote import Claim, RemoteFolder
-from holdfast.foundation import clock
-from holdfast.storage.local import LocalStore
-from holdfast.storage.location import Location, Scheme
-from holdfast.training.uploads import Uploads
+from safepoint.checkpoint.mover_process import MoverPlan
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.remote import Claim, RemoteFolder
+from safepoint.foundation import clock
+from safepoint.storage.local import LocalStore
+from safepoint.storage.location import Location, Scheme
+from safepoint.training.uploads import Uploads
 from tests.support.checkpoints import commit, keep_final, prepared
 
 pytestmark = pytest.mark.timeout(60)

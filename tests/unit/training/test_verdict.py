@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from holdfast.training.record import RankRecord
-from holdfast.training.verdict import first_failure, reach_verdict
+from safepoint.training.record import RankRecord
+from safepoint.training.verdict import first_failure, reach_verdict
 
 
 def _record(rank: int, code: int | None = None, *, at: float | None = None, lost_peer: bool = False) -> RankRecord:

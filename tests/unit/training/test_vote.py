@@ -2,10 +2,10 @@
 
 import pytest
 
-from holdfast.errors import PeerError
-from holdfast.foundation.environment import Place
-from holdfast.training.peers import Peers, Reduction
-from holdfast.training.vote import Ballot, Decision, Vote
+from safepoint.errors import PeerError
+from safepoint.foundation.environment import Place
+from safepoint.training.peers import Peers, Reduction
+from safepoint.training.vote import Ballot, Decision, Vote
 
 
 class TwoRanks(Peers):

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from holdfast.errors import PeerError
-from holdfast.foundation.environment import Place
-from holdfast.training.vote import Ballot, Decision, Vote
+from safepoint.errors import PeerError
+from safepoint.foundation.environment import Place
+from safepoint.training.vote import Ballot, Decision, Vote
 
 
 class Hall:

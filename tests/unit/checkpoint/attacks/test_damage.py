@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.catalog import newest_valid
-from holdfast.checkpoint.digest import digest_bytes
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest
-from holdfast.checkpoint.verify import Fault, verify
-from holdfast.errors import ManifestError, NothingValidError
+from safepoint.checkpoint.catalog import newest_valid
+from safepoint.checkpoint.digest import digest_bytes
+from safepoint.checkpoint.manifest import MANIFEST_NAME, Manifest
+from safepoint.checkpoint.verify import Fault, verify
+from safepoint.errors import ManifestError, NothingValidError
 from tests.support.checkpoints import commit, prepared
 
 

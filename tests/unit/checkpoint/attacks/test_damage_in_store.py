@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.catalog import checkpoint_name
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.verify import verify
-from holdfast.errors import NothingValidError
-from holdfast.foundation.environment import Place
-from holdfast.foundation.events import CheckpointRejected, Event
-from holdfast.storage.location import Location, Scheme
-from holdfast.training.fetching import Fetching
-from holdfast.training.peers import Peers
+from safepoint.checkpoint.catalog import checkpoint_name
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.verify import verify
+from safepoint.errors import NothingValidError
+from safepoint.foundation.environment import Place
+from safepoint.foundation.events import CheckpointRejected, Event
+from safepoint.storage.location import Location, Scheme
+from safepoint.training.fetching import Fetching
+from safepoint.training.peers import Peers
 from tests.support.checkpoints import commit, prepared
 
 NUM_WINDOWS = 256
@@ -128,7 +128,7 @@ def test_every_file_cut_removed_or_swapped_is_found(change: Callable[[Path, Path
 
 
 def test_nothing_valid_is_never_silently_from_scratch(scene: Scene) -> None:
-    """All damaged, or none written by Holdfast: an error."""
+    """All damaged, or none written by Safepoint: an error."""
     for step in (10, 20):
         (scene.bucket / checkpoint_name(step) / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(NothingValidError):

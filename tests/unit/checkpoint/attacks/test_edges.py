@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.catalog import newest_valid
-from holdfast.checkpoint.digest import digest_bytes
-from holdfast.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, path_fault
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.checkpoint.verify import Fault, read_manifest, verify
-from holdfast.errors import ManifestError
+from safepoint.checkpoint.catalog import newest_valid
+from safepoint.checkpoint.digest import digest_bytes
+from safepoint.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, path_fault
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.verify import Fault, read_manifest, verify
+from safepoint.errors import ManifestError
 from tests.support.checkpoints import commit, describe, prepared
 
 
@@ -269,7 +269,7 @@ def test_a_manifest_that_cannot_be_opened_leaks_no_descriptor(tmp_path: Path) ->
 
 SPY = """
 import os, pathlib, sys
-from holdfast.checkpoint import catalog, verify
+from safepoint.checkpoint import catalog, verify
 root, seen = os.path.realpath(sys.argv[1]), []
 def watch(event, arguments):
     if event == "open" and isinstance(arguments[0], (str, bytes)):

@@ -9,9 +9,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from holdfast.checkpoint.weights.dcp_weights import dcp_weights
-from holdfast.checkpoint.weights.gathering import gather
-from holdfast.errors import CheckpointError
+from safepoint.checkpoint.weights.dcp_weights import dcp_weights
+from safepoint.checkpoint.weights.gathering import gather
+from safepoint.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

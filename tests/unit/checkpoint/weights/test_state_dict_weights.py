@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from holdfast.checkpoint.exporting import export_pieces, is_in_pieces
-from holdfast.errors import CheckpointError
-from holdfast.storage.location import parse_location
+from safepoint.checkpoint.exporting import export_pieces, is_in_pieces
+from safepoint.errors import CheckpointError
+from safepoint.storage.location import parse_location
 from tests.support.checkpoints import commit, prepared
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.weights.inert_pickle import Inert, read_inert
-from holdfast.checkpoint.weights.torch_file import StoredTensor, read_torch_file
-from holdfast.errors import CheckpointError
+from safepoint.checkpoint.weights.inert_pickle import Inert, read_inert
+from safepoint.checkpoint.weights.torch_file import StoredTensor, read_torch_file
+from safepoint.errors import CheckpointError
 
 
 def bytes_of(tensor: StoredTensor) -> bytes:
@@ -59,12 +59,12 @@ def test_an_archive_inside_a_file(tmp_path: Path) -> None:
 
 class Hostile:
     def __reduce__(self) -> Any:
-        return eval, ("__import__('pathlib').Path('/tmp/holdfast-was-run').touch()",)
+        return eval, ("__import__('pathlib').Path('/tmp/safepoint-was-run').touch()",)
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
     """What a pickle calls is remembered, and not called."""
-    trap = Path("/tmp/holdfast-was-run")
+    trap = Path("/tmp/safepoint-was-run")
     trap.unlink(missing_ok=True)
     torch.save({"trap": Hostile(), "settings": {"lr": 0.1}, "order": OrderedDict(a=1)}, tmp_path / "file.pt")
     content = read_torch_file(tmp_path / "file.pt")

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.foundation import clock
-from holdfast.foundation.environment import Place
-from holdfast.training.engine.agreement import Agreement
-from holdfast.training.peers import Peers, Reduction
-from holdfast.training.termination import Termination
+from safepoint.foundation import clock
+from safepoint.foundation.environment import Place
+from safepoint.training.engine.agreement import Agreement
+from safepoint.training.peers import Peers, Reduction
+from safepoint.training.termination import Termination
 
 STEP_MS_AT = 4  # of the values of a ballot
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.training.engine.cadence import Cadence
+from safepoint.training.engine.cadence import Cadence
 
 
 def test_nobody_asked() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.foundation.events import DeadlineChoice
-from holdfast.training.engine.deadline import Deadline
+from safepoint.foundation.events import DeadlineChoice
+from safepoint.training.engine.deadline import Deadline
 
 
 class Moment:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.commit import WorkingCheckpoint
-from holdfast.checkpoint.final import final_folder
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.errors import PeerError
-from holdfast.foundation.events import Event
-from holdfast.foundation.store_events import FinalMissing
-from holdfast.storage.location import parse_location
-from holdfast.training.engine.finishing import Finishing
-from holdfast.training.folders import Folders
+from safepoint.checkpoint.commit import WorkingCheckpoint
+from safepoint.checkpoint.final import final_folder
+from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.errors import PeerError
+from safepoint.foundation.events import Event
+from safepoint.foundation.store_events import FinalMissing
+from safepoint.storage.location import parse_location
+from safepoint.training.engine.finishing import Finishing
+from safepoint.training.folders import Folders
 from tests.support.checkpoints import describe, prepared
 from tests.support.ranks import ThreadPeers, run_ranks
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.foundation import clock
-from holdfast.training.engine.save_clock import Losses, SaveClock, best_interval_s, read_losses
+from safepoint.foundation import clock
+from safepoint.training.engine.save_clock import Losses, SaveClock, best_interval_s, read_losses
 
 HOUR_S = 3600.0
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.final import FINAL, sent_record
-from holdfast.checkpoint.remote import UNFINISHED, Claim, RemoteFolder
-from holdfast.checkpoint.verify import verify
-from holdfast.errors import AccessDeniedError, SaveError, StorageError
-from holdfast.training.engine import final_upload, streams
-from holdfast.training.engine.final_upload import FinalUpload
-from holdfast.training.engine.streams import Leader, StreamedFile, Streams, Stretch, follow
+from safepoint.checkpoint.final import FINAL, sent_record
+from safepoint.checkpoint.remote import UNFINISHED, Claim, RemoteFolder
+from safepoint.checkpoint.verify import verify
+from safepoint.errors import AccessDeniedError, SaveError, StorageError
+from safepoint.training.engine import final_upload, streams
+from safepoint.training.engine.final_upload import FinalUpload
+from safepoint.training.engine.streams import Leader, StreamedFile, Streams, Stretch, follow
 from tests.support.checkpoints import describe, prepared
 from tests.support.ranks import ThreadPeers, run_ranks
 from tests.support.stores import FaultyStore
@@ -113,7 +113,7 @@ def test_what_fails_is_tried_again(scene: Scene) -> None:
     assert uploads.count("final/b.safetensors") == 4
 
 
-@pytest.mark.parametrize("key", ["final/b.safetensors", "final/holdfast-manifest.json"])
+@pytest.mark.parametrize("key", ["final/b.safetensors", "final/safepoint-manifest.json"])
 def test_patience_has_an_end(key: str, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that refuses whatever is tried: the error comes out, nothing counts, and it is marked for cleaning."""
     monkeypatch.setattr(final_upload, "patience_s", lambda error: 0.3)
@@ -121,7 +121,7 @@ def test_patience_has_an_end(key: str, scene: Scene, monkeypatch: pytest.MonkeyP
     scene.store.before = failing(10_000, method, key, AccessDeniedError("no"))
     first = scene.run_all()
     assert isinstance(first, AccessDeniedError)
-    assert not (scene.bucket / FINAL / "holdfast-manifest.json").exists()
+    assert not (scene.bucket / FINAL / "safepoint-manifest.json").exists()
     assert [item.key for item in scene.store.list(UNFINISHED)] == [f"{UNFINISHED}/final"]
     assert scene.remote.clean(keep=()) >= 1
     assert not (scene.bucket / FINAL).exists()
@@ -134,7 +134,7 @@ def test_a_rank_that_cannot_give_its_share(rank: int, scene: Scene) -> None:
     first = scene.run_all()
     assert isinstance(first, SaveError if rank else RuntimeError)
     assert "its memory is gone" in str(first)
-    assert not (scene.bucket / FINAL / "holdfast-manifest.json").exists()
+    assert not (scene.bucket / FINAL / "safepoint-manifest.json").exists()
 
 
 def test_whoever_waits_hears_that_it_goes_on(scene: Scene) -> None:

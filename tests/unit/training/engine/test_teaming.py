@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.foundation.environment import Place
-from holdfast.snapshot.team import Team
-from holdfast.snapshot.team_helper import Helper
-from holdfast.snapshot.team_lead import Lead
-from holdfast.training.engine import teaming
-from holdfast.training.engine.teaming import form_team
-from holdfast.training.settings import RunSettings
+from safepoint.foundation.environment import Place
+from safepoint.snapshot.team import Team
+from safepoint.snapshot.team_helper import Helper
+from safepoint.snapshot.team_lead import Lead
+from safepoint.training.engine import teaming
+from safepoint.training.engine.teaming import form_team
+from safepoint.training.settings import RunSettings
 from tests.support.ranks import ThreadPeers, run_ranks
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from holdfast.errors import ConflictError
-from holdfast.training.integrations.base_model import base_of, check_base, left_to_base, plain_key
+from safepoint.errors import ConflictError
+from safepoint.training.integrations.base_model import base_of, check_base, left_to_base, plain_key
 
 
 class Layers(torch.nn.Module):

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from holdfast.training.integrations import imports
-from holdfast.training.integrations.imports import after_import
+from safepoint.training.integrations import imports
+from safepoint.training.integrations.imports import after_import
 
 NAME = "hooked_by_a_test"
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.errors import UsageError
+from safepoint.errors import UsageError
 
 pytest.importorskip("lightning.pytorch")
-from holdfast.training.integrations.lightning.checkpoint_io import DirectCheckpointIO
+from safepoint.training.integrations.lightning.checkpoint_io import DirectCheckpointIO
 
 
 class Hostile:

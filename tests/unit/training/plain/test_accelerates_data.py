@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, TensorDataset
 
-from holdfast.training import rereading
-from holdfast.training.plain.data import Data
-from holdfast.training.rng import capture_rng
+from safepoint.training import rereading
+from safepoint.training.plain.data import Data
+from safepoint.training.rng import capture_rng
 
 accelerate = pytest.importorskip("accelerate")
 pytest.importorskip("torchdata")

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from holdfast.errors import ConflictError
-from holdfast.training.plain.data import Data
-from holdfast.training.rng import capture_rng
+from safepoint.errors import ConflictError
+from safepoint.training.plain.data import Data
+from safepoint.training.rng import capture_rng
 
 NUM_SAMPLES = 22
 

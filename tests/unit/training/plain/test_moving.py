@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
 
-from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
-from holdfast.errors import ConflictError
-from holdfast.training.plain.data import Data
-from holdfast.training.plain.moving import moved
-from holdfast.training.plain.position import Position
+from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
+from safepoint.errors import ConflictError
+from safepoint.training.plain.data import Data
+from safepoint.training.plain.moving import moved
+from safepoint.training.plain.position import Position
 
 SAMPLES = TensorDataset(torch.arange(96))
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from holdfast.errors import ConflictError
-from holdfast.foundation.environment import Place
-from holdfast.training.peers import Peers
-from holdfast.training.plain import parts as parts_module
-from holdfast.training.plain.loading import load_plain
-from holdfast.training.plain.parts import NamedParts
+from safepoint.errors import ConflictError
+from safepoint.foundation.environment import Place
+from safepoint.training.peers import Peers
+from safepoint.training.plain import parts as parts_module
+from safepoint.training.plain.loading import load_plain
+from safepoint.training.plain.parts import NamedParts
 
 
 def named(seed: int) -> dict[str, Any]:

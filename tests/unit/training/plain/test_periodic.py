@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from holdfast.errors import UsageError
-from holdfast.training.plain.data import Data
-from holdfast.training.plain.periodic import Periodic
-from holdfast.training.plain.position import Position
-from holdfast.training.settings import RunSettings
+from safepoint.errors import UsageError
+from safepoint.training.plain.data import Data
+from safepoint.training.plain.periodic import Periodic
+from safepoint.training.plain.position import Position
+from safepoint.training.settings import RunSettings
 
 BATCHES = 5
 

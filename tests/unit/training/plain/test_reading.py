@@ -2,7 +2,7 @@
 
 import torch
 
-from holdfast.training.plain.reading import Numbers
+from safepoint.training.plain.reading import Numbers
 
 
 def test_numbers_and_tensors_of_one_are_read() -> None:

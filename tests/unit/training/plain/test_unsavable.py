@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.errors import UsageError
-from holdfast.foundation.environment import Place
-from holdfast.training.plain.parts import NamedParts
+from safepoint.errors import UsageError
+from safepoint.foundation.environment import Place
+from safepoint.training.plain.parts import NamedParts
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.digest import digest_file
-from holdfast.errors import CheckpointError, ConflictError, StorageError
-from holdfast.training.integrations.deepspeed import universal as module
-from holdfast.training.integrations.deepspeed.partitions import Partitions
-from holdfast.training.integrations.deepspeed.universal import OTHERS, Universal
+from safepoint.checkpoint.digest import digest_file
+from safepoint.errors import CheckpointError, ConflictError, StorageError
+from safepoint.training.integrations.deepspeed import universal as module
+from safepoint.training.integrations.deepspeed.partitions import Partitions
+from safepoint.training.integrations.deepspeed.universal import OTHERS, Universal
 from tests.support.zero import MOMENTS, WEIGHTS, random_states, write_zero
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.errors import ConflictError
-from holdfast.training.integrations.transformers.adapter_settings import check_adapter_settings
+from safepoint.errors import ConflictError
+from safepoint.training.integrations.transformers.adapter_settings import check_adapter_settings
 
 peft = pytest.importorskip("peft")
 

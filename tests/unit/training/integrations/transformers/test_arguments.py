@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.training.integrations.transformers.arguments import finish_settings
-from holdfast.training.settings import RunSettings
+from safepoint.errors import UsageError
+from safepoint.training.integrations.transformers.arguments import finish_settings
+from safepoint.training.settings import RunSettings
 
 
 def arguments(folder: Path, **changes: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.training.integrations.transformers.counted import Counted
-from holdfast.training.integrations.transformers.state import LossSoFar, Pending, RankState
+from safepoint.training.integrations.transformers.counted import Counted
+from safepoint.training.integrations.transformers.state import LossSoFar, Pending, RankState
 
 
 class Online:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
-from holdfast.errors import ConflictError
-from holdfast.training.integrations.transformers.data_position import DataPosition
+from safepoint.errors import ConflictError
+from safepoint.training.integrations.transformers.data_position import DataPosition
 
 accelerate = pytest.importorskip("accelerate.data_loader")
 pytest.importorskip("torchdata")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConflictError
-from holdfast.training.integrations.transformers.geometry import Geometry, adapt
+from safepoint.errors import ConflictError
+from safepoint.training.integrations.transformers.geometry import Geometry, adapt
 
 _PER_DEVICE = 4
 

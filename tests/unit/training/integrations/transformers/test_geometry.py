@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from holdfast.training.integrations.transformers.geometry import Geometry
+from safepoint.training.integrations.transformers.geometry import Geometry
 
 
 def walk(num_samples: int, batch: int, ranks: int, *, drop_last: bool) -> list[list[int]]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import transformers.trainer
 
-from holdfast.errors import HoldfastError
-from holdfast.training.integrations.transformers.hook import hook_trainer
+from safepoint.errors import SafepointError
+from safepoint.training.integrations.transformers.hook import hook_trainer
 
 SESSION: Any = SimpleNamespace(interrupted=None)
 METHODS = ("_run_epoch", "_load_best_model", "_push_from_checkpoint", "_get_output_dir")
@@ -52,5 +52,5 @@ def test_this_release_has_all() -> None:
 @pytest.mark.parametrize("name", [*METHODS, *FUNCTIONS, *COUNTED])
 def test_a_release_without_one_is_refused(name: str) -> None:
     """By its name, when it is imported and not in the middle of a training."""
-    with pytest.raises(HoldfastError, match=rf"has no [\w.]*\.{name}; training was not started"):
+    with pytest.raises(SafepointError, match=rf"has no [\w.]*\.{name}; training was not started"):
         hook_trainer(release(without=name), SESSION)

@@ -6,7 +6,7 @@ from typing import Any
 
 from huggingface_hub.utils import filter_repo_objects
 
-from holdfast.training.integrations.transformers.hub import hook_uploads
+from safepoint.training.integrations.transformers.hub import hook_uploads
 
 
 def hooked(output: Path) -> tuple[Any, list[dict[str, Any]]]:
@@ -25,7 +25,7 @@ def hooked(output: Path) -> tuple[Any, list[dict[str, Any]]]:
     return module, calls
 
 
-def test_nothing_of_holdfasts_is_uploaded(tmp_path: Path) -> None:
+def test_nothing_of_safepoints_is_uploaded(tmp_path: Path) -> None:
     """Beside what the caller leaves out, given in either form; by the method and by the function."""
     module, calls = hooked(tmp_path)
     assert module.api.upload_folder(folder_path=str(tmp_path), ignore_patterns=["_*"]) == "done"
@@ -34,8 +34,8 @@ def test_nothing_of_holdfasts_is_uploaded(tmp_path: Path) -> None:
     paths = [
         "config.json",
         "_x",
-        ".holdfast/lock",
-        ".holdfast/work/a/b",
+        ".safepoint/lock",
+        ".safepoint/work/a/b",
         "set-aside-1/checkpoint-2/x",
         "set-aside.md",
     ]

@@ -5,8 +5,8 @@ from typing import Any
 from transformers.integrations import integration_utils
 from transformers.trainer_callback import DefaultFlowCallback, ProgressCallback, TrainerCallback
 
-from holdfast.training.integrations.transformers.callback import HoldfastCallback
-from holdfast.training.integrations.transformers.listeners import first_looker
+from safepoint.training.integrations.transformers.callback import SafepointCallback
+from safepoint.training.integrations.transformers.listeners import first_looker
 
 
 class Looking(TrainerCallback):
@@ -22,8 +22,8 @@ def tracker(name: str, **attributes: Any) -> Any:
 
 
 def test_only_who_overrides_the_method_looks() -> None:
-    """The Trainer's own do not, nor does Holdfast's."""
-    own: list[Any] = [DefaultFlowCallback(), ProgressCallback(), HoldfastCallback(run=None)]  # type: ignore[arg-type]
+    """The Trainer's own do not, nor does Safepoint's."""
+    own: list[Any] = [DefaultFlowCallback(), ProgressCallback(), SafepointCallback(run=None)]  # type: ignore[arg-type]
     assert first_looker(own) is None
     assert first_looker([*own, Looking()]) == "Looking"
 

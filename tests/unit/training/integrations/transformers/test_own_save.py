@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from holdfast.training.integrations.transformers.own_save import led_by_arguments
+from safepoint.training.integrations.transformers.own_save import led_by_arguments
 
 
 class Library:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.manifest import FileEntry, Manifest, Trigger
-from holdfast.checkpoint.output_folder import OutputFolder
-from holdfast.errors import CheckpointError, ConflictError, StorageError
-from holdfast.foundation.events import Repartitioned
-from holdfast.training.folders import Folders
-from holdfast.training.integrations.deepspeed import universal
-from holdfast.training.integrations.transformers.repartition import Repartition
-from holdfast.training.resume import ResumePoint
+from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.errors import CheckpointError, ConflictError, StorageError
+from safepoint.foundation.events import Repartitioned
+from safepoint.training.folders import Folders
+from safepoint.training.integrations.deepspeed import universal
+from safepoint.training.integrations.transformers.repartition import Repartition
+from safepoint.training.resume import ResumePoint
 from tests.support.ranks import ThreadPeers, run_ranks
 from tests.support.zero import MOMENTS, WEIGHTS, random_states, write_zero
 
@@ -67,7 +67,7 @@ class Rank:
 
     @property
     def copy(self) -> Path:
-        return self.root / ".holdfast" / "work" / "universal-checkpoint-5"
+        return self.root / ".safepoint" / "work" / "universal-checkpoint-5"
 
 
 def assert_whole(copy: Path, states: Any) -> None:

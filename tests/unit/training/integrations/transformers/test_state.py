@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import EarlyStoppingCallback, TrainerControl
 
-from holdfast.training.integrations.transformers.state import LossSoFar, Moment, Pending, Place, RankState
+from safepoint.training.integrations.transformers.state import LossSoFar, Moment, Pending, Place, RankState
 
 
 class Quantized(torch.nn.Module):

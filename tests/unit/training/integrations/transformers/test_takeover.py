@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.training.integrations.transformers.takeover import Takeover
+from safepoint.training.integrations.transformers.takeover import Takeover
 
 
 class Trainer:

@@ -1,1 +1,0 @@
-"""Fault injection, for Holdfast's own tests and for those who want to see their storage fail before it does."""

@@ -1,1 +1,0 @@
-"""Training loops written by hand: `holdfast.session`."""

@@ -1,0 +1,115 @@
+"""Weights in a folder of torch.distributed.checkpoint, whoever wrote it."""
+
+from typing import Any
+
+from safepoint.checkpoint.manifest import path_fault
+from safepoint.checkpoint.weights.inert_pickle import Inert, read_inert
+from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file, runs_of
+from safepoint.checkpoint.weights.weight import Run, StoredWeight
+from safepoint.errors import CheckpointError
+from safepoint.storage.browsing import ReadablePath, StorePath
+from safepoint.storage.read_ahead import map_reads
+
+METADATA = ".metadata"
+_MODEL = ("model", "state_dict", "module")
+_NOT_MODEL = {"optim", "optimizer", "optimizers", "scheduler", "lr_scheduler", "rng", "rng_state", "trainer_state"}
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("torch", "Size"): tuple,
+    **{("torch", dtype): dtype for dtype in ITEM_BYTES},
+}
+
+
+def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
+    """The model's weights.
+
+    Of a checkpoint whose parts have names, those of the part `model` are meant; of one without such a part, all
+    tensors but those of an optimizer.
+
+    Args:
+        folder: with `.metadata`.
+
+    Raises:
+        CheckpointError: it is damaged, or holds no weights.
+        OSError: a file cannot be read.
+    """
+    metadata = read_inert((folder / METADATA).read_bytes(), _KNOWN)
+    if not isinstance(metadata, Inert):
+        raise CheckpointError(f"{folder.name}/{METADATA} is of another kind")
+    described: dict[str, Any] = metadata.get("state_dict_metadata")
+    places = _places(metadata.get("storage_data"))
+    names = _names(described, metadata.state.get("planner_data") or {})
+    if not names:
+        raise CheckpointError(f"{folder.name} holds no weights of a model")
+    chunks = [(key, tuple(chunk.get("offsets"))) for key in names for chunk in described[key].get("chunks")]
+
+    def tensor_of(chunk: tuple[str, tuple[int, ...]]) -> StoredTensor:
+        return _tensor(folder, places.get(chunk), chunk[0])
+
+    # Each is an archive of its own, of which a few bytes are read.
+    read = map_reads(tensor_of, chunks) if isinstance(folder, StorePath) else map(tensor_of, chunks)
+    tensors = dict(zip(chunks, read, strict=True))
+    weights: list[StoredWeight] = []
+    for key, name in names.items():
+        entry = described[key]
+        dtype = entry.get("properties").state[0]
+        sizes = tuple(entry.get("size"))
+        if dtype not in ITEM_BYTES:
+            raise CheckpointError(f"{name} is of an unknown type")
+        runs: list[Run] = []
+        for chunk in entry.get("chunks"):
+            offsets, counts = tuple(chunk.get("offsets")), tuple(chunk.get("sizes"))
+            tensor = tensors[key, offsets]
+            if (tensor.dtype, tensor.sizes) != (dtype, counts):
+                raise CheckpointError(f"a part of {name} is not what {METADATA} says")
+            runs += runs_of(tensor, offsets, sizes)
+        weights.append(StoredWeight.of(name, dtype, sizes, runs))
+    return weights
+
+
+def _places(storage: Any) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
+    """(key, offsets) → file, where in it, how long."""
+    found: dict[tuple[str, tuple[int, ...]], tuple[str, int, int]] = {}
+    for index, info in storage.items():
+        name = info.get("relative_path")
+        fault = path_fault(name)
+        if fault:
+            raise CheckpointError(f"{METADATA} names a file {name!r}, which {fault}")
+        offsets = index.get("offset", None)
+        found[index.get("fqn"), tuple(offsets) if offsets is not None else ()] = (
+            name,
+            int(info.get("offset")),
+            int(info.get("length")),
+        )
+    return found
+
+
+def _names(described: dict[str, Any], paths: dict[str, Any]) -> dict[str, str]:
+    """Keys of the model's tensors → their names in the model.
+
+    Raises:
+        CheckpointError: there are several models.
+    """
+    tensors = [key for key, entry in described.items() if type(entry).__name__ == "TensorStorageMetadata"]
+    split = {key: tuple(map(str, paths.get(key) or (key,))) for key in tensors}
+    split = {key: path for key, path in split.items() if not _NOT_MODEL & set(path)}
+    parts: dict[tuple[str, ...], dict[str, str]] = {}
+    for key, path in split.items():
+        depth = next((number for number, name in enumerate(path[:-1], start=1) if name in _MODEL), 0)
+        parts.setdefault(path[:depth], {})[key] = ".".join(path[depth:])
+    named = [names for prefix, names in parts.items() if prefix]
+    if len(named) > 1:
+        raise CheckpointError(f"it holds {len(named)} models, and one of them is meant")
+    return named[0] if named else parts.get((), {})
+
+
+def _tensor(folder: ReadablePath, place: tuple[str, int, int] | None, key: str) -> StoredTensor:
+    if place is None:
+        raise CheckpointError(f"{METADATA} does not say where a part of {key} is")
+    name, begin, length = place
+    tensor = read_torch_file(folder / name, begin=begin, length=length)
+    if not isinstance(tensor, StoredTensor):
+        raise CheckpointError(f"{key} is no tensor in {name}")
+    return tensor
+
+
+__all__ = ["METADATA", "dcp_weights"]

@@ -1,0 +1,181 @@
+"""Weights in a checkpoint of DeepSpeed's ZeRO, in full precision, from the partitions of all ranks.
+
+Stages 1 and 2 lay the weights of an optimizer's group one after the other and cut that into equal parts; stage 3 cuts
+each weight into equal parts. Layout as in DeepSpeed 0.19, `utils/zero_to_fp32.py`.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from safepoint.checkpoint.weights.inert_pickle import Inert
+from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file
+from safepoint.checkpoint.weights.weight import Run, StoredWeight
+from safepoint.errors import CheckpointError
+from safepoint.storage.browsing import ReadablePath
+
+_Path = TypeVar("_Path", bound=ReadablePath)
+_OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
+_MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_00_model_states\.pt")
+_OTHER_RANKS = re.compile(r".*_mp_rank_(?!00_)\d+_.*\.pt|.*mp_rank_(?!00_)\d+_model_states\.pt")
+
+
+def zero_folder(folder: _Path) -> _Path | None:
+    """The folder with the partitions: itself, or the one that `latest` names; None when there is none."""
+    latest = folder / "latest"
+    named = [folder]
+    if latest.is_file():
+        name = latest.read_bytes().decode(errors="replace").strip()
+        if re.fullmatch(r"[\w.-]+", name) and name not in {".", ".."}:
+            named.insert(0, folder / name)
+    for place in named:
+        if place.is_dir() and any(_OPTIMIZER.fullmatch(path.name) for path in place.iterdir()):
+            return place
+    return None
+
+
+def zero_files(folder: _Path) -> tuple[list[_Path], list[_Path]]:
+    """The files of all ranks.
+
+    Args:
+        folder: see `zero_folder`.
+
+    Returns:
+        By rank, the partitions of the optimizer; and what there is of the model, which is one file below stage 3.
+
+    Raises:
+        CheckpointError: a rank's file is missing, or it was made with model parallelism.
+        OSError: the folder cannot be read.
+    """
+    files = list(folder.iterdir())
+    if any(_OTHER_RANKS.fullmatch(path.name) for path in files):
+        raise CheckpointError("it was made with model parallelism, which is not known here")
+    partitions = _by_rank(_OPTIMIZER, files)
+    models = _by_rank(_MODEL, files)
+    if sorted(partitions) != list(range(len(partitions))) or 0 not in models:
+        raise CheckpointError(f"{folder.name} has no file of one of its ranks")
+    return [partitions[rank] for rank in sorted(partitions)], [models[rank] for rank in sorted(models)]
+
+
+def zero_weights(folder: ReadablePath) -> list[StoredWeight]:
+    """The model's weights.
+
+    Args:
+        folder: see `zero_folder`.
+
+    Raises:
+        CheckpointError: it is damaged, lacks a rank's file, or was made with model parallelism.
+        OSError: a file cannot be read.
+    """
+    partitions, models = zero_files(folder)
+    states = [read_torch_file(path)["optimizer_state_dict"] for path in partitions]
+    model = [read_torch_file(path) for path in models]
+    if _count(states[0]["partition_count"]) != len(states):
+        raise CheckpointError(f"{folder.name} has {len(states)} of {_count(states[0]['partition_count'])} partitions")
+    stage = _count(states[0]["zero_stage"])
+    trained = _trained_in_stage_3(states, model[0]) if stage == 3 else _trained(states, model[0])
+    weights = {weight.shape.name: weight for weight in trained}
+    for weight in _frozen(model, stage):
+        weights.setdefault(weight.shape.name, weight)
+    for alias, name in _pairs(model[0].get("shared_params")):
+        if name in weights and alias not in weights:
+            known = weights[name]
+            weights[alias] = StoredWeight(known.shape._replace(name=alias), known.runs)
+    for weight in _others(model[0], stage):
+        weights.setdefault(weight.shape.name, weight)
+    return list(weights.values())
+
+
+def _by_rank(pattern: re.Pattern[str], files: Sequence[_Path]) -> dict[int, _Path]:
+    found = {path: pattern.fullmatch(path.name) for path in files}
+    return {int(match[1] or 0): path for path, match in found.items() if match is not None}
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, Inert):  # a member of an enumeration, made from its value
+        value = value.args[0]
+    return max(cast("list[int]", value)) if isinstance(value, list | tuple) else int(value)
+
+
+def _shapes(model: Mapping[str, Any]) -> list[Mapping[str, tuple[int, ...]]]:
+    return [{name: tuple(sizes) for name, sizes in group.items()} for group in model["param_shapes"]]
+
+
+def _trained(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Iterator[StoredWeight]:
+    """Of stages 1 and 2."""
+    paddings: Any = states[0].get("param_alignment_paddings")
+    for number, group in enumerate(_shapes(model)):
+        parts = [cast("StoredTensor", state["single_partition_of_fp32_groups"][number]) for state in states]
+        after = [0] * len(group) if paddings is None else list(paddings[number])
+        first = 0
+        for (name, sizes), padding in zip(group.items(), after, strict=True):
+            count = math.prod(sizes)
+            yield StoredWeight.of(name, parts[0].dtype, sizes, _stretch(parts, first, count))
+            first += count + int(padding)
+        align = 2 * len(states)
+        _check_all_used(first, sum(part.count for part in parts), align)
+
+
+def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Iterator[StoredWeight]:
+    flats = [cast("list[StoredTensor]", list(state["fp32_flat_groups"])) for state in states]
+    first = 0
+    for group in _shapes(model):
+        for name, sizes in group.items():
+            count = math.prod(sizes)
+            part = -(-count // len(flats))
+            runs: list[Run] = []
+            for rank, flat in enumerate(flats):
+                mine = max(0, min(part, count - rank * part))
+                item = ITEM_BYTES[flat[0].dtype]
+                runs += [run._replace(begin=run.begin + rank * part * item) for run in _stretch(flat, first, mine)]
+            yield StoredWeight.of(name, flats[0][0].dtype, sizes, runs)
+            first += part
+    _check_all_used(first, sum(tensor.count for tensor in flats[0]), 1)
+
+
+def _check_all_used(used: int, there: int, align: int) -> None:
+    """What is left over in a flat group is at most its alignment; anything else is another layout than is known."""
+    if -(-used // align) != -(-there // align):
+        raise CheckpointError(
+            f"{used} of {there} elements of a partition belong to a weight: its layout is not known"
+        )
+
+
+def _stretch(parts: Sequence[StoredTensor], first: int, count: int) -> list[Run]:
+    """`count` elements from `first` on of flat tensors that follow each other."""
+    runs: list[Run] = []
+    begin, done = 0, 0
+    for part in parts:
+        low, high = max(first, begin), min(first + count, begin + part.count)
+        if low < high:
+            runs.append(part.run(low - begin, high - low, done * ITEM_BYTES[part.dtype]))
+            done += high - low
+        begin += part.count
+    return runs
+
+
+def _frozen(models: Sequence[Mapping[str, Any]], stage: int) -> Iterator[StoredWeight]:
+    """Weights that are not trained, where they were saved."""
+    shapes: dict[str, Any] = models[0].get("frozen_param_shapes") or {}
+    for name, sizes in shapes.items():
+        fragments = [model["frozen_param_fragments"][name] for model in (models if stage == 3 else models[:1])]
+        count = math.prod(sizes)
+        yield StoredWeight.of(name, fragments[0].dtype, tuple(sizes), _stretch(fragments, 0, count))
+
+
+def _others(model: Mapping[str, Any], stage: int) -> Iterator[StoredWeight]:
+    """Buffers; and below stage 3, where each rank has the whole model, whatever else is in it."""
+    module: dict[str, Any] = model.get("module") or {}
+    buffers: set[str] = set(model.get("buffer_names") or ())
+    for name, tensor in module.items():
+        if isinstance(tensor, StoredTensor) and (stage < 3 or name in buffers):
+            yield StoredWeight.of(name, tensor.dtype, tensor.sizes, [tensor.run(0, tensor.count, 0)])
+
+
+def _pairs(shared: Any) -> list[tuple[str, str]]:
+    items = shared.items() if isinstance(shared, dict) else shared or ()  # pyright: ignore
+    return [(str(alias), str(name)) for alias, name in items]  # pyright: ignore
+
+
+__all__ = ["zero_files", "zero_folder", "zero_weights"]

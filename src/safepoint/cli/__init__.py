@@ -1,0 +1,1 @@
+"""What a person types. Imports nothing heavy: `safepoint --help` must not wait for torch."""

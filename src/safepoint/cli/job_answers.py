@@ -1,0 +1,166 @@
+"""What the commands say of a job: a row, a page, a JSON document."""
+
+from typing import Any
+
+from safepoint.foundation import clock
+from safepoint.foundation.units import format_age, format_duration, plural, printable
+from safepoint.jobs.output_location import output_of
+from safepoint.jobs.records import AttemptRecord, JobEvent, JobRecord, JobSummary
+from safepoint.jobs.risk import safe_point
+from safepoint.jobs.state import JobState
+from safepoint.training.progress import Progress
+
+HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
+_COMMAND_WIDTH = 48
+_OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
+
+
+def row(job: JobRecord | JobSummary, progress: Progress | None) -> list[str]:
+    """The job in a table with the columns of `HEAD`."""
+    step = "-" if progress is None else str(progress.step)
+    if progress is not None and progress.max_steps:
+        step += f"/{progress.max_steps}"
+    percent = progress.percent if progress is not None else None
+    left_s = progress.remaining_s if progress is not None and job.state is JobState.RUNNING else None
+    loss = progress.loss if progress is not None else None
+    safe = safe_step(job, progress)
+    command = job.command
+    return [
+        job.name,
+        str(job.state),
+        format_age(clock.wall_s() - clock.parse_utc(job.created)),
+        step,
+        "-" if percent is None else f"{percent:.0f} %",
+        "-" if left_s is None else format_duration(left_s),
+        "-" if loss is None else f"{loss:.4g}",
+        "-" if safe is None else str(safe),
+        command if len(command) <= _COMMAND_WIDTH else command[: _COMMAND_WIDTH - 1] + "…",
+    ]
+
+
+def safe_step(job: JobRecord | JobSummary, progress: Progress | None) -> int | None:
+    """The newest step that is known to be committed."""
+    known = [
+        step for step in (job.safe_step, progress.safe_step if progress is not None else None) if step is not None
+    ]
+    return max(known, default=None) if job.state.holds_slots else (job.safe_step if known else None)
+
+
+def page(job: JobRecord, progress: Progress | None, attempts: list[AttemptRecord], output: str | None) -> list[str]:
+    """Everything that a person may want to know of one job."""
+    spec = job.spec
+    size = f"{plural(spec.num_nodes, 'node')}, {plural(spec.ranks_per_node, 'rank')} on each"
+    lines = [f"{job.name}: {job.state}" + (f" ({job.message})" if job.message else "")]
+    lines += [f"  runs        {job.command}", f"  in          {spec.working_dir}", f"  size        {size}"]
+    if spec.priority:
+        lines.append(f"  priority    {spec.priority}")
+    if output is not None:
+        lines.append(f"  output      {output}")
+    if progress is not None:
+        lines += [f"  {line}" for line in progress_lines(progress, job.state)]
+    if job.exit_code is not None and not job.state.holds_slots:
+        lines.append(f"  exit code   {job.exit_code}")
+    if attempts:
+        lines.append("  attempts")
+        lines += [f"    {_attempt(attempt)}" for attempt in attempts]
+    return [*map(printable, lines), "", *(f"  {command}" for command in useful_commands(job))]
+
+
+def progress_lines(progress: Progress, state: JobState) -> list[str]:
+    """Where the training is, in a few lines; its pace only where that is not an earlier attempt's."""
+    of = f" of {progress.max_steps}" if progress.max_steps else ""
+    percent = "" if progress.percent is None else f", {progress.percent:.1f} %"
+    left_s = progress.remaining_s if state is JobState.RUNNING else None
+    left = f", {format_duration(left_s)} left" if left_s else ""
+    lines = [f"step        {progress.step}{of}, epoch {progress.epoch:.2f}{percent}{left}"]
+    if progress.loss is not None:
+        lines.append(f"loss        {progress.loss:.5g}")
+    if progress.steps_per_s is not None and state in _OWN_PACE:
+        samples = "" if progress.samples_per_s is None else f", {progress.samples_per_s:.1f} samples/s"
+        lines.append(f"pace        {progress.steps_per_s:.2f} steps/s{samples}")
+    lines.append(f"safe        {safe_point(progress)}")
+    saves = progress.saves
+    if saves.count:
+        stall = "" if saves.mean_stall_s is None else f", training held {format_duration(saves.mean_stall_s)} each"
+        durable = "" if saves.last_durable_s is None else f", durable after {format_duration(saves.last_durable_s)}"
+        lines.append(f"saves       {saves.count}{stall}{durable}")
+    return lines
+
+
+def useful_commands(job: JobRecord) -> list[str]:
+    """What one would do next with it."""
+    if job.state.is_active:
+        return [f"safepoint logs -f {job.name}", f"safepoint suspend {job.name}"]
+    if job.state is JobState.COMPLETE:
+        return [f"safepoint logs {job.name}", f"safepoint delete {job.name}"]
+    return [f"safepoint resume {job.name}", f"safepoint logs {job.name}", f"safepoint delete {job.name}"]
+
+
+def job_document(job: JobRecord, progress: Progress | None) -> dict[str, Any]:
+    """The job as JSON; see docs/jobs.md."""
+    spec = job.spec
+    return {
+        "name": job.name,
+        "state": str(job.state),
+        "wanted": str(job.wanted),
+        "message": job.message,
+        "command": job.command,
+        "working_dir": spec.working_dir,
+        "output_dir": output_of(spec, progress),
+        "num_nodes": spec.num_nodes,
+        "ranks_per_node": spec.ranks_per_node,
+        "cpu_per_node": spec.cpu_per_node,
+        "gpu_per_node": spec.gpu_per_node,
+        "priority": spec.priority,
+        "grace_s": spec.settings.grace_s,
+        "created": job.created,
+        "changed": job.changed,
+        "attempt": job.attempt,
+        "exit_code": job.exit_code,
+        "safe_step": safe_step(job, progress),
+        "progress": None if progress is None else progress.to_document(),
+    }
+
+
+def attempt_document(attempt: AttemptRecord) -> dict[str, Any]:
+    """An attempt as JSON."""
+    return {
+        "number": attempt.number,
+        "num_nodes": attempt.num_nodes,
+        "started": attempt.started,
+        "ended": attempt.ended,
+        "outcome": attempt.outcome,
+        "exit_code": attempt.exit_code,
+    }
+
+
+def event_document(event: JobEvent) -> dict[str, Any]:
+    """An event as JSON."""
+    return {
+        "time": event.time,
+        "event": event.name,
+        "actor": event.actor,
+        "cause": event.cause,
+        **event.detail,
+    }
+
+
+def _attempt(attempt: AttemptRecord) -> str:
+    nodes = plural(attempt.num_nodes, "node")
+    if attempt.ended is None:
+        return f"{attempt.number}  {attempt.started}, {nodes}, running"
+    lasted = format_duration(clock.parse_utc(attempt.ended) - clock.parse_utc(attempt.started))
+    return f"{attempt.number}  {attempt.started}, {nodes}, {lasted}: {attempt.outcome}"
+
+
+__all__ = [
+    "HEAD",
+    "attempt_document",
+    "event_document",
+    "job_document",
+    "page",
+    "progress_lines",
+    "row",
+    "safe_step",
+    "useful_commands",
+]

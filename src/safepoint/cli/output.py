@@ -1,0 +1,42 @@
+"""What a command answers on stdout: lines for a person, or JSON for a program."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from safepoint.foundation.units import printable
+
+_VERSION = 1
+"""Of every JSON document on stdout; the next one when something has gone, or means something else."""
+
+
+def print_answer(
+    as_json: bool, document: Mapping[str, Any] | Sequence[Mapping[str, Any]], lines: Sequence[str]
+) -> None:
+    """Print one document, or a list of them, where a program asks, `lines` otherwise."""
+    if not as_json:
+        typer.echo("\n".join(lines))
+    elif isinstance(document, Mapping):
+        typer.echo(json.dumps(versioned(document), indent=1))
+    else:
+        typer.echo(json.dumps([versioned(one) for one in document], indent=1))
+
+
+def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document as it is printed."""
+    return {"version": _VERSION, **document}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with columns of one width each; a cell is one line, whatever is in it."""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+__all__ = ["print_answer", "table", "versioned"]

@@ -1,0 +1,88 @@
+"""Where commands look: at locations, at `job:NAME` for the place of a job's checkpoints, and with which keys.
+
+A command has one identity towards stores from its first look to its end: that of the process, of a data connection,
+or of the job that it names.
+"""
+
+import contextlib
+import os
+from collections.abc import Generator, Mapping
+from typing import Annotated
+
+import typer
+
+from safepoint.errors import NotFoundError, UsageError
+
+_JOB = "job:"
+_META = "safepoint.connection"
+
+
+def _connect(context: typer.Context, name: str | None) -> str | None:
+    if name is not None and context.parent is not None:  # without one nothing is run: a value is only looked at
+        _use(context, name, {})
+    return name
+
+
+def find_place(context: typer.Context, text: str) -> str:
+    """The location that is meant; for `job:NAME` or `job:NAME/checkpoint-20` the job's, with its keys and claims.
+
+    Raises:
+        NotFoundError: there is no such job, or it has not told yet where its checkpoints are.
+        ConflictError: there are several.
+        UsageError: another connection is in use already.
+    """
+    if not text.startswith(_JOB):
+        return text
+    from safepoint.jobs.local import LocalJobs
+
+    name, slash, rest = text.removeprefix(_JOB).partition("/")
+    with LocalJobs() as jobs:
+        job = jobs.job(name)
+        output = jobs.output_of(job)
+    if output is None:
+        raise NotFoundError(
+            f"job {job.name} has not told yet where its checkpoints are", hint="name the location itself"
+        )
+    _use(context, job.spec.data_connection, job.spec.env)
+    return f"{output}{slash}{rest}"
+
+
+def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> None:
+    before = context.meta.setdefault(_META, (name, dict(env)))
+    if before != (name, dict(env)):
+        raise UsageError(
+            "two data connections, or the variables of two jobs, are named, and a command has one of them",
+            hint="copy into a folder first, and from there with the other one",
+        )
+    context.with_resource(_identity(name, env))
+
+
+@contextlib.contextmanager
+def _identity(name: str | None, env: Mapping[str, str]) -> Generator[None]:
+    """Until the command has ended, its process has the keys of the connection, and these variables."""
+    from safepoint.jobs.connections import keys_of, with_keys
+
+    before = dict(os.environ)
+    try:
+        _replace_environment({**with_keys(before, {} if name is None else keys_of(name)), **env})
+        yield
+    finally:
+        _replace_environment(before)
+
+
+def _replace_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+Connection = Annotated[
+    str | None,
+    typer.Option(
+        "--connection",
+        metavar="NAME",
+        help="The object store's keys: a table in ~/.config/safepoint/connections.toml.",
+        callback=_connect,
+    ),
+]
+
+__all__ = ["Connection", "find_place"]

@@ -1,0 +1,85 @@
+"""All checks, those that wait for others side by side."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from safepoint.doctor.deadline import History, judge_grace, look_at_history
+from safepoint.doctor.finding import Finding, Status
+from safepoint.doctor.folder import Disk, judge_folder, look_at_folder
+from safepoint.doctor.gpu import judge_gpus, look_at_gpus
+from safepoint.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files
+from safepoint.doctor.object_store import judge_store, look_at_store
+from safepoint.doctor.process_images import examine_criu
+from safepoint.doctor.software import TOO_SLOW, judge_python, judge_torch, look_at_torch
+from safepoint.foundation.bounded import Work
+from safepoint.storage.access import Tried
+from safepoint.training.output_place import OutputPlace
+
+_FOLDER_S = 5.0
+_STORE_S = 8.0
+_PROGRAMS_S = 15.0
+
+
+def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        place: where checkpoints would go; None leaves out what needs one.
+        grace_s: the grace period.
+        margin_s: how long before its end all must be over.
+    """
+    history, disk = History(), None
+    if place is not None:  # first, and alone: it is a measurement
+        history, disk = _look_at_place(place.folder)
+    torch_work, gpu_work, criu_work = Work(look_at_torch), Work(look_at_gpus), Work(examine_criu)
+    remote = place.remote if place is not None else None
+    store_work = Work(lambda: look_at_store(remote)) if remote is not None else None
+
+    findings = [judge_python(), judge_memory(history.state_bytes), judge_dev_shm(), judge_open_files()]
+    ahead_s = disk.clock_ahead_s if isinstance(disk, Disk) else None
+    if place is not None and disk is not None:
+        findings.append(judge_folder(disk, place.folder, history.state_bytes))
+        rate = disk.bytes_per_s if isinstance(disk, Disk) else None
+        grace = judge_grace(history, grace_s=grace_s, margin_s=margin_s, bytes_per_s=rate)
+        findings += [grace] if grace is not None else []
+    if store_work is not None and remote is not None:
+        tried = store_work.result(_STORE_S)
+        findings.append(judge_store(tried, remote))
+        ahead_s = tried.clock_ahead_s if isinstance(tried, Tried) else ahead_s
+    findings.append(judge_clock(ahead_s))
+    torch = torch_work.result(_PROGRAMS_S) or TOO_SLOW
+    findings.append(judge_torch(torch))
+    gpus = gpu_work.result(_PROGRAMS_S)
+    findings.append(_silent("gpu") if gpus is None else judge_gpus(gpus, torch))
+    return [*findings, criu_work.result(_PROGRAMS_S) or _silent("criu")]
+
+
+def _silent(check: str) -> Finding:
+    return Finding(
+        check=check,
+        status=Status.WARNING,
+        found="no answer in time",
+        why="a program that hangs here may hang in a training",
+        fix="see dmesg",
+    )
+
+
+def _look_at_place(folder: Path) -> tuple[History, Disk | str]:
+    def attempt() -> Disk | str:
+        try:
+            return look_at_folder(folder)
+        except OSError as error:
+            return error.strerror or str(error)
+
+    disk = Work(attempt).result(_FOLDER_S)
+    if disk is None:
+        return History(), f"it does not answer in {_FOLDER_S:.0f} s"
+    history = Work[History](_reading(folder)).result(_FOLDER_S)
+    return history or History(), disk
+
+
+def _reading(folder: Path) -> Callable[[], History]:
+    return lambda: look_at_history(folder)
+
+
+__all__ = ["examine"]

@@ -1,0 +1,143 @@
+"""The folder where checkpoints are written: whether it can be, how fast, and how much room there is."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.doctor.finding import Finding, Status
+from safepoint.foundation import clock
+from safepoint.foundation.units import format_bytes
+
+_FIRST_BYTES, _LARGEST_BYTES, _MOST_BYTES = 1 << 20, 32 << 20, 128 << 20
+_LONG_ENOUGH_S = 0.8
+_SLOW_BYTES_PER_S = 50_000_000
+_NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A folder that can be written.
+
+    Args:
+        folder: where it was tried: the one that is meant, or the nearest one above it that exists.
+        bytes_per_s: written and made durable.
+        free_bytes: what is left for this user.
+        has_locks: whether the file system can keep a second run away.
+        clock_ahead_s: the file system's clock less this machine's.
+    """
+
+    folder: Path
+    bytes_per_s: float
+    free_bytes: int
+    has_locks: bool
+    clock_ahead_s: float
+
+
+def look_at_folder(folder: Path) -> Disk:
+    """Write for about a second into a file without a name, which is gone whatever happens.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(place))
+    free_bytes = shutil.disk_usage(place).free
+    descriptor = _open_nameless(place)
+    try:
+        has_locks = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            has_locks = False
+        rate = _write(descriptor, most_bytes=min(_MOST_BYTES, free_bytes // 10))
+        ahead_s = os.fstat(descriptor).st_mtime - clock.wall_s()
+    finally:
+        os.close(descriptor)
+    return Disk(folder=place, bytes_per_s=rate, free_bytes=free_bytes, has_locks=has_locks, clock_ahead_s=ahead_s)
+
+
+def _open_nameless(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+    descriptor, name = tempfile.mkstemp(prefix=".safepoint-", dir=folder)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name)
+    return descriptor
+
+
+def _write(descriptor: int, *, most_bytes: int) -> float:
+    """Bytes per second; larger and larger pieces, because a slow disk must not be waited for."""
+    data = os.urandom(_FIRST_BYTES) * (_LARGEST_BYTES // _FIRST_BYTES)  # some file systems leave out zeros
+    size_bytes, done_bytes, took_s, rate = _FIRST_BYTES, 0, 0.0, 0.0
+    while took_s < _LONG_ENOUGH_S and done_bytes + size_bytes <= max(most_bytes, _FIRST_BYTES):
+        begun_s = clock.monotonic_s()
+        written = 0
+        while written < size_bytes:
+            written += os.write(descriptor, memoryview(data)[written:size_bytes])
+        os.fsync(descriptor)
+        piece_s = max(clock.monotonic_s() - begun_s, 1e-6)
+        took_s += piece_s
+        done_bytes += size_bytes
+        rate = max(rate, size_bytes / piece_s)
+        size_bytes = min(2 * size_bytes, _LARGEST_BYTES)
+    return rate
+
+
+def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Finding:
+    """Whether checkpoints can be written there.
+
+    Args:
+        disk: what was found, or why it could not be.
+        folder: the one that is meant.
+        state_bytes: the size of a checkpoint, where one is known.
+    """
+    check, why = (
+        "output folder",
+        "checkpoints are written there, and a save must be durable before the grace period ends",
+    )
+    if isinstance(disk, str):
+        return Finding(
+            check=check,
+            status=Status.FAILURE,
+            found=f"{folder}: {disk}",
+            why=why,
+            fix="name a folder that this user can write, or mend its mount",
+        )
+    found = (
+        f"{folder}{'' if disk.folder == folder.absolute() else f' (tried in {disk.folder})'}: "
+        f"{format_bytes(round(disk.bytes_per_s))}/s, {format_bytes(disk.free_bytes)} free"
+    )
+    needed_bytes = 2 * state_bytes if state_bytes is not None else 1 << 30
+    if disk.free_bytes < needed_bytes:
+        return Finding(
+            check=check,
+            status=Status.FAILURE if state_bytes is not None else Status.WARNING,
+            found=found,
+            why="a new checkpoint is written beside the last good one before that may go",
+            fix=f"free {format_bytes(needed_bytes - disk.free_bytes)}, or name a folder on another disk",
+        )
+    if not disk.has_locks:
+        return Finding(
+            check=check,
+            status=Status.WARNING,
+            found=f"{found}, no file locks",
+            why="locks keep a second run out of the folder and let leftovers of dead runs be deleted",
+            fix="mount it with locks (NFS: without nolock), and start no second run there until then",
+        )
+    if disk.bytes_per_s < _SLOW_BYTES_PER_S:
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="name a folder on a faster disk")
+    return Finding(check=check, status=Status.OK, found=found, why=why)
+
+
+__all__ = ["Disk", "judge_folder", "look_at_folder"]

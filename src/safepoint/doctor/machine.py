@@ -1,0 +1,113 @@
+"""Memory, open files and the clock of this machine."""
+
+import ctypes
+import os
+import resource
+
+from safepoint.doctor.finding import Finding, Status
+from safepoint.foundation.units import format_bytes
+from safepoint.snapshot import block, host_memory
+
+_LEAST_DEV_SHM_BYTES = 512 << 20
+_LEAST_OPEN_FILES = 4096
+_MOST_SKEW_S = 30.0
+_ADJTIMEX_BYTES = 256  # more than any `struct timex` has
+_TIME_ERROR = 5
+
+
+def judge_memory(state_bytes: int | None) -> Finding:
+    """Whether snapshots have room.
+
+    Args:
+        state_bytes: the size of a checkpoint, where one is known.
+    """
+    check, why = "memory", "snapshots of the training state lie in shared memory, so that training need not wait"
+    room = host_memory.look()
+    if not block.are_available() or room is None:
+        return Finding(
+            check=check,
+            status=Status.WARNING,
+            found="this system has no nameless shared memory, or does not say how much there is",
+            why=why,
+            fix="allow memfd_create in the container's seccomp profile; until then each save stops the training",
+        )
+    found = f"{format_bytes(room.available_bytes)} available, limited by {room.limited_by}"
+    if state_bytes is None:
+        return Finding(check=check, status=Status.OK, found=found, why=why)
+    found += f"; a snapshot takes {format_bytes(state_bytes)}"
+    if room.has(state_bytes):
+        return Finding(check=check, status=Status.OK, found=found, why=why)
+    return Finding(
+        check=check,
+        status=Status.WARNING,
+        found=found,
+        why=why,
+        fix="give the job that much more memory; until then each save stops the training",
+    )
+
+
+def judge_dev_shm(folder: str = "/dev/shm") -> Finding:
+    """Whether data loaders and NCCL have room."""
+    check, why = "/dev/shm", "data loaders' workers and NCCL exchange data there; when it is full they die of SIGBUS"
+    try:
+        status = os.statvfs(folder)
+    except OSError as error:
+        fix = "mount a tmpfs there"
+        return Finding(check=check, status=Status.WARNING, found=error.strerror or str(error), why=why, fix=fix)
+    free = status.f_bavail * status.f_frsize
+    found = f"{format_bytes(free)} of {format_bytes(status.f_blocks * status.f_frsize)} free"
+    if free >= _LEAST_DEV_SHM_BYTES:
+        return Finding(check=check, status=Status.OK, found=found, why=why)
+    return Finding(
+        check=check,
+        status=Status.WARNING,
+        found=found,
+        why=why,
+        fix="make it larger: docker run --shm-size 8g; in a pod an emptyDir with medium: Memory",
+    )
+
+
+def judge_open_files() -> Finding:
+    """Whether a process may hold enough files open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    found = f"{'unlimited' if soft == resource.RLIM_INFINITY else soft}, may be raised to {most}"
+    why = "each tensor that a data loader's worker hands over is an open file, and so is each block of a snapshot"
+    if soft == resource.RLIM_INFINITY or soft >= _LEAST_OPEN_FILES:
+        return Finding(check="open files", status=Status.OK, found=found, why=why)
+    fix = f"ulimit -n {_LEAST_OPEN_FILES * 16} before the start, or LimitNOFILE of the service"
+    return Finding(check="open files", status=Status.WARNING, found=found, why=why, fix=fix)
+
+
+def judge_clock(ahead_s: float | None) -> Finding:
+    """Whether this machine's clock is right, as far as anybody says.
+
+    Args:
+        ahead_s: by how much the clock of the place for checkpoints is ahead of this one; None when unknown.
+    """
+    check, why = "clock", "stores refuse requests that are 15 minutes off, and retention by age reads the clock"
+    is_kept = _is_synchronised()
+    service = {True: "kept right by a time service", False: "no time service keeps it right", None: ""}[is_kept]
+    skew = "" if ahead_s is None else f"within {abs(ahead_s):.0f} s of the place for checkpoints"
+    if ahead_s is not None and abs(ahead_s) > _MOST_SKEW_S:
+        return Finding(
+            check=check,
+            status=Status.WARNING,
+            found=f"{abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the place for checkpoints",
+            why=why,
+            fix="run a time service, such as chrony, on whichever is wrong",
+        )
+    found = ", ".join(part for part in (service, skew) if part) or "nobody says whether it is right"
+    return Finding(check=check, status=Status.OK, found=found, why=why)
+
+
+def _is_synchronised() -> bool | None:
+    """Whether the kernel's clock is, as `adjtimex` says; None where it may not be asked."""
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR
+
+
+__all__ = ["judge_clock", "judge_dev_shm", "judge_memory", "judge_open_files"]

@@ -1,0 +1,330 @@
+"""Settings in files: ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, and the user's own config.toml.
+
+A file has a table for each command (`[run]`, `[checkpoints.list]`) with the command's options, `[pvc]` with the
+folders that stand for claims on this machine, and in the user's own `[local]` with what jobs may take of it. Dashes
+and underscores are the same. For each setting the first file that names it decides.
+
+Promises: reading changes nothing, and no file means no settings; what cannot be read or meant is a UsageError that
+names the file, the line where it is known, the table, the key, the value, and what to do.
+Not here: which commands and options there are (`safepoint.cli.defaults`), and variables of the environment.
+"""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from safepoint.errors import UsageError
+from safepoint.foundation.units import nearest, printable
+
+PROJECT_FILE = "safepoint.toml"
+_PYPROJECT = "pyproject.toml"
+_MOST_BYTES = 1 << 20
+_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
+_KEY = re.compile(r"\s*([^=#\[\]{}]+?)\s*=")
+_PVC, _LOCAL = "pvc", "local"
+RESERVED = (_PVC, _LOCAL)
+"""The tables that are no command's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value of a file.
+
+    Args:
+        file: where it stands, as people are told.
+        line: its line, from 1; None where that is not certain, as for a value over several lines.
+        table: the names of its table, below `tool.safepoint` in a pyproject.toml.
+        key: as it is written.
+        value: as TOML says it.
+    """
+
+    file: str
+    line: int | None
+    table: tuple[str, ...]
+    key: str
+    value: object
+
+    @property
+    def place(self) -> str:
+        """`safepoint.toml, line 3`."""
+        return self.file if self.line is None else f"{self.file}, line {self.line}"
+
+    @property
+    def name(self) -> str:
+        """The key with dashes, as an option is written: `save_steps` → `save-steps`."""
+        return self.key.replace("_", "-")
+
+    def refuse(self, why: str, *, hint: str) -> UsageError:
+        """The error that says what is wrong with this setting."""
+        shown = printable(f"{self.key} = {toml(self.value)}")
+        return UsageError(f"{self.place}: [{'.'.join(self.table)}] {shown}: {why}; nothing was done", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table of a file, also when it is empty: its settings, and where it begins."""
+
+    file: str
+    line: int | None
+    name: tuple[str, ...]
+    settings: tuple[Setting, ...]
+
+    def refuse(self, why: str, *, hint: str) -> UsageError:
+        """The error that says what is wrong with this table."""
+        place = self.file if self.line is None else f"{self.file}, line {self.line}"
+        return UsageError(f"{place}: [{printable('.'.join(self.name))}]: {why}; nothing was done", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalMachine:
+    """`[local]`: how much of this machine jobs may take at one time; None: all there is.
+
+    Args:
+        cpu_slots: processors.
+        gpu_slots: accelerators.
+    """
+
+    cpu_slots: int | None = None
+    gpu_slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What the files of one place and one user say.
+
+    Args:
+        tables: the tables of commands, in order of precedence.
+        pvc: for each claim the folder that stands for it on this machine; absolute.
+        local: what jobs may take of this machine.
+        origins: the settings behind `pvc` and `local`, by table and name.
+    """
+
+    tables: tuple[Table, ...] = ()
+    pvc: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    local: LocalMachine = LocalMachine()
+    origins: Mapping[tuple[str, str], Setting] = field(default_factory=dict[tuple[str, str], Setting])
+
+    def settings(self, *table: str) -> dict[str, Setting]:
+        """What is set for the command of these names, by option: `settings("checkpoints", "list")`."""
+        found: dict[str, Setting] = {}
+        for one in self.tables:
+            if one.name == table:
+                found.update({setting.name: setting for setting in one.settings if setting.name not in found})
+        return found
+
+    @classmethod
+    def load(cls, folder: Path | None = None, environ: Mapping[str, str] | None = None) -> "Configuration":
+        """Read the files.
+
+        Args:
+            folder: where a project's files are looked for; the current one when None.
+            environ: of XDG_CONFIG_HOME and HOME; the process's own when None.
+
+        Raises:
+            UsageError: a file cannot be read, or what it says cannot be meant.
+        """
+        folder = Path() if folder is None else folder
+        return cls._read((folder / PROJECT_FILE, folder / _PYPROJECT, user_file(environ)))
+
+    @classmethod
+    def of_user(cls, environ: Mapping[str, str] | None = None) -> "Configuration":
+        """Read the user's own file alone: what it says is the same in every folder.
+
+        Raises:
+            UsageError: as for `load`.
+        """
+        return cls._read((user_file(environ),))
+
+    @classmethod
+    def _read(cls, paths: Sequence[Path]) -> "Configuration":
+        tables: list[Table] = []
+        pvc: dict[str, Path] = {}
+        local: dict[str, int] = {}
+        origins: dict[tuple[str, str], Setting] = {}
+        for path in paths:
+            for table in _tables(path):
+                kind, *below = table.name
+                if kind not in RESERVED:
+                    tables.append(table)
+                    continue
+                if below:
+                    raise table.refuse(f"[{kind}] has no tables in it", hint="move its values up")
+                if kind == _LOCAL and path != paths[-1]:
+                    why = "what jobs may take is this machine's, and the same for every project"
+                    raise table.refuse(why, hint=f"move it to {paths[-1]}")
+                for setting in table.settings:
+                    name = setting.key if kind == _PVC else setting.name
+                    if (kind, name) in origins:
+                        continue
+                    origins[kind, name] = setting
+                    if kind == _PVC:
+                        pvc[name] = _claim_folder(setting, path.parent)
+                    else:
+                        local[name.replace("-", "_")] = _slots(setting)
+        return cls(tables=tuple(tables), pvc=pvc, local=LocalMachine(**local), origins=origins)
+
+
+def user_file(environ: Mapping[str, str] | None = None) -> Path:
+    """The user's own file, `~/.config/safepoint/config.toml`, or below XDG_CONFIG_HOME."""
+    environ = os.environ if environ is None else environ
+    home = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(home):  # as its specification says
+        home = f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
+    return Path(home, "safepoint", "config.toml")
+
+
+def _claim_folder(setting: Setting, base: Path) -> Path:
+    if not isinstance(setting.value, str) or not setting.value.strip():
+        raise setting.refuse("a claim stands for a folder", hint='write its path in quotation marks: "/data"')
+    if "," in setting.value or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", setting.key):
+        raise setting.refuse(
+            "this cannot be the name of a claim, or a folder for one",
+            hint="claims have letters, digits, dots and dashes; a folder's path must have no comma",
+        )
+    return Path(os.path.abspath(base / Path(setting.value).expanduser()))
+
+
+def _slots(setting: Setting) -> int:
+    names = ("cpu-slots", "gpu-slots")
+    if setting.name not in names:
+        raise setting.refuse("[local] has no such key", hint=nearest(setting.name, names))
+    if isinstance(setting.value, bool) or not isinstance(setting.value, int) or setting.value < 0:
+        raise setting.refuse("slots are a whole number, 0 or more", hint="write it without quotation marks")
+    return setting.value
+
+
+def _tables(path: Path) -> Iterator[Table]:
+    text = _read(path)
+    prefix = ("tool", "safepoint") if path.name == _PYPROJECT else ()
+    if text is None or (prefix and "safepoint" not in text):  # other tools' errors are their own business
+        return
+    import tomllib  # 10 ms, where there is a file at all
+
+    try:
+        document: Any = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"{path} is not valid TOML: {printable(str(error))}; nothing was done",
+            hint="correct it there; texts need quotation marks",
+        ) from error
+    for name in prefix:
+        document = cast("dict[str, Any]", document).get(name, {}) if isinstance(document, dict) else document
+    if not isinstance(document, dict):
+        raise UsageError(
+            f"{path}: {'.'.join(prefix)} is not a table; nothing was done",
+            hint=f"write tables below it, such as [{'.'.join((*prefix, 'run'))}]",
+        )
+    yield from _walk(cast("dict[str, Any]", document), str(path), prefix, (), _lines(text))
+
+
+def _walk(
+    content: dict[str, Any],
+    file: str,
+    prefix: tuple[str, ...],
+    name: tuple[str, ...],
+    lines: Mapping[tuple[str, ...], tuple[int, str]],
+) -> Iterator[Table]:
+    settings: dict[str, Setting] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            continue
+        line = _confirmed(lines.get((*prefix, *name, key)), key, value)
+        setting = Setting(file=file, line=line, table=name, key=key, value=value)
+        if not name:
+            raise UsageError(
+                f"{setting.place}: {printable(f'{key} = {toml(value)}')} is in no table; nothing was done",
+                hint=f"put it below a command's name, such as [{'.'.join((*prefix, 'run'))}]",
+            )
+        # Where names are a person's own, an underscore is another name.
+        known = key if name[0] == _PVC else setting.name
+        if known in settings:
+            raise setting.refuse(f"{settings[known].key} in the same table says it too", hint="delete one of them")
+        settings[known] = setting
+    if name:
+        line = lines.get((*prefix, *name))
+        yield Table(file=file, line=line and line[0], name=name, settings=tuple(settings.values()))
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _walk(cast("dict[str, Any]", value), file, prefix, (*name, key), lines)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        # A user without a home, as in many containers, may not even look whether there is a file.
+        if isinstance(error, PermissionError) and not os.path.lexists(path):
+            return None
+        raise _unreadable(path, error.strerror or str(error)) from error
+    try:
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _unreadable(path, "it is not a file")
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    if len(data) > _MOST_BYTES:
+        raise _unreadable(path, f"it has more than {_MOST_BYTES} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _unreadable(path, f"line {line} is not UTF-8") from error
+
+
+def _unreadable(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"the settings in {path} cannot be read: {why}; nothing was done", hint="make it readable, or move it away"
+    )
+
+
+def _lines(text: str) -> dict[tuple[str, ...], tuple[int, str]]:
+    """Where tables and keys seem to be, by their names; tomllib does not say."""
+    found: dict[tuple[str, ...], tuple[int, str]] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.fullmatch(line)
+        if header is not None:
+            table = _names(header[1])
+            found.setdefault(table, (number, line))
+        elif (key := _KEY.match(line)) is not None:
+            found.setdefault((*table, *_names(key[1])), (number, line))
+    return found
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))
+
+
+def _confirmed(line: tuple[int, str] | None, key: str, value: object) -> int | None:
+    """The line's number, if that line alone says what the file says."""
+    import tomllib
+
+    if line is None:
+        return None
+    try:
+        said: Any = tomllib.loads(line[1])
+    except tomllib.TOMLDecodeError:
+        return None
+    while isinstance(said, dict) and key not in said and len(cast("dict[str, Any]", said)) == 1:
+        said = next(iter(cast("dict[str, Any]", said).values()))
+    return line[0] if isinstance(said, dict) and cast("dict[str, Any]", said).get(key) == value else None
+
+
+def toml(value: object) -> str:
+    """A value as it is written in a file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(toml(item) for item in cast('list[object]', value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+
+
+__all__ = ["PROJECT_FILE", "RESERVED", "Configuration", "LocalMachine", "Setting", "Table", "toml", "user_file"]

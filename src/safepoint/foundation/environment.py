@@ -1,0 +1,86 @@
+"""What the launcher's environment says about this process: torchrun's variables, read in one place."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from safepoint.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this process stands among its peers.
+
+    Args:
+        rank: 0 ≤ rank < world_size, over all nodes.
+        world_size: number of ranks of the job.
+        local_rank: position on this node.
+        restart: how often torch elastic has started the ranks anew; 0 for the first time.
+        local_world_size: number of ranks on this node.
+        node: this node's number, from 0.
+        num_nodes: how many nodes there are.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    restart: int = 0
+    local_world_size: int = 1
+    node: int = 0
+    num_nodes: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(
+                f"RANK={self.rank} must be at least 0 and below WORLD_SIZE={self.world_size}; "
+                "start the ranks with `safepoint run` or torchrun"
+            )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks and decides for the job."""
+        return self.rank == 0
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Place":
+        """Read torchrun's variables, RANK, WORLD_SIZE and so on; a lone process when unset."""
+        environ = os.environ if environ is None else environ
+
+        def number(name: str, default: int) -> int:
+            value = environ.get(name, "")
+            if not value:
+                return default
+            try:
+                return int(value)
+            except ValueError as error:
+                raise ValueError(f"{name}={value!r} must be a whole number") from error
+
+        return cls(
+            rank=number("RANK", 0),
+            world_size=number("WORLD_SIZE", 1),
+            local_rank=number("LOCAL_RANK", 0),
+            restart=number("TORCHELASTIC_RESTART_COUNT", 0),
+            local_world_size=number("LOCAL_WORLD_SIZE", 1),
+            node=number("GROUP_RANK", 0),
+            num_nodes=number("GROUP_WORLD_SIZE", 1),
+        )
+
+
+def host_name() -> str:
+    """The name of this node, for people; never used to decide anything."""
+    return os.uname().nodename  # what socket.gethostname says, without importing it
+
+
+def current_folder() -> str:
+    """The folder that this process works in.
+
+    Raises:
+        UsageError: it was deleted.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the current folder was deleted", hint="change to one that is there") from error
+
+
+__all__ = ["Place", "current_folder", "host_name"]

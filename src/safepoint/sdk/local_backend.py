@@ -1,0 +1,254 @@
+"""Kubeflow's backend interface on the jobs of this machine."""
+
+import logging
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from safepoint.checkpoint.inventory import Kind
+from safepoint.errors import (
+    ConflictError,
+    NotFoundError,
+    SafepointError,
+    UnsupportedError,
+    UsageError,
+    WaitTimeoutError,
+)
+from safepoint.foundation import clock
+from safepoint.jobs.local import LocalJobs
+from safepoint.jobs.outputs import open_output
+from safepoint.jobs.records import JobRecord
+from safepoint.jobs.risk import risk_of_suspending
+from safepoint.jobs.slots import count_slots
+from safepoint.jobs.state import JobState
+from safepoint.sdk.config import LocalConfig
+from safepoint.sdk.failures import JobFailedError, as_kubeflow_raises
+from safepoint.sdk.local_spec import local_job
+from safepoint.sdk.upstream import RuntimeBackend, constants, kubernetes_options, types
+from safepoint.sdk.values import STATUSES, Checkpoint, TrainJob, checkpoint_of, event_of, train_job
+
+_COMMAND = ("safepoint", "run")
+_OTHER_STEPS = (constants.DATASET_INITIALIZER, constants.MODEL_INITIALIZER, constants.LAUNCHER)
+_PACKAGES = (
+    "import importlib.metadata as m, sys; print('Python:', sys.version); "
+    "print('\\n'.join(sorted({f'{d.name}=={d.version}' for d in m.distributions()}, key=str.lower)))"
+)
+_log = logging.getLogger("safepoint")
+
+
+class LocalBackend(RuntimeBackend):
+    """Jobs of this machine, by the methods that Kubeflow's client calls, and those that it lacks.
+
+    Nothing is kept open between two calls; a client may be used by several threads.
+
+    Args:
+        config: how jobs run.
+    """
+
+    def __init__(self, config: LocalConfig) -> None:
+        self.config = config
+
+    # ---- runtimes -------------------------------------------------------------------------------------------------
+
+    def list_runtimes(self) -> list[types.Runtime]:
+        """The only one: this machine's own environment."""
+        return [self._runtime()]
+
+    def get_runtime(self, name: str) -> types.Runtime:
+        """The only one, by its name."""
+        with as_kubeflow_raises():
+            if name != constants.DEFAULT_TRAINING_RUNTIME:
+                known = constants.DEFAULT_TRAINING_RUNTIME
+                raise NotFoundError(f"there is no runtime {name!r} on this machine", hint=f"it has {known}")
+        return self._runtime()
+
+    def _runtime(self) -> types.Runtime:
+        machine = count_slots()
+        device, count = ("gpu", machine.gpu) if machine.gpu else ("cpu", machine.cpu)
+        trainer = types.RuntimeTrainer(
+            trainer_type=types.TrainerType.CUSTOM_TRAINER,
+            framework="torch",
+            image="local",
+            num_nodes=1,
+            device=device,
+            device_count=str(count),
+        )
+        trainer.set_command(_COMMAND)
+        return types.Runtime(
+            name=constants.DEFAULT_TRAINING_RUNTIME, trainer=trainer, kind=types.RuntimeKind.TRAINING_RUNTIME
+        )
+
+    def get_runtime_packages(self, runtime: types.Runtime) -> None:
+        """Print what is installed for the interpreter that jobs run with."""
+        self.get_runtime(runtime.name)
+        done = subprocess.run([self.config.python, "-c", _PACKAGES], capture_output=True, text=True, check=False)
+        with as_kubeflow_raises():
+            if done.returncode != 0:
+                raise SafepointError(f"{self.config.python} cannot be asked for its packages: {done.stderr.strip()}")
+        print(done.stdout, end="")
+
+    # ---- jobs -----------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        runtime: str | types.Runtime | None = None,
+        initializer: types.Initializer | None = None,
+        trainer: types.CustomTrainer | types.CustomTrainerContainer | types.BuiltinTrainer | None = None,
+        options: list[Any] | None = None,
+    ) -> str:
+        """Submit a job; it runs as soon as it fits."""
+        if runtime is not None:
+            self.get_runtime(runtime if isinstance(runtime, str) else runtime.name)
+        with as_kubeflow_raises():
+            if initializer is not None and (initializer.dataset or initializer.model):
+                raise UnsupportedError(
+                    "an initializer fetches data into a pod; on this machine it does not",
+                    hint="fetch them in the training function, or beforehand into a folder",
+                )
+            if not isinstance(trainer, types.CustomTrainer):
+                raise UnsupportedError(
+                    f"a {type(trainer).__name__} cannot be trained on this machine",
+                    hint="use a CustomTrainer or a TransformersTrainer",
+                )
+            job = local_job(trainer, self.config, self._name_of(options or [], trainer))
+            with LocalJobs() as jobs:
+                return jobs.submit(job.spec, job.files).name
+
+    def _name_of(self, options: list[Any], trainer: types.CustomTrainer) -> str | None:
+        """Apply the options; what they say and has no meaning here is warned of."""
+        said: dict[str, Any] = {}
+        for option in options:
+            if isinstance(option, (kubernetes_options.TrainerCommand, kubernetes_options.TrainerArgs)):
+                raise UsageError(f"{type(option).__name__} is for a CustomTrainerContainer, not for a function")
+            if type(option).__module__ == kubernetes_options.__name__:
+                _log.warning("the option %s has no effect on this machine", type(option).__name__)
+                continue
+            option(said, trainer, self)
+        metadata: dict[str, Any] = said.pop("metadata", {})
+        name = metadata.pop("name", None)
+        rest = sorted([*(f"metadata.{key}" for key in metadata), *said])
+        if rest:
+            _log.warning("%s of the options has no effect on this machine", ", ".join(rest))
+        return name
+
+    def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
+        """All jobs of this machine, also those of other programs and of `safepoint submit`; oldest first."""
+        if runtime is not None and runtime.name != constants.DEFAULT_TRAINING_RUNTIME:
+            return []
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            return [self._described(jobs, job) for job in jobs.jobs()]
+
+    def get_job(self, name: str) -> TrainJob:
+        """One job, by its name or the beginning of it."""
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            return self._described(jobs, jobs.job(name))
+
+    def _described(self, jobs: LocalJobs, job: JobRecord) -> TrainJob:
+        return train_job(job, self._runtime(), jobs.progress_of(job), jobs.output_of(job))
+
+    def get_job_logs(
+        self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
+    ) -> Iterator[str]:
+        """What a node's launcher and ranks have printed, or with `rank-N` one rank; see `TrainerClient`."""
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            spec = jobs.job(name).spec
+            kind, _, text = step.rpartition("-")
+            if step in _OTHER_STEPS:
+                return
+            if kind not in {constants.NODE, "rank"} or not text.isdecimal():
+                raise UsageError(f"there is no step {step!r}", hint="use node-0, node-1, … or rank-0, rank-1, …")
+            number = int(text)
+            first = number * spec.ranks_per_node
+            is_node = kind == constants.NODE
+            ranks = range(first, first + spec.ranks_per_node) if is_node else range(number, number + 1)
+            nodes = range(number, number + 1) if is_node else range(0)
+            for line in jobs.logs(name, ranks=ranks, nodes=nodes, follow=bool(follow)):
+                yield line.text
+
+    def get_job_events(self, name: str) -> list[types.Event]:
+        """What people, supervisors and ranks did, oldest first."""
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            job = jobs.job(name).name
+            return [event_of(job, event) for event in jobs.events(job) if event.time]
+
+    def wait_for_job_status(
+        self,
+        name: str,
+        status: set[str] = {constants.TRAINJOB_COMPLETE},  # noqa: B006  Kubeflow's own; nobody changes it
+        timeout: float = 600,
+        polling_interval: float = 2,
+        callbacks: list[Callable[[types.TrainJob], None]] | None = None,
+    ) -> TrainJob:
+        """Until the job is in one of the states; a suspended one may be resumed by somebody, and is waited for."""
+        with as_kubeflow_raises():
+            unknown = sorted(set(status) - STATUSES)
+            if unknown or not status:
+                raise UsageError(
+                    f"status {unknown or status} is none", hint=f"there are {', '.join(sorted(STATUSES))}"
+                )
+            deadline_s = clock.monotonic_s() + timeout
+            while True:
+                job = self.get_job(name)
+                for callback in callbacks or ():
+                    callback(job)
+                if job.status in status:
+                    return job
+                why = f": {job.message}" if job.message else ""
+                wanted = " or ".join(sorted(status))
+                if job.status == str(JobState.FAILED):
+                    raise JobFailedError(f"job {job.name} is Failed{why}", hint=f"safepoint logs {job.name}")
+                if job.status == str(JobState.COMPLETE):
+                    raise ConflictError(f"job {job.name} is Complete, and will not be {wanted}")
+                if clock.monotonic_s() >= deadline_s:
+                    raise WaitTimeoutError(
+                        f"job {job.name} is {job.status} after {timeout:g} s, and not {wanted}{why}",
+                        hint="it goes on; wait again, or look at its logs",
+                    )
+                clock.sleep(polling_interval)
+
+    def delete_job(self, name: str, *, with_checkpoints: bool = False) -> None:
+        """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            jobs.delete(name, with_checkpoints=with_checkpoints)
+
+    # ---- what Kubeflow's client has not ---------------------------------------------------------------------------
+
+    def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
+        """Stop a job with a checkpoint, and wait for that; what may be lost by it is warned of."""
+        self._warn_of_risk(name)
+        return self._changed(name, lambda jobs: jobs.suspend(name, timeout_s=timeout))
+
+    def resume_job(self, name: str) -> TrainJob:
+        """Let a suspended or failed job go on."""
+        return self._changed(name, lambda jobs: jobs.resume(name))
+
+    def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
+        """Suspend a job, change its number of nodes, and let it go on as before."""
+        self._warn_of_risk(name)
+        return self._changed(name, lambda jobs: jobs.scale(name, num_nodes, timeout_s=timeout))
+
+    def _warn_of_risk(self, name: str) -> None:
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            job = jobs.job(name)
+            risk = risk_of_suspending(job, jobs.progress_of(job))
+        if risk is not None:
+            _log.warning("job %s is stopped all the same: %s", job.name, risk)
+
+    def _changed(self, name: str, change: Callable[[LocalJobs], JobRecord]) -> TrainJob:
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            return self._described(jobs, change(jobs))
+
+    def list_checkpoints(self, name: str) -> list[Checkpoint]:
+        """What is at a job's output, newest first, the final model last; checkpoints of other tools are left out."""
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            job = jobs.job(name)
+            output = jobs.output_of(job)
+            if output is None:
+                return []
+            inventory = open_output(job.spec, output)
+            if inventory.folder is not None and not inventory.folder.is_dir():
+                return []
+            return [checkpoint_of(item) for item in inventory.items() if item.kind is not Kind.FOREIGN]
+
+
+__all__ = ["LocalBackend"]

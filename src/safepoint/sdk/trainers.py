@@ -1,0 +1,232 @@
+"""What is to be trained: Red Hat's `TransformersTrainer`, with the same parameters and rules, and some more."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from safepoint.checkpoint.retention import parse_policies
+from safepoint.errors import UsageError
+from safepoint.foundation.kinds import TEXT, check_fields
+from safepoint.foundation.quantities import parse_bytes, parse_duration
+from safepoint.sdk.fields import PERIODIC_CHECKPOINT_CONFIG, TRANSFORMERS_TRAINER
+from safepoint.sdk.output_uri import normalize_output_dir
+from safepoint.sdk.stand_in import original_of, stand_in_for
+from safepoint.sdk.upstream import constants, types
+from safepoint.training.settings import SAVE_STRATEGIES, RunSettings
+
+
+@dataclass
+class PeriodicCheckpointConfig:
+    """When to save, besides when the job is asked to stop.
+
+    Args:
+        save_strategy: `steps`, `epoch`, or `no`.
+        save_steps: optimizer steps between two checkpoints; needed for `steps`.
+        save_total_limit: how many checkpoints to keep in the output folder, or on the nodes in front of an object
+            store; None for all. The last good one is never deleted.
+
+    Raises:
+        ValueError: a value cannot be meant.
+    """
+
+    save_strategy: str = "epoch"
+    save_steps: int | None = None
+    save_total_limit: int | None = 3
+
+    def __post_init__(self) -> None:
+        check_fields(self, PERIODIC_CHECKPOINT_CONFIG)
+        if self.save_strategy not in SAVE_STRATEGIES:
+            raise ValueError(f"save_strategy {self.save_strategy!r} must be one of {', '.join(SAVE_STRATEGIES)}")
+        if self.save_strategy == "steps" and self.save_steps is None:
+            raise ValueError("save_steps must be given with save_strategy='steps'")
+
+
+@dataclass
+class TransformersTrainer(types.CustomTrainer):
+    """A training with a trainer of Hugging Face or TRL, or in a session, that survives preemption.
+
+    It is a `CustomTrainer`, and stands wherever Kubeflow's SDK takes one.
+
+    Args:
+        func: the training: a function with everything it needs imported or defined inside it; or the path of a
+            script, or the name of a module.
+        func_args: what the function is called with, by name: plain values. For a script or module, its options:
+            `{"lr": 1e-4}` is `--lr 0.0001`.
+        packages_to_install: requirements that are installed for this job before it runs.
+        pip_index_urls: where to find them.
+        num_nodes: how many nodes; 1 when None.
+        resources_per_node: `{"nvidia.com/gpu": 1, "cpu": 4, "memory": "16Gi"}`. A node has a rank for each GPU, or
+            for each processor where no GPU is asked for.
+        env: environment variables; no secrets.
+        enable_progression_tracking: serve how far the training is.
+        metrics_port: the port for that, on the first node; 1024-65535.
+        metrics_poll_interval_seconds: how often a cluster's controller asks; 5-300.
+        enable_jit_checkpoint: save when the job is asked to stop. This is so in any case; True also saves
+            periodically, by each epoch unless `periodic_checkpoint_config` says otherwise. Given an `output_dir`, it
+            is True.
+        output_dir: where checkpoints go, in the place of the script's own folder: `pvc://<claim>/<path>`,
+            `s3://<bucket>/<prefix>`, or a path.
+        periodic_checkpoint_config: when to save.
+        data_connection_name: the name of the keys for `s3://`: of a Secret, or here of a table in
+            ~/.config/safepoint/connections.toml.
+        verify_cloud_storage_access: try the object store before the model is loaded.
+        verify_cloud_storage_ssl: False accepts any certificate of it.
+        image: the container's image; nothing on this machine.
+        grace_period_seconds: what the platform grants between SIGTERM and SIGKILL; 30 when None.
+        retention: which checkpoints stay, as policies (`newest=2,every=1000,best=1:eval_loss`), in the output folder
+            and in the object store; or `{"local": …, "store": …}` for each of them.
+        staging_size: how much memory the snapshots of one node may take, in bytes or as `8Gi`.
+        ca_bundle: a PEM file with the certificates that the object store's is checked against.
+        save_every: time between two periodic checkpoints, such as `10m`, or `auto` for as often as they pay.
+        snapshot_steps: optimizer steps between two snapshots in memory, or `auto`.
+
+    Raises:
+        ValueError: a value cannot be meant.
+    """
+
+    func: Callable[..., Any] | str = field(compare=False)  # pyright: ignore[reportIncompatibleMethodOverride]
+    func_args: dict[str, Any] | None = None
+    image: str | None = field(default=None, kw_only=True)
+    packages_to_install: list[str] | None = None
+    pip_index_urls: list[str] = field(default_factory=lambda: list(constants.DEFAULT_PIP_INDEX_URLS))
+    num_nodes: int | None = None
+    resources_per_node: dict[str, Any] | None = None
+    env: dict[str, str] | None = None
+    enable_progression_tracking: bool = True
+    metrics_port: int = 28080
+    metrics_poll_interval_seconds: int = 30
+    enable_jit_checkpoint: bool = False
+    output_dir: str | None = None
+    periodic_checkpoint_config: PeriodicCheckpointConfig | None = None
+    data_connection_name: str | None = None
+    verify_cloud_storage_access: bool = True
+    verify_cloud_storage_ssl: bool = True
+    grace_period_seconds: float | None = field(default=None, kw_only=True)
+    retention: str | Mapping[str, str] | None = field(default=None, kw_only=True)
+    staging_size: int | str | None = field(default=None, kw_only=True)
+    ca_bundle: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    save_every: str | None = field(default=None, kw_only=True)
+    snapshot_steps: int | str | None = field(default=None, kw_only=True)
+    function: Callable[..., Any] | str = field(init=False, repr=False)
+    """What was given as `func`. That itself does the same when it is called, and tells Kubeflow's SDK a source with
+    which the function runs under Safepoint where it is shipped to."""
+
+    def __post_init__(self) -> None:
+        self.function = original_of(self.func)
+        given: Any = self.function
+        if not callable(given) and not (isinstance(given, str) and given.strip()):
+            raise ValueError(f"func must be callable, or a script's path, or a module's name, not {given!r}")
+        check_fields(self, TRANSFORMERS_TRAINER)
+        if self.output_dir:
+            self.output_dir = normalize_output_dir(self.output_dir)
+            self.enable_jit_checkpoint = True
+            if self.output_dir.startswith("s3://") and not self.data_connection_name:
+                raise ValueError(
+                    f"data_connection_name is needed with output_dir {self.output_dir!r}: it names the keys"
+                )
+        self._check_config()
+        self._check_retention()
+        self._check_quantities()
+        try:
+            self.run_settings()
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        self.func = stand_in_for(self)  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def _check_config(self) -> None:
+        config = self.periodic_checkpoint_config
+        if config is None:
+            return
+        names = [item.name for item in dataclasses.fields(PeriodicCheckpointConfig)]
+        if not all(hasattr(config, name) for name in names):
+            raise ValueError(f"periodic_checkpoint_config must be a PeriodicCheckpointConfig, not {config!r}")
+        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)  # it may be of another class
+        if self.save_every is not None and config.save_strategy != "no":
+            raise ValueError(
+                f"save_every {self.save_every!r} contradicts save_strategy {config.save_strategy!r} of "
+                "periodic_checkpoint_config: leave one of them out, or set save_strategy='no'"
+            )
+
+    def _check_retention(self) -> None:
+        if isinstance(self.retention, Mapping):
+            unknown = set(self.retention) - {"local", "store"}
+            if unknown:
+                raise ValueError(f"retention has {', '.join(map(repr, sorted(unknown)))}; use local and store")
+            for name, policies in self.retention.items():
+                TEXT.optional.check(f"retention[{name!r}]", policies)
+        for text in self._policies():
+            _read("retention", parse_policies, text)
+
+    def _check_quantities(self) -> None:
+        if self.staging_size is not None and _read("staging_size", parse_bytes, self.staging_size) == 0:
+            raise ValueError(f"staging_size {self.staging_size!r} must be more than nothing")
+        if self.save_every in {None, "auto"}:
+            return
+        if _read("save_every", parse_duration, self.save_every) == 0:
+            raise ValueError(f"save_every {self.save_every!r} must be longer than nothing")
+
+    def _policies(self) -> tuple[str | None, str | None]:
+        """For the folder, and for the object store."""
+        if self.retention is None or isinstance(self.retention, str):
+            return self.retention, self.retention if (self.output_dir or "").startswith("s3://") else None
+        return self.retention.get("local"), self.retention.get("store")
+
+    @property
+    def checkpoint_config(self) -> PeriodicCheckpointConfig | None:
+        """When to save, with the default; None leaves it to the script."""
+        if self.periodic_checkpoint_config is None and self.enable_jit_checkpoint:
+            return PeriodicCheckpointConfig(save_strategy="no" if self.save_every is not None else "epoch")
+        return self.periodic_checkpoint_config
+
+    def run_settings(self, base: RunSettings | None = None) -> RunSettings:
+        """The options of the run.
+
+        Args:
+            base: options where this trainer says nothing.
+
+        Raises:
+            UsageError: they cannot be meant.
+        """
+        config = self.checkpoint_config
+        keep, store_keep = self._policies()
+        given: dict[str, Any] = {
+            "output_dir": self.output_dir or None,
+            "save_every": self.save_every,
+            "keep": keep,
+            "store_keep": store_keep,
+            "grace_s": None if self.grace_period_seconds is None else float(self.grace_period_seconds),
+            "snapshot_steps": None if self.snapshot_steps is None else str(self.snapshot_steps),
+            "snapshot_memory": None if self.staging_size is None else str(self.staging_size),
+            "metrics_port": self.metrics_port if self.enable_progression_tracking else None,
+            "verify_access": None if self.verify_cloud_storage_access else False,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        if config is not None or self.save_every is not None:
+            given |= dict.fromkeys(("save_strategy", "save_steps")) | {"save_every": self.save_every}
+        if config is not None:
+            given["save_total_limit"] = config.save_total_limit
+            if self.save_every is None:
+                given["save_strategy"] = config.save_strategy
+            if config.save_strategy == "steps":
+                given["save_steps"] = config.save_steps
+        return dataclasses.replace(base or RunSettings(), **given)
+
+    def storage_environment(self) -> dict[str, str]:
+        """The variables that say how to reach the object store; no keys."""
+        environ = {} if self.verify_cloud_storage_ssl else {"SAFEPOINT_VERIFY_TLS": "0"}
+        if self.ca_bundle is not None:
+            environ["AWS_CA_BUNDLE"] = os.path.abspath(self.ca_bundle)
+        return environ
+
+
+def _read(name: str, parse: Callable[[Any], Any], text: Any) -> Any:
+    """What `parse` makes of a field."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+__all__ = ["PeriodicCheckpointConfig", "TransformersTrainer"]

@@ -1,0 +1,32 @@
+"""What is used of Kubeflow's SDK, imported in one place; without it, an error that says what to install."""
+
+import warnings
+
+from safepoint.sdk.failures import MissingExtraError
+
+try:
+    with warnings.catch_warnings():
+        # Its models are declared as pydantic 1 wanted it.
+        warnings.filterwarnings("ignore", message="Support for class-based `config`")
+        from kubeflow import trainer
+        from kubeflow.common import constants as common_constants
+        from kubeflow.trainer.backends.base import RuntimeBackend
+        from kubeflow.trainer.constants import constants
+        from kubeflow.trainer.options import common as common_options
+        from kubeflow.trainer.options import kubernetes as kubernetes_options
+        from kubeflow.trainer.types import types
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        f"jobs from Python need Kubeflow's SDK, and there is no module {error.name}",
+        hint="pip install 'safepoint[sdk]'",
+    ) from error
+
+__all__ = [
+    "RuntimeBackend",
+    "common_constants",
+    "common_options",
+    "constants",
+    "kubernetes_options",
+    "trainer",
+    "types",
+]

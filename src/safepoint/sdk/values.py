@@ -1,0 +1,129 @@
+"""What the client answers: Kubeflow's values, with what Safepoint knows besides."""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from safepoint.checkpoint.inventory import Item
+from safepoint.jobs.records import JobEvent, JobRecord
+from safepoint.jobs.state import JobState
+from safepoint.sdk.upstream import constants, types
+from safepoint.training.progress import Progress
+
+STATUSES = frozenset(str(state) for state in JobState)
+"""Kubeflow's Created, Running, Complete and Failed, and those between."""
+_STEP_STATUS = {JobState.COMPLETE: "Succeeded", JobState.FAILED: "Failed"}
+
+
+@dataclass
+class TrainJob(types.TrainJob):
+    """A job.
+
+    Args:
+        progress: how far it is (docs/progress.md); None before its first rank has told anything.
+        message: why it is what it is, for people; may be empty.
+        exit_code: of its last attempt (docs/exit-codes.md); None before one has ended.
+        attempts: how often it was started.
+        safe_step: the newest step that is known to be committed; None when there is none.
+        output_dir: the location of its checkpoints; None while nobody knows.
+    """
+
+    progress: Progress | None = None
+    message: str = ""
+    exit_code: int | None = None
+    attempts: int = 0
+    safe_step: int | None = None
+    output_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint of a job, or its final model.
+
+    Args:
+        name: `checkpoint-<step>` or `final`.
+        step: optimizer steps done; None when its manifest cannot be read.
+        path: where it is, in full.
+        trigger: why it exists: `periodic`, `jit`, `on-demand`, `failure`, `final`; None likewise.
+        created: when it was saved.
+        size_bytes: of all its files.
+        num_files: how many.
+        is_complete: whether every file that its manifest names is there at its size; contents are checked by
+            `safepoint checkpoints verify`, and before a resume.
+    """
+
+    name: str
+    step: int | None
+    path: str
+    trigger: str | None
+    created: datetime
+    size_bytes: int
+    num_files: int
+    is_complete: bool
+
+
+def train_job(job: JobRecord, runtime: types.Runtime, progress: Progress | None, output: str | None) -> TrainJob:
+    """A job as Kubeflow's client describes one."""
+    return TrainJob(
+        name=job.name,
+        runtime=runtime,
+        steps=_steps(job),
+        num_nodes=job.spec.num_nodes,
+        creation_timestamp=datetime.fromisoformat(job.created),
+        status=str(job.state),
+        progress=progress,
+        message=job.message,
+        exit_code=job.exit_code,
+        attempts=job.attempt,
+        safe_step=job.safe_step,
+        output_dir=output,
+    )
+
+
+def _steps(job: JobRecord) -> list[types.Step]:
+    """Its nodes; a job that waits or is suspended has none, as it has no pods."""
+    if not job.state.holds_slots and not job.state.is_over:
+        return []
+    spec = job.spec
+    device, count = ("gpu", spec.gpu_per_node) if spec.gpu_per_node else ("cpu", spec.cpu_per_node)
+    return [
+        types.Step(
+            name=f"{constants.NODE}-{node}",
+            status=_STEP_STATUS.get(job.state, constants.TRAINJOB_RUNNING),
+            pod_name=f"{job.name}-{constants.NODE}-{node}",
+            device=device,
+            device_count=str(count),
+        )
+        for node in range(spec.num_nodes)
+    ]
+
+
+def event_of(job: str, event: JobEvent) -> types.Event:
+    """An event in Kubernetes' words: a reason in one word, and a sentence."""
+    figures = ", ".join(f"{name} {value}" for name, value in event.detail.items() if isinstance(value, (int, str)))
+    what = event.name.replace("_", " ")
+    return types.Event(
+        involved_object_kind=constants.TRAINJOB_KIND,
+        involved_object_name=job,
+        message=": ".join(filter(None, (f"{event.actor}: {what}", event.cause, figures))),
+        reason=re.sub(r"(?:^|_)(.)", lambda match: match[1].upper(), event.name),
+        event_time=datetime.fromisoformat(event.time),
+    )
+
+
+def checkpoint_of(item: Item) -> Checkpoint:
+    """A checkpoint as the client lists it."""
+    manifest = item.manifest
+    return Checkpoint(
+        name=item.name,
+        step=None if manifest is None else manifest.step,
+        path=item.where,
+        trigger=None if manifest is None else str(manifest.trigger),
+        created=datetime.fromtimestamp(item.created_s).astimezone(),
+        size_bytes=item.size_bytes,
+        num_files=item.num_files,
+        is_complete=item.is_complete,
+    )
+
+
+__all__ = ["STATUSES", "Checkpoint", "TrainJob", "checkpoint_of", "event_of", "train_job"]

@@ -1,0 +1,78 @@
+"""Whether a place can be used, found out before a model is loaded for nothing."""
+
+import contextlib
+import uuid
+from dataclasses import dataclass
+
+from safepoint.errors import StorageError
+from safepoint.foundation import clock
+from safepoint.storage.store import Store
+
+_WITHIN_S = 15.0
+PROBE_PREFIX = ".safepoint/access-"
+"""Of the keys that are written and deleted again."""
+_TIDY_WITHIN_S = 3.0
+NO_KEYS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket"
+"""For whoever is refused and has given no keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A place that can be used.
+
+    Args:
+        duration_s: how long writing, reading, listing and deleting took together.
+        clock_ahead_s: the store's clock less this machine's, to a second or two.
+    """
+
+    duration_s: float
+    clock_ahead_s: float
+
+
+def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
+    """Write, read, list and delete one small object under a key that nobody else uses.
+
+    Args:
+        store: the place.
+        within_s: when to give up.
+
+    Raises:
+        StorageError: with its own message and hint for a wrong key, a missing bucket, no permission, an untrusted
+            certificate and a host that cannot be reached.
+    """
+    begun_s = clock.monotonic_s()
+    deadline_s = begun_s + within_s
+    key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+    data = key.encode()
+    store.write(key, data, deadline_s=deadline_s)
+    written_s = clock.wall_s()
+    try:
+        found = bytes(store.read(key, deadline_s=deadline_s))
+        listed = {item.key: item for item in store.list(".safepoint", deadline_s=deadline_s)}
+    except StorageError:
+        with contextlib.suppress(StorageError):  # what went wrong first is what is said
+            store.delete(key, deadline_s=clock.monotonic_s() + _TIDY_WITHIN_S)
+        raise
+    store.delete(key, deadline_s=deadline_s)
+    if found != data or key not in listed:
+        raise StorageError(
+            "it does not give back what was written to it",
+            hint="it may be a cache in front of a store; name the store itself",
+        )
+    return Tried(duration_s=clock.monotonic_s() - begun_s, clock_ahead_s=listed[key].modified_s - written_s)
+
+
+def check_access(store: Store) -> None:
+    """Whether a training can use the place, see `try_access`.
+
+    Raises:
+        StorageError: it cannot, and why.
+    """
+    try:
+        try_access(store)
+    except StorageError as error:
+        message = f"{store.location} cannot be used: {error.message}; training was not started"
+        raise type(error)(message, hint=error.hint) from error
+
+
+__all__ = ["NO_KEYS_HINT", "PROBE_PREFIX", "Tried", "check_access", "try_access"]

@@ -1,0 +1,108 @@
+"""From what a library or a server says to what a reader can do: one place that knows their words.
+
+Nothing of a request but its address goes into a message, so that no credential can.
+"""
+
+import re
+
+import obstore.exceptions as obstore_errors
+
+from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
+
+_STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
+_BUSY = {408, 425, 429, 500, 502, 503, 504}
+_WRONG_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "AuthFailure"}
+_TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeTooSkewed"}
+_CERTIFICATE = re.compile(r"certificate|UnknownIssuer|self.signed|tls handshake|CERTIFICATE_VERIFY", re.IGNORECASE)
+_ADDRESS = re.compile(r"\b[a-z0-9]+://[^\s\"')]+", re.IGNORECASE)
+_NO_CONNECTION = re.compile(
+    r"ConnectError|connect error|ConnectionRefused|refused|unreachable|no route", re.IGNORECASE
+)
+# Not any "timeout": obstore also shows its settings.
+_NO_ANSWER = re.compile(r"timed out|TimeoutError|TimedOut|kind: Timeout")
+_NO_NAME = re.compile(r"dns error|failed to lookup|Name or service not known|nodename nor servname", re.IGNORECASE)
+
+
+def from_status(status: int, code: str, what: str) -> StorageError:
+    """The error for an answer of the server.
+
+    Args:
+        status: of HTTP.
+        code: the server's own word for it, such as `NoSuchBucket`; may be empty.
+        what: what was tried, such as `PUT s3://bucket/key`.
+    """
+    said = f"{what}: the server said {status}{f' {code}' if code else ''}"
+    if code == "NoSuchBucket":
+        return ObjectNotFoundError(
+            f"{said}: there is no such bucket", hint="create it, or correct the bucket's name in the location"
+        )
+    if code in _WRONG_KEY or (status in {401, 403} and code not in _TRANSIENT_CODES):
+        return _denied(said, is_wrong_key=code in _WRONG_KEY or status == 401)
+    if status == 404:
+        return ObjectNotFoundError(f"{said}: there is no such object")
+    if status in {409, 412}:
+        return ConditionError(
+            f"{said}: another writer was first, nothing was written",
+            hint="another run writes to the same place; stop one of them",
+        )
+    if status in _BUSY or code in _TRANSIENT_CODES:
+        return TransientError(f"{said}: it is busy or failing", hint="nothing is wrong here; try again later")
+    return StorageError(f"{said}: it refused the request")
+
+
+def _denied(said: str, *, is_wrong_key: bool) -> AccessDeniedError:
+    if is_wrong_key:
+        return AccessDeniedError(
+            f"{said}: the credentials are wrong or have expired",
+            hint="check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
+        )
+    return AccessDeniedError(
+        f"{said}: these credentials may not do that",
+        hint="grant them reading, writing, listing and deleting below the location",
+    )
+
+
+def from_connection(text: str, what: str) -> StorageError:
+    """The error for a request without an answer.
+
+    Args:
+        text: what the library said, searched for known causes and not shown.
+        what: what was tried.
+    """
+    text = _ADDRESS.sub("", text)  # a bucket may be called anything
+    if _CERTIFICATE.search(text):
+        return StorageError(
+            f"{what}: the server's certificate is not trusted",
+            hint="name the CA's PEM file in AWS_CA_BUNDLE; SAFEPOINT_VERIFY_TLS=0 turns the check off",
+        )
+    if _NO_NAME.search(text):
+        return TransientError(f"{what}: the host's name is unknown", hint="check the endpoint, AWS_ENDPOINT_URL_S3")
+    if _NO_CONNECTION.search(text):
+        return TransientError(
+            f"{what}: the server cannot be reached", hint="check the endpoint, AWS_ENDPOINT_URL_S3, and the network"
+        )
+    if _NO_ANSWER.search(text):
+        return TransientError(f"{what}: the server did not answer in time", hint="the network or the server is slow")
+    return TransientError(f"{what}: the connection was cut off or the answer was damaged")
+
+
+def from_obstore(error: Exception, what: str) -> StorageError:
+    """The error for what obstore raised."""
+    text = str(error)
+    match = _STATUS.search(text)
+    if match is not None:
+        code = _CODE.search(text)
+        return from_status(int(match[1] or match[2]), code[1] if code else "", what)
+    if isinstance(error, FileNotFoundError):
+        return ObjectNotFoundError(f"{what}: there is no such object")
+    if isinstance(error, obstore_errors.AlreadyExistsError | obstore_errors.PreconditionError):
+        return from_status(412, "", what)
+    if isinstance(error, obstore_errors.UnauthenticatedError | obstore_errors.PermissionDeniedError):
+        return from_status(403, "", what)
+    if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
+        return StorageError(f"{what}: this store cannot do that: {text.splitlines()[0]}")
+    return from_connection(text, what)
+
+
+__all__ = ["from_connection", "from_obstore", "from_status"]

@@ -1,0 +1,436 @@
+"""An object store: S3 and what speaks like it, Google Cloud Storage, Azure. Requests go through obstore.
+
+Repeating is done here and not by obstore, whose ten retries would hide faults and know no deadline. Large files go
+into S3 through `multipart`, which can continue an upload; where Safepoint holds no keys of its own (a role, a token
+file), and for the other stores, obstore sends them, and a cut upload begins anew.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import obstore
+from obstore.exceptions import PreconditionError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
+from safepoint.foundation import clock
+from safepoint.storage import failures
+from safepoint.storage.location import Location, Scheme
+from safepoint.storage.multipart import LEAST_PART_BYTES, STREAM_MEMORY_BYTES, part_bytes_of, upload_in_parts
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.retry import DEFAULT_WITHIN_S, retry
+from safepoint.storage.s3_requests import S3Requests
+from safepoint.storage.store import (
+    ABSENT,
+    Condition,
+    Content,
+    Progress,
+    Sink,
+    StoredObject,
+    check_key,
+    check_length,
+)
+
+_SHORTEST_TRY_S = 0.25
+_SLOWEST_BYTES_PER_S = 64 << 10
+"""A link below this counts as broken."""
+_NUM_FENCED_TRIES = 5
+_NUM_PATIENT_TRIES = 10
+_BLOCK_BYTES = 16 << 20
+_T = TypeVar("_T")
+_Client = Any  # obstore's stores have no common public type with what they are made from
+
+
+class ObjectStore:
+    """The objects below a prefix of a bucket.
+
+    Args:
+        location: `s3`, `gs` or `az`.
+        options: how to reach it.
+    """
+
+    def __init__(self, location: Location, options: StorageOptions) -> None:
+        self._location = location
+        self._options = options
+        self._clients: dict[float, _Client] = {}
+        self._lock = threading.Lock()
+        # What a conditional write compares: Google's stores want the object's generation.
+        self._version_field = "version" if location.scheme is Scheme.GS else "e_tag"
+        self._requests = (
+            S3Requests(location.bucket, options) if location.scheme is Scheme.S3 and options.has_keys else None
+        )
+
+    @property
+    def location(self) -> Location:
+        """See `Store`."""
+        return self._location
+
+    def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
+        """See `Store`."""
+        if prefix:
+            check_key(prefix)
+
+        def everything(client: _Client) -> Sequence[Any]:
+            pages: Any = obstore.list(client, prefix or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
+            return [item for page in pages for item in page]
+
+        # As a whole, because a page that was cut off must not look like the end.
+        found = self._call("LIST", prefix, everything, deadline_s)
+        for item in sorted(found, key=lambda item: item["path"]):
+            yield self._object(item["path"], item)
+
+    def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
+        """See `Store`."""
+        check_key(key)
+        try:
+            return self._object(key, self._call("HEAD", key, lambda client: obstore.head(client, key), deadline_s))
+        except AccessDeniedError:
+            # The answer to HEAD has no body, so it cannot say why; the answer to GET can.
+            self._call("GET", key, lambda client: obstore.get_range(client, key, start=0, length=1), deadline_s)
+            raise
+
+    def read(
+        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+    ) -> memoryview:
+        """See `Store`."""
+        check_key(key)
+        if length == 0:
+            return memoryview(b"")
+
+        def get(client: _Client) -> memoryview:
+            if start == 0 and length is None:
+                return memoryview(obstore.get(client, key).bytes())
+            if length is None:
+                return memoryview(obstore.get(client, key, options={"range": {"offset": start}}).bytes())
+            data = memoryview(obstore.get_range(client, key, start=start, length=length))
+            if len(data) != length:
+                raise self._too_short(client, key, start + length)
+            return data
+
+        return self._call("GET", key, get, deadline_s, size_bytes=length or 0)
+
+    def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
+        """See `Store`; without keys of our own, obstore reads in larger blocks."""
+        check_key(key)
+        if self._requests is not None:
+            self._requests.get(self._full(key), sink, start=start, length=length, deadline_s=deadline_s)
+            return
+        for begin in range(start, start + length, _BLOCK_BYTES):
+            size_bytes = min(_BLOCK_BYTES, start + length - begin)
+            sink(self.read(key, start=begin, length=size_bytes, deadline_s=deadline_s))
+
+    def _too_short(self, client: _Client, key: str, end: int) -> StorageError:
+        size_bytes = obstore.head(client, key)["size"]
+        if size_bytes < end:
+            return StorageError(f"{self._name(key)} has {size_bytes} bytes, not {end}")
+        return TransientError(f"the answer for {self._name(key)} was cut off")
+
+    def write(
+        self, key: str, data: bytes, *, condition: Condition | None = None, deadline_s: float | None = None
+    ) -> str:
+        """See `Store`."""
+        check_key(key)
+        num_tries = 0
+
+        def put(client: _Client) -> str:
+            nonlocal num_tries
+            num_tries += 1
+            try:
+                return self._put(client, key, data, condition)
+            except Exception as error:
+                translated = failures.from_obstore(error, f"PUT {self._name(key)}")
+                # An earlier try whose answer was lost may have done it.
+                if isinstance(translated, ConditionError) and num_tries > 1 and condition is not None:
+                    version = self._version_if_equal(client, key, data)
+                    if version is not None:
+                        return version
+                raise
+
+        return self._call("PUT", key, put, deadline_s, size_bytes=len(data))
+
+    def _put(self, client: _Client, key: str, data: bytes, condition: Condition | None) -> str:
+        mode: Any = "overwrite"
+        if condition is not None:
+            mode = "create" if condition.version is None else {self._version_field: condition.version}
+        try:
+            return self._version(obstore.put(client, key, data, mode=mode, use_multipart=False))
+        except PreconditionError:
+            # Ceph RGW 16 compares If-Match with the bare ETag: with quotes it never matches what it gave out itself.
+            version = condition.version if condition is not None else None
+            if self._version_field != "e_tag" or version is None or obstore.head(client, key)["e_tag"] != version:
+                raise
+            bare: Any = {"e_tag": version.strip('"')}
+            return self._version(obstore.put(client, key, data, mode=bare, use_multipart=False))
+
+    def _version_if_equal(self, client: _Client, key: str, data: bytes) -> str | None:
+        found = obstore.get(client, key)
+        return self._version(found.meta) if bytes(found.bytes()) == data else None
+
+    def upload(
+        self,
+        key: str,
+        source: Path | Content,
+        *,
+        fence: Callable[[], None] | None = None,
+        progress: Progress | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """See `Store`."""
+        check_key(key)
+        size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
+        if size_bytes <= LEAST_PART_BYTES:
+            data = _gathered(source) if isinstance(source, Content) else source.read_bytes()
+            self._upload_small(key, data, fence, deadline_s)
+        elif self._requests is not None:
+            self._upload_in_parts(self._requests, key, source, size_bytes, fence, progress, deadline_s)
+            return
+        elif isinstance(source, Content):
+            self._pour(key, source, fence, progress)
+            return
+        else:
+            if fence is not None:
+                fence()
+            chunk = part_bytes_of(source)
+            # Path objects are read by obstore itself, part by part.
+            self._call(
+                "PUT",
+                key,
+                lambda client: obstore.put(client, key, source, chunk_size=chunk),
+                deadline_s,
+                size_bytes=size_bytes,
+            )
+        if progress is not None and size_bytes:
+            progress(size_bytes)
+
+    def _pour(self, key: str, content: Content, fence: Callable[[], None] | None, progress: Progress | None) -> None:
+        """Through obstore, which repeats requests by itself here: a stream cannot be begun anew."""
+        what, part_bytes, done = f"PUT {self._name(key)}", part_bytes_of(content), 0
+        client = _make_client(self._location, self._options, self._options.request_timeout_s, is_patient=True)
+        # Not as a context manager: left by an error, it must not make an object of what has come so far.
+        writer = obstore.open_writer(
+            client, key, buffer_size=part_bytes, max_concurrency=max(1, STREAM_MEMORY_BYTES // part_bytes - 1)
+        )
+
+        def take(block: memoryview) -> None:
+            nonlocal done
+            done += len(block)
+            with _translating(what):
+                writer.write(bytes(block))  # it goes on using what it is given after it has returned
+            if progress is not None:
+                progress(len(block))
+
+        content.pour(take)
+        check_length(content, done)
+        if fence is not None:
+            fence()
+        with _translating(what):
+            writer.close()
+
+    def _upload_small(
+        self, key: str, data: bytes, fence: Callable[[], None] | None, deadline_s: float | None
+    ) -> None:
+        if fence is None:
+            self.write(key, data, deadline_s=deadline_s)
+            return
+        # What is seen before the fence is what the write expects: a successor that came in between has changed it.
+        for is_last in [False] * (_NUM_FENCED_TRIES - 1) + [True]:
+            try:
+                condition = Condition(version=self.stat(key, deadline_s=deadline_s).version)
+            except ObjectNotFoundError:
+                condition = ABSENT
+            fence()
+            try:
+                self.write(key, data, condition=condition, deadline_s=deadline_s)
+            except ConditionError:
+                if is_last:
+                    raise
+            else:
+                return
+
+    def _upload_in_parts(
+        self,
+        uploads: S3Requests,
+        key: str,
+        source: Path | Content,
+        size_bytes: int,
+        fence: Callable[[], None] | None,
+        progress: Progress | None,
+        deadline_s: float | None,
+    ) -> None:
+        before = self._stat_or_none(key, deadline_s)
+
+        def has_arrived(etag: str) -> bool:
+            found = self._stat_or_none(key, deadline_s)
+            if found is None or found.size_bytes != size_bytes:
+                return False
+            version = found.version.strip('"')
+            # A server that makes other ETags than S3: then a new one must do.
+            return version == etag or ("-" not in version and (before is None or found.version != before.version))
+
+        upload_in_parts(
+            uploads,
+            self._full(key),
+            source,
+            has_arrived=has_arrived,
+            fence=fence,
+            progress=progress,
+            deadline_s=deadline_s,
+        )
+
+    def _stat_or_none(self, key: str, deadline_s: float | None) -> StoredObject | None:
+        try:
+            return self.stat(key, deadline_s=deadline_s)
+        except ObjectNotFoundError:
+            return None
+
+    def delete(self, key: str, *, deadline_s: float | None = None) -> None:
+        """See `Store`."""
+        check_key(key)
+        try:
+            self._call("DELETE", key, lambda client: obstore.delete(client, key), deadline_s)
+        except ObjectNotFoundError:
+            return
+
+    def sweep(
+        self,
+        *,
+        chosen: Callable[[str], bool] = lambda key: True,
+        begun_before_s: float | None = None,
+        deadline_s: float | None = None,
+    ) -> int:
+        """See `Store`; only S3 shows unfinished uploads, the other stores forget theirs by themselves."""
+        if self._requests is None:
+            return 0
+        prefix = f"{self._location.path}/" if self._location.path else ""
+        num_swept = 0
+        for upload in list(self._requests.find(prefix, deadline_s=deadline_s)):
+            is_old = begun_before_s is None or upload.begun_s < begun_before_s
+            if is_old and chosen(upload.key.removeprefix(prefix)):
+                try:
+                    self._requests.abort(upload, deadline_s=deadline_s)
+                except ObjectNotFoundError:
+                    continue
+                num_swept += 1
+        return num_swept
+
+    def _version(self, item: Any) -> str:
+        return item[self._version_field] or ""
+
+    def _object(self, key: str, item: Any) -> StoredObject:
+        modified: datetime = item["last_modified"]
+        return StoredObject(
+            key=key, size_bytes=item["size"], version=self._version(item), modified_s=modified.timestamp()
+        )
+
+    def _full(self, key: str) -> str:
+        return f"{self._location.path}/{key}" if self._location.path else key
+
+    def _name(self, key: str) -> str:
+        return f"{self._location.scheme}://{self._location.bucket}/{self._full(key)}"
+
+    def _call(
+        self,
+        verb: str,
+        key: str,
+        request: Callable[[_Client], _T],
+        deadline_s: float | None,
+        *,
+        size_bytes: int = 0,
+    ) -> _T:
+        what = f"{verb} {self._name(key)}"
+
+        def attempt(timeout_s: float) -> _T:
+            with _translating(what):
+                return request(self._client(timeout_s))
+
+        # A slow link is no fault: a request may take as long as its bytes need at a crawl.
+        try_s = self._options.request_timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
+        if deadline_s is None:
+            deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S + try_s
+        return retry(attempt, deadline_s=deadline_s, try_s=try_s)
+
+    def _client(self, timeout_s: float) -> _Client:
+        # A client has one timeout for all its requests; a few clients, each half of the next, keep any deadline.
+        bucket_s = self._options.request_timeout_s
+        while bucket_s > max(timeout_s, _SHORTEST_TRY_S):
+            bucket_s /= 2
+        while bucket_s * 2 <= timeout_s:
+            bucket_s *= 2
+        with self._lock:
+            if bucket_s not in self._clients:
+                self._clients[bucket_s] = _make_client(self._location, self._options, bucket_s)
+            return self._clients[bucket_s]
+
+
+@contextlib.contextmanager
+def _translating(what: str) -> Generator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    # obstore's errors derive from several builtins; all of them are answers about the store.
+    except Exception as error:
+        raise failures.from_obstore(error, what) from error
+
+
+def _gathered(content: Content) -> bytes:
+    """All of a small stream."""
+    data = bytearray()
+
+    def take(block: memoryview) -> None:
+        if len(data) + len(block) <= content.size_bytes:  # of one that is too long, no more than it said
+            data.extend(block)
+        else:
+            check_length(content, len(data) + len(block))
+
+    content.pour(take)
+    check_length(content, len(data))
+    return bytes(data)
+
+
+def _make_client(
+    location: Location, options: StorageOptions, timeout_s: float, *, is_patient: bool = False
+) -> _Client:
+    client_options: dict[str, Any] = {
+        "allow_http": True,
+        "timeout": timedelta(seconds=timeout_s),
+        # Silence is noticed sooner than slowness.
+        "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
+        "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
+        "allow_invalid_certificates": not options.verify_tls,
+    }
+    if options.ca_bundle:
+        client_options["root_certificate"] = Path(options.ca_bundle).read_bytes()
+    common: dict[str, Any] = {
+        "prefix": location.path or None,
+        "client_options": client_options,
+        "retry_config": {
+            "max_retries": _NUM_PATIENT_TRIES if is_patient else 0,
+            "retry_timeout": timedelta(seconds=DEFAULT_WITHIN_S),
+        },
+    }
+    if location.scheme is Scheme.S3:
+        given = {
+            "endpoint": options.endpoint,
+            "access_key_id": options.access_key_id,
+            "secret_access_key": options.secret_access_key,
+            "session_token": options.session_token,
+        }
+        return S3Store(
+            location.bucket,
+            region=options.region,
+            unsigned_payload=True,
+            virtual_hosted_style_request=options.endpoint is None,
+            **{name: value for name, value in given.items() if value is not None},
+            **common,
+        )
+    if location.scheme is Scheme.GS:
+        return GCSStore(location.bucket, **common)
+    return AzureStore(location.bucket, **common)
+
+
+__all__ = ["ObjectStore"]

@@ -1,0 +1,83 @@
+"""How to reach object stores: endpoint, credentials, trust. Values come from the environment, as for other tools."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOptions:
+    """What the URI of an object store does not say.
+
+    Args:
+        endpoint: URL of an S3-compatible server; None for AWS itself.
+        region: region of the bucket.
+        access_key_id: None lets obstore look for a role, a token file or instance metadata.
+        secret_access_key: never shown, in no message and no `repr`.
+        session_token: for temporary credentials.
+        ca_bundle: PEM file with the certificates to trust instead of the system's.
+        verify_tls: False accepts any certificate.
+        request_timeout_s: how long one request may take before it is repeated.
+    """
+
+    endpoint: str | None = None
+    region: str = "us-east-1"
+    access_key_id: str | None = None
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    ca_bundle: str | None = None
+    verify_tls: bool = True
+    request_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and not self.endpoint.lower().startswith(("http://", "https://")):
+            raise ValueError(f"endpoint {self.endpoint!r} must begin with http:// or https://")
+        if not 0 < self.request_timeout_s < float("inf"):
+            raise ValueError(f"request_timeout_s {self.request_timeout_s} must be a positive number of seconds")
+        if self.ca_bundle is not None and not os.path.isfile(self.ca_bundle):
+            raise ValueError(f"ca_bundle {self.ca_bundle!r} is not a file; name a PEM file")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests can be signed here, and need no credentials that only obstore can find."""
+        return bool(self.access_key_id and self.secret_access_key)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> "StorageOptions":
+        """Read AWS_* and SAFEPOINT_* variables.
+
+        AWS_ENDPOINT_URL_S3, AWS_S3_ENDPOINT (as in OpenShift AI's connections) and AWS_ENDPOINT_URL name the
+        endpoint, the first that is set; a bare host means https. AWS_CA_BUNDLE is the CA bundle, and
+        SAFEPOINT_VERIFY_TLS=0 turns verification off.
+
+        Raises:
+            ValueError: a value cannot be meant.
+        """
+        environ = os.environ if environ is None else environ
+
+        def first(*names: str) -> str | None:
+            return next((environ[name].strip() for name in names if environ.get(name, "").strip()), None)
+
+        endpoint = first("AWS_ENDPOINT_URL_S3", "AWS_S3_ENDPOINT", "AWS_ENDPOINT_URL")
+        if endpoint is not None and "://" not in endpoint:
+            endpoint = f"https://{endpoint}"
+        verify = environ.get("SAFEPOINT_VERIFY_TLS", "1").strip().lower()
+        if verify not in _TRUE | _FALSE:
+            raise ValueError(f"SAFEPOINT_VERIFY_TLS={verify!r} must be 1 or 0")
+        keys = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if first(name) is None]
+        if len(keys) == 1:
+            raise ValueError(f"{keys[0]} is not set, and its counterpart is; set both of them or neither")
+        return cls(
+            endpoint=endpoint.rstrip("/") if endpoint else None,
+            region=first("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1",
+            access_key_id=first("AWS_ACCESS_KEY_ID"),
+            secret_access_key=first("AWS_SECRET_ACCESS_KEY"),
+            session_token=first("AWS_SESSION_TOKEN"),
+            ca_bundle=first("AWS_CA_BUNDLE"),
+            verify_tls=verify in _TRUE,
+        )
+
+
+__all__ = ["StorageOptions"]

@@ -1,0 +1,86 @@
+"""Many reads of an object store at once, where one after the other would mostly wait for answers."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from safepoint.storage.store import Sink, Store
+
+_NUM_THREADS = 8
+_BUFFER_BYTES = 2 << 20
+_NUM_BUFFERS = 4
+_T = TypeVar("_T")
+_S = TypeVar("_S")
+
+
+class Stretch(NamedTuple):
+    """Bytes of an object.
+
+    Args:
+        store: where it is.
+        key: of it.
+        start: the first of them.
+        length: how many.
+    """
+
+    store: Store
+    key: str
+    start: int
+    length: int
+
+
+def stream_ahead(stretches: Iterable[Stretch], sink: Sink) -> None:
+    """Hand stretches of objects to `sink`, in their order, while the next ones are on their way.
+
+    Raises:
+        StorageError: an object cannot be read, or has fewer bytes.
+    """
+    under_way: deque[tuple[Future[memoryview], bytearray]] = deque()
+    threads = ThreadPoolExecutor(_NUM_BUFFERS, thread_name_prefix="safepoint-read")
+    try:
+        for stretch in _cut(stretches):
+            buffer = _hand_over(under_way, sink) if len(under_way) == _NUM_BUFFERS else bytearray(_BUFFER_BYTES)
+            under_way.append((threads.submit(_read, stretch, buffer), buffer))
+        while under_way:
+            _hand_over(under_way, sink)
+    finally:
+        threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _hand_over(under_way: "deque[tuple[Future[memoryview], bytearray]]", sink: Sink) -> bytearray:
+    """Hand over the first of what is under way; returns the memory that it took."""
+    future, buffer = under_way.popleft()
+    sink(future.result())
+    return buffer
+
+
+def map_reads(function: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
+    """What `function`, which reads from a store, makes of each item; of several at once."""
+    threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-read")
+    try:
+        return list(threads.map(function, items))
+    finally:
+        threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _cut(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
+    for store, key, start, length in stretches:
+        for begin in range(start, start + length, _BUFFER_BYTES):
+            yield Stretch(store, key, begin, min(_BUFFER_BYTES, start + length - begin))
+
+
+def _read(stretch: Stretch, buffer: bytearray) -> memoryview:
+    view = memoryview(buffer)[: stretch.length]
+    done = 0
+
+    def take(block: memoryview) -> None:
+        nonlocal done
+        view[done : done + len(block)] = block
+        done += len(block)
+
+    stretch.store.stream(stretch.key, take, start=stretch.start, length=stretch.length)
+    return view
+
+
+__all__ = ["Stretch", "map_reads", "stream_ahead"]

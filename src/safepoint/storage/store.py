@@ -1,0 +1,201 @@
+"""What a place for checkpoints can do: one small Protocol, the same for a folder and for an object store."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from safepoint.errors import StorageError
+from safepoint.storage.location import Location
+
+Progress = Callable[[int], None]
+"""Told the number of bytes moved since its last call."""
+Sink = Callable[[memoryview], None]
+"""Given a block of bytes that is valid until it returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What an object is to hold, from wherever it comes: its length is known before, its bytes come once, in order.
+
+    Args:
+        size_bytes: how many bytes there are.
+        pour: hands them to a sink, in blocks of any size; called at most once for each `upload`, on its thread. What
+            it raises ends the upload and comes out of it; what the sink raises must come out of it.
+    """
+
+    size_bytes: int
+    pour: Callable[[Sink], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """One object.
+
+    Args:
+        key: relative to the store's location, with `/`.
+        size_bytes: its size.
+        version: changes with every write of the object: an ETag, or what a folder has instead.
+        modified_s: when it was written, seconds since 1970 by the store's clock.
+    """
+
+    key: str
+    size_bytes: int
+    version: str
+    modified_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """When a write may happen.
+
+    Args:
+        version: the object must still be this version; None: there must be no object.
+    """
+
+    version: str | None = None
+
+
+ABSENT = Condition()
+"""Write only when there is no object under the key."""
+
+
+class Store(Protocol):
+    """Objects by key at one location.
+
+    A key is relative, with `/`, without `.`, `..`, an empty part or a control character (`check_key`).
+
+    What every implementation promises, and the contract suite tests:
+
+    - a reader sees an object whole or not at all, and the old one until the new one is whole;
+    - after a write returned, every reader sees it, and on a folder it survives a power loss;
+    - of several writers with the same condition at most one succeeds, and the others get ConditionError;
+    - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`);
+      when its own earlier, unanswered try has already done the work, it counts as done;
+    - memory stays bounded whatever the size of an object, except for `read`, which returns what was asked for;
+    - all methods may be called from several threads at once, after and never before a fork.
+
+    All may raise AccessDeniedError and TransientError (the deadline passed); what else is said at each.
+    """
+
+    @property
+    def location(self) -> Location:
+        """Where this is."""
+        ...
+
+    def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
+        """Yield every object below `prefix/`, or all of them, sorted by key; nothing when there is none."""
+        ...
+
+    def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
+        """What is under `key`.
+
+        Raises:
+            ObjectNotFoundError: nothing.
+        """
+        ...
+
+    def read(
+        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+    ) -> memoryview:
+        """Read `length` bytes from `start`, or to the end; exactly that many, or an error.
+
+        Raises:
+            ObjectNotFoundError: nothing is there.
+            StorageError: the object has fewer bytes than asked for.
+        """
+        ...
+
+    def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
+        """Read `length` bytes from `start` and hand them to `sink` in blocks, in order, each byte once.
+
+        A block is valid until `sink` returns. After a cut the reading goes on behind what was handed over.
+
+        Raises:
+            ObjectNotFoundError: nothing is there.
+            StorageError: the object has fewer bytes than asked for.
+        """
+        ...
+
+    def write(
+        self, key: str, data: bytes, *, condition: Condition | None = None, deadline_s: float | None = None
+    ) -> str:
+        """Write a small object in one request and return its version.
+
+        Raises:
+            ConditionError: the condition does not hold; nothing was written.
+        """
+        ...
+
+    def upload(
+        self,
+        key: str,
+        source: Path | Content,
+        *,
+        fence: Callable[[], None] | None = None,
+        progress: Progress | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Write a file or a stream of bytes, of any size, in parts when it is large.
+
+        Called again after it was cut off, also by another process, it sends only the parts that are missing.
+        It replaces what is there. Of a stream nothing is kept on a disk of this machine, and no more in memory than
+        the parts on their way: 32 MiB, or one part where that is more, which S3 wants of files of more than 300 GB.
+
+        Args:
+            key: where.
+            source: a regular file that does not change meanwhile; or a stream.
+            fence: called immediately before the object becomes visible; what it raises stops the upload. Together
+                with `sweep` it keeps a writer that was replaced from writing over its successor (docs/adr/0007).
+            progress: also told at once of the parts that were there already.
+            deadline_s: when to give up.
+
+        Raises:
+            StorageError: it did not arrive, or the source has more or fewer bytes than it said.
+        """
+        ...
+
+    def delete(self, key: str, *, deadline_s: float | None = None) -> None:
+        """Delete an object; one that does not exist is fine."""
+        ...
+
+    def sweep(
+        self,
+        *,
+        chosen: Callable[[str], bool] = lambda key: True,
+        begun_before_s: float | None = None,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Delete unfinished uploads, whoever began them, and return how many there were.
+
+        None of them can become visible afterwards.
+
+        Args:
+            chosen: told the key of each; False leaves it, because it is somebody else's or to be continued.
+            begun_before_s: only those begun before this time, seconds since 1970; all when None.
+            deadline_s: when to give up.
+        """
+        ...
+
+
+def check_length(content: Content, num_bytes: int) -> None:
+    """Refuse a stream that has brought more or fewer bytes than it said.
+
+    Raises:
+        StorageError: it has.
+    """
+    if num_bytes != content.size_bytes:
+        raise StorageError(f"a stream of {content.size_bytes} bytes has brought {num_bytes}; nothing was written")
+
+
+def check_key(key: str) -> str:
+    """Return `key`, or raise ValueError when it could leave its location or mean two things."""
+    parts = key.split("/")
+    if any(part in {"", ".", ".."} for part in parts) or any(
+        ord(letter) < 32 or ord(letter) == 127 for letter in key
+    ):
+        raise ValueError(f"the key {key!r} is empty, absolute, has a control character, or leaves its folder")
+    return key
+
+
+__all__ = ["ABSENT", "Condition", "Content", "Progress", "Sink", "Store", "StoredObject", "check_key", "check_length"]

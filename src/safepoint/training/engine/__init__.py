@@ -1,0 +1,1 @@
+"""What every training loop under Safepoint uses, whatever its framework: the vote's outcome, saves."""

@@ -1,0 +1,152 @@
+"""When a periodic checkpoint is due by the clock: every so often, or as often as it pays.
+
+Only one rank has such a clock; what it says reaches the others with the vote, so that all save the same step.
+
+How often it pays: a checkpoint that holds training up for δ seconds, where work is lost about every M seconds, is
+worth taking every
+
+    τ = √(2δM) · (1 + ⅓·√(δ/2M) + ⅑·(δ/2M)) - δ   for δ < 2M, and M otherwise
+
+(J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
+Systems 22, 2006; its first factor is J. W. Young's, Communications of the ACM 17, 1974). δ is measured. M is
+estimated from the run's own history, and from one loss in four hours that is assumed beforehand: (4 h + time trained)
+/ (1 + losses). A stop that was answered with a checkpoint loses nothing and does not count.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from safepoint.foundation import clock
+from safepoint.foundation.quantities import parse_duration
+
+AUTO = "auto"
+_ASSUMED_BETWEEN_LOSSES_S = 4 * 3600.0
+_ASSUMED_STALL_S = 1.0
+"""Before a save was measured."""
+_LEAST_S = 1.0
+_MOST_SHARE_OF_WRITING = 0.5
+"""The disk has something else to do, too: of the time between two checkpoints it writes half at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """What has happened to the run so far.
+
+    Args:
+        trained_s: seconds in all attempts.
+        count: how often work was lost: ranks or nodes that ended without a checkpoint of their last step.
+    """
+
+    trained_s: float = 0.0
+    count: int = 0
+
+    @property
+    def between_s(self) -> float:
+        """Estimated seconds between two losses."""
+        return (_ASSUMED_BETWEEN_LOSSES_S + self.trained_s) / (1 + self.count)
+
+
+def best_interval_s(stall_s: float, between_s: float) -> float:
+    """Seconds from one checkpoint to the next that waste least; see above.
+
+    Args:
+        stall_s: by which a checkpoint holds training up.
+        between_s: between two losses of work.
+    """
+    if stall_s >= 2 * between_s:
+        return between_s
+    ratio = stall_s / (2 * between_s)
+    return math.sqrt(2 * stall_s * between_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall_s
+
+
+class SaveClock:
+    """Tells when a checkpoint is due.
+
+    Args:
+        setting: a time as `parse_duration` reads it, `auto`, or None for never.
+        look_back: tells what has happened to the run; asked once, when training begins.
+    """
+
+    def __init__(self, setting: str | None, look_back: Callable[[], Losses] = Losses) -> None:
+        self._is_auto = setting == AUTO
+        self._fixed_s = None if setting is None or self._is_auto else parse_duration(setting)
+        self._look_back = look_back
+        self._losses = Losses()
+        self._stall_s: float | None = None
+        self._writing_s = 0.0
+        self._began_s: float | None = None
+        self._last_s = 0.0
+
+    def is_due(self) -> bool:
+        """Whether to save now; asked in every step, and yes once for each checkpoint."""
+        if self._fixed_s is None and not self._is_auto:
+            return False
+        now_s = clock.monotonic_s()
+        if self._began_s is None:
+            self._began_s = self._last_s = now_s
+            self._losses = self._look_back() if self._is_auto else Losses()
+        if now_s - self._last_s < self.interval_s:
+            return False
+        self._last_s = now_s
+        return True
+
+    def saved(self, *, stall_s: float, writing_s: float | None) -> None:
+        """A checkpoint was begun, for whatever reason.
+
+        Args:
+            stall_s: by which it has held training up, as far as is known.
+            writing_s: seconds until the last one was durable; None before the first.
+        """
+        self._last_s = clock.monotonic_s()
+        self._stall_s = stall_s if self._stall_s is None else 0.5 * (self._stall_s + stall_s)
+        self._writing_s = writing_s or self._writing_s
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds from one checkpoint to the next."""
+        if self._fixed_s is not None:
+            return self._fixed_s
+        trained_s = 0.0 if self._began_s is None else clock.monotonic_s() - self._began_s
+        losses = Losses(trained_s=self._losses.trained_s + trained_s, count=self._losses.count)
+        stall_s = _ASSUMED_STALL_S if self._stall_s is None else self._stall_s
+        best_s = best_interval_s(stall_s, losses.between_s)
+        return max(best_s, self._writing_s / _MOST_SHARE_OF_WRITING, _LEAST_S)
+
+
+def read_losses(stream: Path) -> Losses:
+    """What a run's stream of events says of its earlier starts; the running one's beginning is not counted."""
+    trained_s, count = 0.0, 0
+    began: datetime | None = None
+    last: datetime | None = None
+    is_safe = True
+    for event, time, record in _events(stream):
+        if event == "attempt_started":
+            if began is not None and last is not None:
+                trained_s += (last - began).total_seconds()
+                count += not is_safe
+            began, is_safe = time, False
+        elif event == "finished" or (event == "interrupted" and record.get("saved") is True):
+            is_safe = True
+        last = time
+    return Losses(trained_s=max(0.0, trained_s), count=count)
+
+
+def _events(stream: Path) -> Iterator[tuple[str, datetime, dict[str, Any]]]:
+    try:
+        with stream.open("rb") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                    yield str(record["event"]), datetime.fromisoformat(record["time"]), cast("dict[str, Any]", record)
+                except (ValueError, KeyError, TypeError):
+                    continue  # cut off by a crash, or of another release: one line less is no matter
+    except OSError:
+        return
+
+
+__all__ = ["AUTO", "Losses", "SaveClock", "best_interval_s", "read_losses"]

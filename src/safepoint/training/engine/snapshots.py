@@ -1,0 +1,471 @@
+"""Saves as snapshots: captured at a boundary, copied beside the next step, made durable by the keeper.
+
+Every step of a save is agreed between the ranks by a small reduction, so that either all of them take this way, or
+none does and the save is the synchronous one of `saver`.
+"""
+
+import contextlib
+import enum
+import statistics
+from collections import deque
+from typing import Any
+
+import torch.distributed as dist
+
+from safepoint.checkpoint.commit import RankPart
+from safepoint.checkpoint.manifest import Trigger
+from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.foundation import clock
+from safepoint.foundation.events import SaveFailed, SnapshotTaken
+from safepoint.snapshot.arena import NoRoomError
+from safepoint.snapshot.keeper import Keeper, Outcome
+from safepoint.snapshot.nodes import Nodes
+from safepoint.snapshot.replicas import CannotHelpError
+from safepoint.snapshot.snapshotter import Snapshotter
+from safepoint.snapshot.team import Team
+from safepoint.training.claiming import open_on_node
+from safepoint.training.engine.framework import Framework, Write
+from safepoint.training.engine.saver import Saver
+from safepoint.training.engine.scratch import Scratch
+from safepoint.training.engine.teaming import form_team
+from safepoint.training.folders import Folders
+from safepoint.training.peers import NUM_VALUES, Peers
+from safepoint.training.session import Session
+
+_TELL_EVERY_S = 10.0
+_FILE_SLACK_BYTES = 1 << 20
+_SLOW_BYTES_PER_S = 200e6
+_LEAST_SHARE = 0.01
+_COMMIT_S = 0.1
+"""What is assumed of a disk before anything was written to it."""
+
+
+class Handover(enum.IntEnum):
+    """What became of a snapshot's beginning; over all ranks the highest counts."""
+
+    TAKEN = 0
+    BUSY = 1
+    IMPOSSIBLE = 2
+
+
+class Snapshots:
+    """The snapshots of one training.
+
+    Args:
+        session: this rank.
+        peers: all ranks.
+        framework: whose state is saved.
+        saver: knows the checkpoint's facts.
+        output: where checkpoints go.
+        folders: whether all ranks share it.
+        attempt_id: names the working folders.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        peers: Peers,
+        framework: Framework,
+        saver: Saver,
+        output: OutputFolder,
+        folders: Folders,
+        attempt_id: str,
+    ) -> None:
+        self._session = session
+        self._peers = peers
+        self._framework = framework
+        self._saver = saver
+        self._output = output
+        self._attempt_id = attempt_id
+        self._snapshotter: Snapshotter | None = None
+        self._team: Team | None = None
+        self._scratch = Scratch(session.settings.record_folder)
+        self._told: set[str] = set()
+        self._sizes: list[int] = []
+        self._can = folders.is_shared
+        self._optimizers: list[Any] = []
+        self.pending: int | None = None
+        """The step that was handed over, and is not known to be durable."""
+        self.taken_step: int | None = None
+        """The newest step of which there is a snapshot in memory."""
+        self._costs_s: deque[float] = deque(maxlen=3)
+        self.save_s: float | None = None
+        """Seconds from handing over to being durable, of the last save."""
+        self._handed_s = self._taken_stall_s = 0.0
+        self._taken_time = self._pending_time = ""
+        self._pending_stall_s = 0.0
+        self._num_untold, self._tell_again_s = 0, 0.0
+        self._most_bytes: int | None = None
+        self._num_taken = self._pending_save = 0
+        keeper = session.keeping.keeper
+        if keeper is not None and self._can:
+            self._use(keeper)
+
+    def _use(self, keeper: Keeper) -> None:
+        settings = self._session.settings
+        slots = settings.snapshot_slots
+        if slots is None and settings.snapshot_steps is not None:
+            slots = 2  # one in memory only, whatever the disk does
+        self._snapshotter = Snapshotter(
+            keeper,
+            optimizers=self._optimizers,
+            slots=slots,
+            on_torn=self._note_torn,
+            team=self._team,
+            on_unequal=self._note_unequal,
+        )
+        self._snapshotter.arena.most_bytes = self._most_bytes
+        self._scratch.entrust_to(keeper)
+
+    def _note_torn(self, step: int) -> None:
+        self._report_failure(
+            step,
+            "parameters were changed outside optimizer.step while they were being copied",
+            "from now on saves wait for the copy",
+        )
+
+    def _note_unequal(self, step: int, why: str) -> None:
+        self._report_failure(step, why, "from now on the first rank copies snapshots alone")
+
+    def _report_failure(self, step: int, reason: str, consequence: str) -> None:
+        event = SaveFailed(step=step, trigger=Trigger.PERIODIC, reason=reason, consequence=consequence)
+        self._session.report(event)
+
+    def _tell_once(self, text: str, about: str | None = None) -> None:
+        """Warn of something once; `about` names it where the text has figures that change."""
+        if (about or text) not in self._told:
+            self._told.add(about or text)
+            self._session.log.warning("%s", text)
+
+    # ---- before the loop --------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Take the memory and fault it in, beside the loading of the model."""
+        self._divide_memory()
+        snapshotter, framework = self._snapshotter, self._framework
+        share = framework.share
+        if not share:
+            return
+        parameters = list(framework.parameters())
+        moments = framework.moments_per_parameter()
+        trainable = sum(one.nbytes for one in parameters if one.requires_grad)
+        model = sum(one.nbytes for one in parameters)
+        on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
+        of_node = 1.0 if share == 1 else 1 / self._session.place.num_nodes
+        self._session.figures.expect_save(round(of_node * (model + moments * trainable)))
+        if snapshotter is None:
+            return
+        wholes = [size for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
+        sizes = [round(share * size) + _FILE_SLACK_BYTES for size in wholes]
+        try:
+            # On a CPU the gradients, DDP's copy of them and the optimizer's moments are still to come.
+            gradients = 2 if dist.is_available() and dist.is_initialized() else 1
+            device = next((one.device.index for one in parameters if one.device.type == "cuda"), None)
+            snapshotter.arena.prepare(sizes, still_to_come=(gradients + moments) * on_host, device=device)
+        except NoRoomError as error:
+            self._tell_once(f"no memory is set aside for snapshots, saves may have to be synchronous: {error}")
+
+    def _divide_memory(self) -> None:
+        """What the node's snapshots may take belongs to its ranks by what each of them writes."""
+        bound_bytes = self._session.settings.snapshot_bytes
+        if bound_bytes is None or not self._can:
+            return
+        place = self._session.place
+        # All have something to write, and be it the state of their random numbers.
+        mine = self._framework.share + _LEAST_SHARE
+        here = sum(share for node, share in self._peers.gather((place.node, mine)) if node == place.node)
+        self._most_bytes = int(bound_bytes * mine / here)
+        if self._snapshotter is not None:
+            self._snapshotter.arena.most_bytes = self._most_bytes
+
+    def begin_loop(self) -> None:
+        """Model and optimizer are there."""
+        self._optimizers = self._framework.optimizers()
+        self._team = form_team(self._session, self._peers, self._framework) if self._can else None
+        if self._snapshotter is not None:
+            self._scratch.prepare_capture()
+            self._snapshotter.watch(self._optimizers)
+            self._snapshotter.team = self._team
+        if self._session.place.restart > 0:
+            self._peers.gather(None)  # ranks that load more slowly still read what the last start has left
+            if self._snapshotter is not None and self._session.place.local_rank == 0:
+                self._snapshotter.keeper.restored()
+
+    # ---- taking one -------------------------------------------------------------------------------------------
+
+    def take(self, trigger: Trigger, write: Write, *, is_wanted: bool) -> Handover:
+        """Begin a snapshot of this boundary, on all ranks together.
+
+        Args:
+            trigger: why.
+            write: writes this rank's files; it runs at once, and its tensors are copied later.
+            is_wanted: whether it is to become a checkpoint.
+
+        Returns:
+            What became of it; the same on every rank.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        started_s, time = clock.monotonic_s(), clock.utc_now()
+        step = self._framework.step
+        more_slots = 1 if trigger == Trigger.JIT else 0
+        ready = self._agree(self._readiness(more_slots))
+        if ready != Handover.TAKEN or self._snapshotter is None:
+            return ready
+        self._num_taken += 1  # on all ranks, whatever becomes of it
+        waited_s = self._snapshotter.waited_s  # for the one before
+        mine = self._take_here(step, trigger, write, is_wanted=is_wanted, more_slots=more_slots)
+        cost_s = clock.monotonic_s() - started_s + waited_s
+        agreed = self._agree(mine, round(1e6 * cost_s))
+        if agreed != Handover.TAKEN:
+            if mine == Handover.TAKEN:
+                self._snapshotter.cancel(step, self._num_taken)
+            return agreed
+        self.taken_step, self._taken_time = step, time
+        self._taken_stall_s = clock.monotonic_s() - started_s
+        if is_wanted:
+            self._pending_save = self._num_taken
+            self._await(step, started_s)
+        self._tell_taken(trigger, is_wanted=is_wanted)
+        return agreed
+
+    def _await(self, step: int, started_s: float) -> None:
+        self.pending, self._handed_s = step, started_s
+        self._pending_time, self._pending_stall_s = self._taken_time, self._taken_stall_s
+
+    def _tell_taken(self, trigger: Trigger, *, is_wanted: bool) -> None:
+        assert self.taken_step is not None
+        self._session.figures.snapshot_taken(self.taken_step)
+        self._num_untold += 1
+        now_s = clock.monotonic_s()
+        if not is_wanted and now_s < self._tell_again_s:
+            return
+        event = SnapshotTaken(
+            step=self.taken_step,
+            trigger=trigger,
+            is_wanted=is_wanted,
+            stall_s=round(self._taken_stall_s, 6),
+            size_bytes=sum(self._sizes),
+            count=self._num_untold,
+        )
+        self._session.report(event)
+        self._num_untold, self._tell_again_s = 0, now_s + _TELL_EVERY_S
+
+    def _readiness(self, more_slots: int) -> Handover:
+        if not self._can:
+            return Handover.IMPOSSIBLE
+        keeper = self._session.keeping.keeper
+        if self._snapshotter is None or keeper is None or not keeper.is_alive:
+            self._find_keeper()
+            return Handover.IMPOSSIBLE
+        self._snapshotter.wait_staged()
+        try:
+            self._scratch.ensure(keeper)
+        except OSError as error:
+            # Now, while all can still agree: a rank that failed later would be missed by those that save with it.
+            self._tell_once(
+                f"saves are synchronous: there is no room for their small files: {error}", about="scratch"
+            )
+            return Handover.IMPOSSIBLE
+        could = self._snapshotter.arena.could_take(self._sizes, more_slots=more_slots)
+        return Handover.TAKEN if could else Handover.BUSY
+
+    def _find_keeper(self) -> None:
+        """After it died: this save is synchronous, and the new keeper, if it is there, has the next one."""
+        session = self._session
+        if self._snapshotter is not None:
+            self.poll()
+            self._snapshotter.close()
+            self._snapshotter = None
+            session.log.warning("the keeper died; this save is synchronous, and a new keeper has the next one")
+        keeper = session.keeping.reopen()
+        if keeper is None:
+            return
+        error = open_on_node(session, keeper, self._output)
+        if error:
+            self._tell_once(f"{error}: saves are synchronous")
+        else:
+            self._use(keeper)
+
+    def _take_here(self, step: int, trigger: Trigger, write: Write, *, is_wanted: bool, more_slots: int) -> Handover:
+        assert self._snapshotter is not None
+        try:
+            images = self._scratch.images(step, write)
+            facts = self._facts(step) if self._session.place.local_rank == 0 else None
+            taken = self._snapshotter.take(
+                step,
+                images,
+                trigger=trigger,
+                is_wanted=is_wanted,
+                facts=facts,
+                number=self._num_taken,
+                more_slots=more_slots,
+            )
+        except CannotHelpError as error:
+            self._session.log.debug("the snapshot of step %s cannot be shared: %s", step, error)
+            return Handover.IMPOSSIBLE
+        except NoRoomError as error:
+            self._tell_once(f"saves are synchronous, training waits for them: {error}", about="room")
+            return Handover.IMPOSSIBLE
+        except Exception as error:  # the synchronous save reports it, on all ranks together
+            self._tell_once(f"saves are synchronous: what is saved cannot be captured: {error}")
+            self._session.log.debug("the snapshot of step %s failed", step, exc_info=True)
+            return Handover.IMPOSSIBLE
+        finally:
+            if self._team is not None:
+                self._team.settle(self._num_taken)
+        self._sizes = [image.size_bytes for image in images]
+        self._scratch.forget(self._snapshotter.passing)
+        return Handover.TAKEN if taken else Handover.BUSY
+
+    def _facts(self, step: int) -> dict[str, Any]:
+        limit, protected = self._framework.retention()
+        return {
+            "folder": str(self._output.root.absolute()),
+            "attempt_id": self._attempt_id,
+            "manifest": self._saver.manifest_fields(step),
+            "keep": self._session.settings.keep,
+            "limit": limit,
+            "protected": sorted(protected),
+            "save": self._num_taken,
+            "node": self._session.place.node,
+            "num_nodes": self._session.place.num_nodes,
+        }
+
+    def _agree(self, mine: Handover, cost_us: int = 0) -> Handover:
+        values = [int(mine), cost_us] + [0] * (NUM_VALUES - 2)
+        state, cost_us, *_ = self._peers.start_maximum(values).wait()
+        if cost_us:
+            self._costs_s.append(cost_us / 1e6)
+        return Handover(state)
+
+    @property
+    def cost_s(self) -> float | None:
+        """Seconds that a snapshot costs the training, at the boundary and before the optimizer, on the slowest rank.
+
+        The median of the last three; None before the second, because the first one is cold and says little.
+        """
+        return statistics.median(self._costs_s) if len(self._costs_s) > 1 else None
+
+    # ---- what became of it ------------------------------------------------------------------------------------
+
+    def poll(self) -> Outcome | None:
+        """Look, without waiting, whether the pending save has come to its end; its outcome, once."""
+        if self.pending is None or self._snapshotter is None:
+            return None
+        keeper = self._snapshotter.keeper
+        outcome = keeper.outcome(self.pending)
+        if outcome is None and keeper.is_alive:
+            return None
+        if outcome is None:
+            self._excuse_keeper()
+            outcome = Outcome(step=self.pending, error="the keeper died while it was being written")
+            self._report_failure(self.pending, outcome.error, "an older checkpoint stands")
+        return self._note(outcome)
+
+    def _excuse_keeper(self) -> None:
+        """Other nodes' keepers wait for the part of one that has died."""
+        place = self._session.place
+        if place.num_nodes > 1 and place.local_rank == 0:
+            part = RankPart(rank=place.node, error=f"the keeper of node {place.node} died")
+            folder = self._output.work / self._attempt_id
+            with contextlib.suppress(OSError):
+                Nodes(folder, index=place.node, count=place.num_nodes).publish(self._pending_save, part)
+
+    def _note(self, outcome: Outcome) -> Outcome:
+        self.pending = None
+        if outcome.is_durable:
+            self._session.saved_step = outcome.step
+            self.save_s = clock.monotonic_s() - self._handed_s
+            is_last = self._snapshotter is not None and self.taken_step == outcome.step
+            waited_s = self._snapshotter.waited_s if is_last and self._snapshotter is not None else 0.0
+            self._session.figures.saved(
+                outcome.step,
+                time=self._pending_time,
+                stall_s=self._pending_stall_s + waited_s,
+                durable_s=(outcome.heard_s or clock.monotonic_s()) - self._handed_s,
+                size_bytes=outcome.size_bytes,
+            )
+        else:
+            self._session.figures.not_saved()
+        return outcome
+
+    def finish(self, step: int) -> bool:
+        """Wait for the save of `step` on all ranks, until the deadline at most; whether it is durable everywhere.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        if self.pending == step and self._snapshotter is not None:
+            self._snapshotter.wait_staged()
+            available_s = self._session.termination.available_s
+            deadline_s = None if available_s == float("inf") else clock.monotonic_s() + available_s
+            self._note(self._snapshotter.keeper.wait(step, deadline_s))
+        return all(self._peers.gather(self._session.saved_step == step))
+
+    def wait_until_free(self) -> None:
+        """Wait until the memory may be used again, until the deadline at most."""
+        while self._snapshotter is not None and self._snapshotter.keeper.is_alive:
+            self._snapshotter.wait_staged()
+            if self._snapshotter.arena.could_take(self._sizes) or self._session.termination.available_s <= 0:
+                return
+            clock.sleep(0.002)
+
+    def want(self, step: int, trigger: Trigger) -> bool:
+        """Make the snapshot that was taken of `step` a checkpoint; whether there is one."""
+        if self.taken_step != step:
+            return False
+        is_alive = self._snapshotter is not None and self._snapshotter.keeper.is_alive
+        agreed = self._agree(Handover.TAKEN if is_alive else Handover.IMPOSSIBLE)
+        if agreed != Handover.TAKEN or self._snapshotter is None:
+            return False
+        self._snapshotter.keeper.want(step, trigger)
+        self._await(step, clock.monotonic_s())
+        return True
+
+    # ---- when time is short -----------------------------------------------------------------------------------
+
+    def can_rescue(self, step: int) -> bool:
+        """Whether leaving with the newest snapshot loses nothing that the user wants kept.
+
+        That is so when it is of the last finished step, or when the user has chosen how far apart snapshots are.
+        """
+        is_chosen = self._session.settings.snapshot_steps is not None
+        keeper = self._session.keeping.keeper
+        is_there = self.taken_step is not None and (is_chosen or self.taken_step == step)
+        return is_there and keeper is not None and keeper.is_alive
+
+    def commit_s(self) -> float:
+        """Seconds to make the newest snapshot durable, by the speed measured so far."""
+        keeper = self._session.keeping.keeper
+        if self.taken_step == self._session.saved_step or keeper is None:
+            return 0.0
+        return sum(self._sizes) / (keeper.write_bytes_per_s or _SLOW_BYTES_PER_S) + _COMMIT_S
+
+    def rescue(self, step: int, why: str) -> None:
+        """Ask the keeper to make the newest snapshot durable and to let all ranks leave."""
+        keeper = self._session.keeping.keeper
+        if keeper is not None:
+            keeper.rescue(step, why)
+
+    def close(self, *, is_orderly: bool) -> None:
+        """The training ends.
+
+        Args:
+            is_orderly: whether everything worth keeping is durable; otherwise the keeper finds out by itself when
+                this process ends, and makes durable what it has.
+        """
+        if self._snapshotter is not None and is_orderly:
+            self._snapshotter.wait_staged()
+            if self._session.place.local_rank == 0:
+                self._snapshotter.keeper.close_folder()
+            self._snapshotter.close()
+            self._snapshotter = None
+        if self._team is not None and is_orderly:
+            self._team.close()
+            self._team = None
+        self._scratch.remove()
+
+
+__all__ = ["Handover", "Snapshots"]

@@ -1,0 +1,256 @@
+"""What the ranks of ZeRO have written, put together again: each weight whole, in full precision, with its moments.
+
+Stages 1 and 2 lay the weights of a group of the optimizer one after the other and cut that into equal parts; stage 3
+cuts each weight into equal parts. Layout as in DeepSpeed 0.19. Files are mapped, so that only what is asked for is
+read. They are DeepSpeed's pickles, and reading them runs what is in them, as DeepSpeed itself does when it resumes:
+the checkpoint must have been verified.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from safepoint.checkpoint.weights.zero_weights import zero_files, zero_folder
+from safepoint.errors import CheckpointError, ConflictError
+from safepoint.foundation.units import plural
+
+WEIGHT = "fp32"
+"""The name of the weight itself among its states, as DeepSpeed calls it."""
+_KEPT = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "ds_version")
+_STEP = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a weight is: in which flat group, from which element of it on, and its shape.
+
+    Under stage 3 `first` counts in each rank's part of the group.
+    """
+
+    group: int
+    first: int
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+
+class Partitions:
+    """The checkpoint of ZeRO's ranks.
+
+    Args:
+        folder: the verified checkpoint.
+        ranks: how many ranks its manifest names.
+
+    Raises:
+        CheckpointError: its layout is not the one that is known.
+        ConflictError: it holds what no other number of ranks could load.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, folder: Path, *, ranks: int) -> None:
+        place = zero_folder(folder)
+        if place is None:
+            raise CheckpointError(f"{folder} holds no partitions of DeepSpeed's ZeRO")
+        self.name = place.name
+        """Of the folder with the files, such as `global_step5`; DeepSpeed's name for the checkpoint."""
+        optimizers, models = zero_files(place)
+        self._ranks = len(optimizers)
+        self._models = [_read(path) for path in models]
+        self._optimizers = [_read(path)["optimizer_state_dict"] for path in optimizers]
+        first = self._optimizers[0]
+        self.stage = 3 if "fp32_flat_groups" in first else 2
+        """3, or 2 for 1 and 2, whose files are the same."""
+        if self._ranks != ranks or int(self._models[0]["dp_world_size"]) != ranks:
+            raise ConflictError(
+                f"{place} has the partitions of {plural(self._ranks, 'rank')}, its manifest names {ranks}: ranks "
+                "that share a sequence or a part of the model are not known here"
+            )
+        counts: Any = first["partition_count"]
+        if any(int(count) != ranks for count in (counts if self.stage < 3 else [counts])):
+            raise ConflictError(f"{place} is split among fewer ranks than have written it (MiCS), not among {ranks}")
+        self._base = [
+            state["optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"] for state in self._optimizers
+        ]
+        if not isinstance(self._base[0], dict):
+            raise ConflictError(f"{place} was written with DeepSpeed's elastic_checkpoint, another layout")
+        self._flat: list[Sequence[torch.Tensor]] = [
+            state["fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"]
+            for state in self._optimizers
+        ]
+        self._places = dict(self._find())
+        self.moments = self._check_moments()
+        """What the optimizer keeps for each weight, of its size, such as `exp_avg`."""
+
+    # ---- what is trained ------------------------------------------------------------------------------------
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The weights that are trained, in DeepSpeed's order."""
+        return {name: place.shape for name, place in self._places.items()}
+
+    def tensor(self, name: str, state: str) -> torch.Tensor:
+        """A weight's `WEIGHT` or one of its `moments`, whole, in its shape."""
+        place = self._places[name]
+        pieces = self._pieces_in_stage_3(place, state) if self.stage == 3 else self._pieces(place, state)
+        return torch.cat(pieces).reshape(place.shape)
+
+    def size_bytes(self, name: str) -> int:
+        """Of all states of a weight together."""
+        place = self._places[name]
+        parts = [self._part(0, place.group, state) for state in (WEIGHT, *self.moments)]
+        return sum(place.count * part.element_size() for part in parts)
+
+    def step(self, name: str) -> Any:
+        """The optimizer's steps so far, as it keeps them for this weight; None when it does not."""
+        return self._state(0, self._places[name].group).get(_STEP)
+
+    def steps(self) -> list[Any]:
+        """The same for all groups."""
+        return [self._state(0, group).get(_STEP) for group in range(len(self._flat[0]))]
+
+    # ---- all of it ------------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups, with learning rate and whatever else belongs to a group."""
+        return [dict(group) for group in self._base[0]["param_groups"]]
+
+    def common(self) -> dict[str, Any]:
+        """What the optimizer keeps once, such as the scale of losses."""
+        known = {**self._models[0], **self._optimizers[0]}
+        return {name: known[name] for name in _KEPT if name in known}
+
+    def metadata(self) -> dict[str, Any]:
+        """What the engine keeps: steps, scheduler, versions; without any weight."""
+        left_out = {"module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "optimizer"}
+        return {name: value for name, value in self._models[0].items() if name not in left_out}
+
+    # ---- what is not trained --------------------------------------------------------------------------------
+
+    def others(self) -> Iterator[tuple[str, int, Callable[[], torch.Tensor]]]:
+        """Buffers, and weights that are not trained, where they were saved: name, bytes, and how to read it."""
+        model = self._models[0]
+        module: Mapping[str, Any] = model.get("module") or {}
+        buffers: list[str] = model.get("buffer_names") or []
+        aliases: Mapping[str, Any] = model.get("shared_params") or {}
+        for name, tensor in module.items():
+            is_whole = self.stage != 3 or name in buffers
+            if is_whole and name not in self._places and name not in aliases and isinstance(tensor, torch.Tensor):
+                yield name, tensor.numel() * tensor.element_size(), tensor.clone
+        if self.stage != 3:
+            return
+        shapes: Mapping[str, Any] = model.get("frozen_param_shapes") or {}
+        for name, shape in shapes.items():
+            fragments = [one["frozen_param_fragments"][name] for one in self._models]
+            count = math.prod(shape)
+
+            def whole(
+                fragments: list[torch.Tensor] = fragments, count: int = count, shape: Any = shape
+            ) -> torch.Tensor:
+                return torch.cat([fragment.reshape(-1) for fragment in fragments])[:count].reshape(tuple(shape))
+
+            yield name, count * fragments[0].element_size(), whole
+
+    # ---- the layout -----------------------------------------------------------------------------------------
+
+    def _find(self) -> Iterator[tuple[str, _Place]]:
+        paddings = self._optimizers[0].get("param_alignment_paddings")
+        for number, group in enumerate(self._models[0]["param_shapes"]):
+            after = [0] * len(group) if paddings is None else list(paddings[number])
+            first = 0
+            for (name, shape), padding in zip(group.items(), after, strict=True):
+                if "/" in name or name.startswith("."):
+                    raise CheckpointError(f"the weight {name!r} has no name that a file could have")
+                place = _Place(group=number, first=first, shape=tuple(shape))
+                yield name, place
+                first += self._length(place) if self.stage == 3 else place.count + int(padding)
+            there = self._flat[0][number].numel() * (1 if self.stage == 3 else self._ranks)
+            if first > there:
+                raise CheckpointError(f"the weights of group {number} have {first} elements, and {there} were saved")
+
+    def _length(self, place: _Place) -> int:
+        """Of each rank's part of a weight, in stage 3."""
+        return -(-place.count // self._ranks)
+
+    def _pieces_in_stage_3(self, place: _Place, state: str) -> list[torch.Tensor]:
+        length = self._length(place)
+        counts = [max(0, min(length, place.count - rank * length)) for rank in range(self._ranks)]
+        return [
+            self._part(rank, place.group, state)[place.first : place.first + count]
+            for rank, count in enumerate(counts)
+        ]
+
+    def _pieces(self, place: _Place, state: str) -> list[torch.Tensor]:
+        # Whoever is not the last has a whole part; the last one's may lack the padding.
+        length = self._flat[0][place.group].numel()
+        pieces: list[torch.Tensor] = []
+        for rank in range(self._ranks):
+            low = max(place.first - rank * length, 0)
+            high = place.first + place.count - rank * length
+            high = high if rank == self._ranks - 1 else min(high, length)
+            if low < high:
+                pieces.append(self._part(rank, place.group, state)[low:high])
+        return pieces or [self._part(0, place.group, state)[:0]]
+
+    def _part(self, rank: int, group: int, state: str) -> torch.Tensor:
+        return self._flat[rank][group] if state == WEIGHT else self._state(rank, group)[state]
+
+    def _state(self, rank: int, group: int) -> Mapping[str, Any]:
+        return self._base[rank]["state"].get(group, {})
+
+    # ---- whether it is known --------------------------------------------------------------------------------
+
+    def _check_moments(self) -> tuple[str, ...]:
+        """Raises ConflictError where the optimizer keeps something in a form that cannot be cut anew."""
+        moments = {name for name in self._state(0, 0) if name != _STEP}
+        for rank in range(self._ranks):
+            for group, flat in enumerate(self._flat[rank]):
+                state = self._state(rank, group)
+                length = self._flat[0][group].numel() if self._ranks > 1 else flat.numel()
+                for name in moments | (set(state) - {_STEP}):
+                    part = state.get(name)
+                    if (
+                        not isinstance(part, torch.Tensor)
+                        or part.dim() != 1
+                        or part.numel() < min(length, flat.numel())
+                    ):
+                        raise ConflictError(
+                            f"the optimizer keeps {name!r} in a form that only the ranks that wrote it can read"
+                        )
+                if not _is_same(state.get(_STEP), self._state(0, group).get(_STEP)):
+                    raise ConflictError("the optimizer has taken other numbers of steps on other ranks")
+        for place in self._places.values():
+            for state in (WEIGHT, *moments):
+                found = sum(
+                    piece.numel()
+                    for piece in (
+                        self._pieces_in_stage_3(place, state) if self.stage == 3 else self._pieces(place, state)
+                    )
+                )
+                if found != place.count:
+                    raise CheckpointError(f"{found} of {place.count} elements of a weight were saved as {state}")
+        return tuple(sorted(moments))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    return float(one) == float(other)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    except OSError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+__all__ = ["WEIGHT", "Partitions"]

@@ -1,0 +1,166 @@
+"""DeepSpeed's universal layout: each weight and each of its moments whole, in a file of its own.
+
+DeepSpeed's own tool makes it too. This one writes every byte once, which halves the room and the writes, lets several
+processes share the work, and writes what the stage that is going to read it can read: the tool's files of stage 3
+cannot be loaded below it. Buffers and weights that are not trained, which the layout does not know, lie beside it.
+"""
+
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from safepoint.errors import ConflictError, StorageError
+from safepoint.foundation.units import ByteCounter, format_bytes
+from safepoint.training.integrations.deepspeed.partitions import WEIGHT, Partitions
+
+OTHERS = "others"
+"""The folder for what DeepSpeed's universal layout has no place for."""
+_MODEL_FILE = {True: "zero_pp_rank_0_mp_rank_00_model_states.pt", False: "mp_rank_00_model_states.pt"}
+_IN_STAGE_3 = {"exp_avg", "exp_avg_sq"}
+_FILE_BYTES = 4096
+"""More than a file takes besides its tensor."""
+_SPARE_BYTES = 64 << 20
+
+
+class Universal:
+    """Writes the universal layout of a checkpoint.
+
+    Args:
+        partitions: the checkpoint.
+        folder: to write into.
+        stage: of ZeRO, that is going to load it.
+
+    Raises:
+        ConflictError: that stage cannot load what the optimizer keeps.
+    """
+
+    def __init__(self, partitions: Partitions, folder: Path, *, stage: int) -> None:
+        self._partitions = partitions
+        self._folder = folder
+        self._stage = stage
+        self._root = folder / partitions.name
+        if stage == 3:
+            self._check_stage_3()
+        names = list(partitions.shapes)
+        self._weights = {name: partitions.size_bytes(name) for name in names}
+        self._others = list(partitions.others())
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors that are written."""
+        return sum(self._weights.values()) + sum(size for _, size, _ in self._others)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the files take at most."""
+        num_files = len(self._weights) * (2 + len(self._partitions.moments)) + len(self._others) + 3
+        return self.size_bytes + num_files * _FILE_BYTES
+
+    def check_room(self) -> None:
+        """Raises StorageError when the disk has too little room; nothing was written."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(self._folder).free
+        if free_bytes < self.needed_bytes + _SPARE_BYTES:
+            raise StorageError(
+                f"{self._folder.parent} has {format_bytes(free_bytes)} free, and a copy of the checkpoint that other "
+                f"ranks can load needs {format_bytes(self.needed_bytes)} for a while",
+                hint="make room, or train on as many ranks and under the same stage of ZeRO as before",
+            )
+
+    def write(self, index: int, count: int, watch: Callable[[int, int], None] | None = None) -> None:
+        """Write one share.
+
+        Args:
+            index: of this share.
+            count: how many shares there are, each written by somebody.
+            watch: told bytes done and bytes in all, of this share.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        mine = _share({**self._weights, **{f"{OTHERS}/{name}": size for name, size, _ in self._others}}, index, count)
+        counter = ByteCounter(watch, sum(mine.values()))
+        with _without_checksums():
+            for name, size in self._weights.items():
+                if name in mine:
+                    self._write_weight(name)
+                    counter.add(size)
+            for name, size, read in self._others:
+                if f"{OTHERS}/{name}" in mine:
+                    _save(read(), self._folder / OTHERS / f"{name}.pt")
+                    counter.add(size)
+            if index == 0:
+                self._write_common()
+
+    def _write_weight(self, name: str) -> None:
+        partitions, folder = self._partitions, self._root / "zero" / name
+        for state in (WEIGHT, *partitions.moments):
+            _save({"param": partitions.tensor(name, state), "cat_dim": 0}, folder / f"{state}.pt")
+        step = partitions.step(name)
+        if step is not None and self._stage != 3:
+            _save(step, folder / "step.pt")
+
+    def _write_common(self) -> None:
+        partitions = self._partitions
+        groups = partitions.param_groups
+        common = {**partitions.common(), "param_groups": groups}
+        if self._stage == 3:
+            common["optimizer_state_dict"] = {"state": {0: {"step": partitions.steps()[0]}}, "param_groups": groups}
+        _save(common, self._root / "zero" / "optimizer_state.pt")
+        _save({**partitions.metadata(), "module": {}}, self._root / _MODEL_FILE[self._stage == 3])
+        (self._folder / "latest_universal").write_text(partitions.name)
+
+    def _check_stage_3(self) -> None:
+        """DeepSpeed's loader knows the moments of Adam by name, and one number of steps for all groups."""
+        kept = set(self._partitions.moments)
+        if kept != _IN_STAGE_3:
+            raise ConflictError(
+                f"the optimizer keeps {', '.join(sorted(kept)) or 'nothing'} for each weight, and under stage 3 "
+                "DeepSpeed loads the moments of Adam only, where ranks or stage have changed",
+                hint="train on as many ranks and under the same stage as before, or begin anew with --from-scratch",
+            )
+        steps = self._partitions.steps()
+        if any(step is None or float(step) != float(steps[0]) for step in steps):
+            raise ConflictError(
+                "the optimizer's groups have taken different numbers of steps, and under stage 3 DeepSpeed loads "
+                "one for all of them, where ranks or stage have changed",
+                hint="train on as many ranks and under the same stage as before, or begin anew with --from-scratch",
+            )
+
+
+def _share(sizes: dict[str, int], index: int, count: int) -> dict[str, int]:
+    """What falls to one of `count`: the largest are dealt out first, each to whoever has least."""
+    loads = [0] * count
+    mine: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        least = loads.index(min(loads))
+        loads[least] += sizes[name] + _FILE_BYTES
+        if least == index:
+            mine[name] = sizes[name]
+    return mine
+
+
+def _save(value: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.save(value, path)
+    except RuntimeError as error:  # of a full disk, too
+        raise StorageError(f"{path} cannot be written: {error}") from error
+
+
+@contextmanager
+def _without_checksums() -> Generator[None]:
+    """Nobody would look at them, and they take as long as the writing."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+__all__ = ["OTHERS", "Universal"]

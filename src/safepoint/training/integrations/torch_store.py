@@ -1,0 +1,40 @@
+"""Gives each start of the ranks keys of its own in torch elastic's store.
+
+torch 2.13 keeps one TCPStore over all restarts of the ranks and writes the same keys into it each time: a
+restarted rank can read the address of a process that is dead ("Gloo connectFullMesh failed … Connection
+refused", about every second restart measured), and with several nodes there is no other store to use. All our
+agents count restarts alike, so that the count can be part of the key; torchrun's do so only where there is one.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from safepoint.training.integrations.imports import after_import
+from safepoint.training.session import Session
+
+
+def install(session: Session) -> None:
+    """Put the restart count before every key, where all ranks have the same count."""
+    place = session.place
+    has_one_agent = place.local_world_size == place.world_size
+    if place.restart == 0 or (session.settings.launcher_pid is None and not has_one_agent):
+        return
+
+    def hook(module: ModuleType) -> None:
+        from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
+        rendezvous: Any = module
+        create = rendezvous._create_c10d_store
+
+        @functools.wraps(create)
+        def create_for_this_start(*args: Any, **kwargs: Any) -> Any:
+            prefix = f"safepoint/start-{place.restart}"
+            return PrefixStore(prefix, create(*args, **kwargs))
+
+        rendezvous._create_c10d_store = create_for_this_start
+
+    after_import("torch.distributed.rendezvous", hook)
+
+
+__all__ = ["install"]

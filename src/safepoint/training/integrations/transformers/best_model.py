@@ -1,0 +1,62 @@
+"""The best model at the end of a training, where every node has its own part of each checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safepoint.checkpoint.catalog import checkpoint_name, step_of
+from safepoint.errors import PeerError, SafepointError
+from safepoint.training.peers import Peers
+from safepoint.training.session import Session
+
+
+class BestModel:
+    """What `load_best_model_at_end` needs of a run.
+
+    Args:
+        session: this rank.
+        trainer: in its training.
+        peers: all ranks.
+        root: the output folder.
+        bring: brings a checkpoint's step to every node; None where all see one folder, and there is nothing to do.
+    """
+
+    def __init__(
+        self, session: Session, trainer: Any, peers: Peers, root: Path, bring: Callable[[int], object] | None
+    ) -> None:
+        self._session = session
+        self._trainer = trainer
+        self._peers = peers
+        self._root = root
+        self._bring = bring
+        self.is_apart = bring is not None
+        """Whether nodes have parts of it that must be brought together."""
+
+    def agree(self) -> None:
+        """Whether one is loaded is decided by what each rank knows of it: the same, from now on."""
+        if self._bring is None:
+            return
+        state = self._trainer.state
+        best = self._peers.from_first(state.best_model_checkpoint)
+        step = step_of(Path(best)) if best else None
+        state.best_model_checkpoint = best if step is None else str(self._root / checkpoint_name(step))
+
+    def wrap_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """In the place of `Trainer._load_best_model`."""
+
+        def load_best_model(*args: Any, **kwargs: Any) -> Any:
+            """The Trainer reads it on every node, and every node holds its own part of it."""
+            step = step_of(Path(self._trainer.state.best_model_checkpoint))
+            if step is not None and self._bring is not None:
+                try:
+                    self._bring(step)
+                except PeerError:
+                    raise
+                except SafepointError as error:  # the first node may have the model itself; the Trainer looks
+                    self._session.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
+            return original(*args, **kwargs)
+
+        return load_best_model
+
+
+__all__ = ["BestModel"]

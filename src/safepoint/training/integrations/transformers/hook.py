@@ -1,0 +1,90 @@
+"""Makes every `Trainer.train()` of the process a `TrainerRun`, from the moment transformers is imported."""
+
+import functools
+import inspect
+from types import ModuleType
+from typing import Any, cast
+
+from safepoint.errors import SafepointError
+from safepoint.training.integrations.transformers.run import TrainerRun
+from safepoint.training.session import Session
+
+_METHODS = (
+    "_maybe_log_save_evaluate",
+    "_save_checkpoint",
+    "_evaluate",
+    "_run_epoch",
+    "_finalize_training",
+    "_load_rng_state",
+    "_init_training_state",
+    "_issue_warnings_after_load",
+    "_load_best_model",
+    "_push_from_checkpoint",
+    "_get_output_dir",
+    "_save",
+    "get_total_train_batch_size",
+)
+_FUNCTIONS = ("skip_first_batches", "deepspeed_load_checkpoint")
+"""Of the module, where its loop looks them up."""
+_COUNTED = (
+    "_tr_loss",
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "_initial_global_step",
+    "current_flos",
+    "current_gradient_accumulation_steps",
+)
+"""What an object has when its loop has begun."""
+
+
+def hook_trainer(module: ModuleType, session: Session) -> None:
+    """Make every `Trainer.train()` of the process run under `session`.
+
+    Raises:
+        SafepointError: this release of transformers has another training loop.
+    """
+    trainer_class: Any = module.Trainer
+    missing = _missing(module, trainer_class)
+    if missing:
+        raise SafepointError(
+            f"this release of transformers has no {missing[0]}; training was not started",
+            hint='install a supported one: pip install "safepoint[transformers]"',
+        )
+    train, save_model = trainer_class.train, trainer_class.save_model
+
+    @functools.wraps(train)
+    def train_under_safepoint(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        _stay_interrupted(session)
+        if kwargs.get("trial") or (args and args[0]):
+            return train(self, resume_from_checkpoint, *args, **kwargs)  # a hyper-parameter trial is not a run
+        run = TrainerRun(session, self)
+        return run.train(lambda resume: train(self, resume, *args, **kwargs), resume_from_checkpoint)
+
+    @functools.wraps(save_model)
+    def save_model_unless_interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _stay_interrupted(session)
+        return save_model(self, *args, **kwargs)
+
+    trainer_class.train = train_under_safepoint
+    trainer_class.save_model = save_model_unless_interrupted
+
+
+def _missing(module: ModuleType, trainer_class: Any) -> list[str]:
+    """What is replaced or read in a training, and is not there."""
+    contents = cast("dict[str, Any]", trainer_class.__dict__)
+    methods = [inspect.unwrap(one) for one in contents.values() if inspect.isfunction(one)]
+    named = {name for method in methods for name in method.__code__.co_names}
+    return [
+        *(f"Trainer.{name}" for name in _METHODS if not hasattr(trainer_class, name)),
+        *(f"Trainer.{name}" for name in _COUNTED if name not in named),
+        *(f"transformers.trainer.{name}" for name in _FUNCTIONS if not hasattr(module, name)),
+    ]
+
+
+def _stay_interrupted(session: Session) -> None:
+    # A script that catches SystemExit must not go on to save a half-trained model as the final one.
+    if session.interrupted is not None:
+        raise session.interrupted
+
+
+__all__ = ["hook_trainer"]

@@ -1,0 +1,72 @@
+"""Pushes to the Hugging Face Hub: the Trainer's own, of what is saved, and as often as without Safepoint.
+
+The Trainer pushes from inside its save, when the files of a checkpoint are not yet where it looks for them. So the
+push waits for the checkpoint, and training waits with it. Only saves that the script has asked for are pushed: not
+those on a signal, on demand, or of a last step that the script would not have saved. What Safepoint keeps beside the
+checkpoints never leaves the output folder.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from safepoint.training.session import Session
+
+_OURS = (".safepoint/*", "set-aside-*/*")
+
+
+class HubPush:
+    """The pushes of one `train()` call.
+
+    Args:
+        trainer: about to train.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.is_possible = bool(trainer.args.push_to_hub)
+        """Whether the script wants any."""
+        self.is_due = False
+        """Whether the save that was begun last pushes."""
+        self._push: Callable[[str], None] | None = None
+
+    def wrap(self, original: Callable[[str], None]) -> Callable[[str], None]:
+        """Take note of a push in the place of `Trainer._push_from_checkpoint`."""
+        self._push = original
+
+        def push_later(checkpoint_folder: str) -> None:
+            self.is_due = True
+
+        return push_later
+
+    def push(self, checkpoint: Path) -> None:
+        """Push now, from a checkpoint that is complete."""
+        if self.is_due and self._push is not None:
+            self._push(str(checkpoint))
+        self.is_due = False
+
+
+def hook_uploads(module: ModuleType, session: Session) -> None:
+    """Keep what is Safepoint's out of uploads of an output folder.
+
+    Args:
+        module: `huggingface_hub.hf_api`.
+        session: knows the output folders.
+    """
+    api: Any = module.HfApi
+    upload = api.upload_folder
+
+    @functools.wraps(upload)
+    def upload_folder(self: Any, **kwargs: Any) -> Any:
+        folder = kwargs.get("folder_path")
+        if folder is not None and Path(folder).absolute() in session.output_folders:
+            given = kwargs.get("ignore_patterns") or ()
+            kwargs["ignore_patterns"] = [*([given] if isinstance(given, str) else given), *_OURS]
+        return upload(self, **kwargs)
+
+    api.upload_folder = upload_folder
+    vars(module)["upload_folder"] = vars(module)["api"].upload_folder  # the function was bound to the one before
+
+
+__all__ = ["HubPush", "hook_uploads"]

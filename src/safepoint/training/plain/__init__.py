@@ -1,0 +1,1 @@
+"""Training loops written by hand: `safepoint.session`."""
