@@ -24,12 +24,12 @@ from figures import print_load, print_machine, row, verdict
 
 from safepoint.errors import ExitCode
 from safepoint.foundation import clock
-from safepoint.jobs.history import History
-from safepoint.jobs.places import job_folder
-from safepoint.jobs.spec import JobSpec
-from safepoint.jobs.state import JobState
-from safepoint.training.progress import PROGRESS_NAME, Progress, State
-from safepoint.training.settings import RunSettings
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.state import JobState
+from safepoint.progress.record import PROGRESS_NAME, Progress, State
+from safepoint.settings.run_settings import RunSettings
 
 HELP_GOAL_S, LIST_GOAL_S = 0.3, 0.5
 

@@ -28,7 +28,7 @@ from snapshot_worker import ALIGNMENT, round_up, write_direct
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.jobs import TINY, Job, environment, no_orphans, read_events
 
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.verify import verify
 
 PROGRAM = Path(__file__).parent / "trainer_program.py"
 GOAL_TINY_S, GOAL_LARGE = 0.15, 1.2

@@ -23,10 +23,10 @@ import torch
 from figures import print_load, print_machine, row, verdict
 from restart_worker import PLACES, WAYS
 
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.snapshot.keeper_host import KeeperHost
-from safepoint.snapshot.keeper_process import KeeperPlan
-from safepoint.snapshot.messages import new_name
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.snapshot.keeper_client.host import KeeperHost
+from safepoint.snapshot.protocol.channel import new_name
+from safepoint.snapshot.protocol.plan import KeeperPlan
 
 WORKER = Path(__file__).parent / "restart_worker.py"
 GOAL_S_PER_GB = 0.2

@@ -28,7 +28,7 @@ from figures import print_load, print_machine, row, verdict
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.jobs import TINY, Job, environment, no_orphans, read_events
 
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.verify import verify
 
 GOAL_RATIO = 10
 PHASES = ("signal → stop heard", "save and commit", "commit → leaving", "leaving → exit")

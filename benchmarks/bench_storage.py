@@ -30,9 +30,9 @@ from figures import print_load, print_machine, row, verdict
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.ceph_rgw import CephRgw, ceph_rgw, unavailable
 
-from safepoint.checkpoint.commit import entry_of
-from safepoint.checkpoint.digest import Digester, digest_file
-from safepoint.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
+from safepoint.checkpoint.format.digest import Digester, digest_file
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest, Trigger
+from safepoint.checkpoint.local.commit import entry_of
 from safepoint.foundation import clock
 from safepoint.testing.fault_proxy import FaultProxy
 
@@ -49,8 +49,8 @@ GOAL_CPU_RATIO, GOAL_RSS_MB = 5, 256
 
 
 def safepoint_up(source: Path, key: str) -> None:
-    from safepoint.checkpoint.publishing import Publisher
-    from safepoint.checkpoint.remote import RemoteFolder
+    from safepoint.checkpoint.remote.publish import Publisher
+    from safepoint.checkpoint.remote.remote_folder import RemoteFolder
     from safepoint.storage.location import parse_location
     from safepoint.storage.opening import open_store
 
@@ -59,8 +59,8 @@ def safepoint_up(source: Path, key: str) -> None:
 
 
 def safepoint_down(key: str, target: Path, source: Path) -> None:
-    from safepoint.checkpoint.remote import RemoteFolder
-    from safepoint.checkpoint.transfer import fetch, prepare, windows_of
+    from safepoint.checkpoint.remote.fetch import fetch, prepare, windows_of
+    from safepoint.checkpoint.remote.remote_folder import RemoteFolder
     from safepoint.storage.location import parse_location
     from safepoint.storage.opening import open_store
 

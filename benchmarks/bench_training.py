@@ -2,8 +2,8 @@
 
 The same script with the same settings, a small language model with real steps, runs with and without saves, under
 `safepoint run` and, as the peer, with the Trainer's own synchronous saves under plain `python` or `torchrun`. The
-four take turns within a round. Once there is a core to spare, one rank with one thread, and once there is none: as many
-ranks as cores, one thread each.
+four take turns within a round. Once there is a core to spare, one rank with one thread, and once there is none: as
+many ranks as cores, one thread each.
 
 With `--parts` (the default) one more run tells where the training thread's time goes in a save.
 """

@@ -32,9 +32,9 @@ import torch.multiprocessing as mp
 from figures import print_load, print_machine, row, verdict
 
 from safepoint.foundation.environment import Place
+from safepoint.training.collective.peers import NUM_VALUES, Peers
+from safepoint.training.context.termination import Termination
 from safepoint.training.engine.agreement import Agreement
-from safepoint.training.peers import NUM_VALUES, Peers
-from safepoint.training.termination import Termination
 
 NUM_RANKS = 2
 GRADIENTS = 16 * 1024

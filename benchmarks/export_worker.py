@@ -48,21 +48,21 @@ def make_zero(folder: Path, num_tensors: int, rows: int) -> None:
 
 
 def by_safepoint(source: Path, target: Path) -> None:
-    from safepoint.checkpoint.exporting import export_pieces
+    from safepoint.checkpoint.tools.export import export_pieces
     from safepoint.storage.location import parse_location
 
     export_pieces(source, parse_location(str(target)))
 
 
 def into_store(source: Path, target: Path) -> None:
-    from safepoint.checkpoint.exporting import export_pieces
+    from safepoint.checkpoint.tools.export import export_pieces
     from safepoint.storage.location import parse_location
 
     export_pieces(source, parse_location(os.environ["HF_BENCH_STORE"]))
 
 
 def from_store_into_store(source: Path, target: Path) -> None:
-    from safepoint.checkpoint.exporting import export_stored_pieces
+    from safepoint.checkpoint.tools.export import export_stored_pieces
     from safepoint.storage.location import parse_location
     from safepoint.storage.opening import open_store
 
@@ -135,9 +135,9 @@ SYSTEMS: dict[str, Callable[[Path, Path], None]] = {
     "over a folder": over_folder_into_store,
     "stream": stream_into_store,
 }
-_OURS = ("safepoint.checkpoint.exporting", "safepoint.storage.object_store", "safepoint.storage.location")
+_OURS = ("safepoint.checkpoint.tools.export", "safepoint.storage.object_store", "safepoint.storage.location")
 IMPORTS = {
-    "safepoint": ("safepoint.checkpoint.exporting", "safepoint.storage.location"),
+    "safepoint": ("safepoint.checkpoint.tools.export", "safepoint.storage.location"),
     "accelerate": ("accelerate.utils",),
     "dcp to torch.save": ("torch.distributed.checkpoint.format_utils",),
     "zero_to_fp32": ("deepspeed.utils.zero_to_fp32",),

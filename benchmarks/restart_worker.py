@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from snapshot_training import Training
 
-from safepoint.checkpoint.manifest import Trigger
-from safepoint.snapshot.keeper import Keeper
-from safepoint.snapshot.module_state import ModuleState, OptimizerState
-from safepoint.snapshot.safetensors_image import compose_safetensors
-from safepoint.snapshot.snapshotter import Snapshotter
-from safepoint.snapshot.torch_image import TorchImages
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
+from safepoint.snapshot.images.safetensors_image import compose_safetensors
+from safepoint.snapshot.images.torch_image import TorchImages
+from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
 
 STEP = 1
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
@@ -32,8 +32,8 @@ def say(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def connect(options: argparse.Namespace, restart: int) -> Keeper:
-    keeper = Keeper.reach(options.keeper, wait_s=20, rank=0, num_ranks=1, restart=restart)
+def connect(options: argparse.Namespace, restart: int) -> KeeperClient:
+    keeper = KeeperClient.reach(options.keeper, wait_s=20, rank=0, num_ranks=1, restart=restart)
     if keeper is None:
         raise SystemExit("the keeper does not answer")
     return keeper

@@ -58,9 +58,12 @@ def watch(target: Path) -> None:
         return
     import transformers
 
-    from safepoint.snapshot import arena, capture, replacing, snapshotter, staging, torch_image
+    from safepoint.snapshot.images import capture, function_patch, torch_image
+    from safepoint.snapshot.keeper_client import arena, snapshotter
+    from safepoint.snapshot.staging import stager
     from safepoint.training.engine import scratch, snapshots
-    from safepoint.training.integrations.transformers import framework, run, state
+    from safepoint.training.integrations.transformers import run, trainer_loop
+    from safepoint.training.integrations.transformers.resume import trainer_state
 
     parts = Parts()
     for owner, name, part in (
@@ -69,11 +72,11 @@ def watch(target: Path) -> None:
         (snapshots.Snapshots, "_agree", "agreement of the ranks"),
         (scratch.Scratch, "images", "scratch folder made and removed"),
         (snapshots.Snapshots, "_facts", "facts for the manifest"),
-        (replacing.Replacing, "find", "looking for names of save functions"),
+        (function_patch.Replacing, "find", "looking for names of save functions"),
         (capture.Capture, "collect", "small files read back"),
         (transformers.Trainer, "_save_checkpoint", "the Trainer's save: the rest"),
-        (framework.TrainerFramework, "_finish_trainer_state", "trainer_state.json again"),
-        (state.RankState, "write", "the rank's own state"),
+        (trainer_loop.TrainerLoop, "_finish_trainer_state", "trainer_state.json again"),
+        (trainer_state.RankState, "write", "the rank's own state"),
         (transformers.Trainer, "save_model", "the Trainer's save_model"),
         (transformers.PreTrainedModel, "save_pretrained", "save_pretrained"),
         (transformers.PretrainedConfig, "save_pretrained", "config.json"),
@@ -86,9 +89,9 @@ def watch(target: Path) -> None:
         (snapshotter.Snapshotter, "take", "the snapshotter's own"),
         (arena.Arena, "take", "blocks"),
         (arena.Arena, "could_take", "blocks"),
-        (staging.Stager, "stage", "staging at the boundary"),
-        (staging.Stager, "wait", "waiting for the last snapshot's copy"),
-        (staging.Stager, "before_step", "guard before the next optimizer.step"),
+        (stager.Stager, "stage", "staging at the boundary"),
+        (stager.Stager, "wait", "waiting for the last snapshot's copy"),
+        (stager.Stager, "before_step", "guard before the next optimizer.step"),
     ):
         parts.wrap(owner, name, part)
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from safepoint.snapshot.block import Block
-from safepoint.snapshot.device_copy import pin
-from safepoint.snapshot.guard import Guard
-from safepoint.snapshot.messages import Channel
-from safepoint.snapshot.module_state import OptimizerState
-from safepoint.snapshot.staging import Placed, Stager, Work
-from safepoint.snapshot.team import Team
-from safepoint.snapshot.team_helper import Helper
-from safepoint.snapshot.team_lead import Lead
-from safepoint.snapshot.torch_image import TorchImages
+from safepoint.snapshot.images.module_state import OptimizerState
+from safepoint.snapshot.images.torch_image import TorchImages
+from safepoint.snapshot.memory.block import Block
+from safepoint.snapshot.protocol.channel import Channel
+from safepoint.snapshot.replicas.team import Team
+from safepoint.snapshot.replicas.team_helper import Helper
+from safepoint.snapshot.replicas.team_lead import Lead
+from safepoint.snapshot.staging.device_copy import pin
+from safepoint.snapshot.staging.guard import Guard
+from safepoint.snapshot.staging.stager import Placed, Stager, Work
 
 NOTHING, ALONE, TOGETHER = "no snapshot", "the first alone", "together"
 NUM_REHEARSED = 4

@@ -12,7 +12,7 @@ from safepoint._version import __version__
 
 if TYPE_CHECKING:
     from safepoint.sdk import LocalConfig, PeriodicCheckpointConfig, TrainerClient, TransformersTrainer
-    from safepoint.training.plain.run import Run, session
+    from safepoint.training.plain.session import Run, session
 
 _SDK = {"LocalConfig", "PeriodicCheckpointConfig", "TrainerClient", "TransformersTrainer"}
 
@@ -20,7 +20,7 @@ _SDK = {"LocalConfig", "PeriodicCheckpointConfig", "TrainerClient", "Transformer
 def __getattr__(name: str) -> Any:
     # Commands and the keeper need no torch, whose import takes seconds.
     if name in {"Run", "session"}:
-        from safepoint.training.plain import run
+        from safepoint.training.plain import session as run
 
         return getattr(run, name)
     if name in _SDK:

@@ -169,26 +169,3 @@ class Interrupted(SystemExit):
         super().__init__(int(exit_code))
         self.exit_code = exit_code
         self.message = message
-
-
-__all__ = [
-    "AccessDeniedError",
-    "CheckpointError",
-    "ConditionError",
-    "ConflictError",
-    "ExitCode",
-    "Interrupted",
-    "ManifestError",
-    "NotFoundError",
-    "NothingValidError",
-    "ObjectNotFoundError",
-    "PartlyDoneError",
-    "PeerError",
-    "SafepointError",
-    "SaveError",
-    "StorageError",
-    "TransientError",
-    "UnsupportedError",
-    "UsageError",
-    "WaitTimeoutError",
-]

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.checkpoint.manifest import Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.snapshot import Checkpointer
-from safepoint.snapshot.block import PAGE_BYTES, Block
 from safepoint.snapshot.checkpointer import load_state
-from safepoint.snapshot.device_copy import _host_bytes, pin
-from safepoint.snapshot.guard import Guard
-from safepoint.snapshot.keeper import Keeper
-from safepoint.snapshot.keeper_host import KeeperHost
-from safepoint.snapshot.keeper_process import KeeperPlan
-from safepoint.snapshot.messages import new_name
-from safepoint.snapshot.module_state import ModuleState, OptimizerState
-from safepoint.snapshot.snapshotter import Snapshotter
-from safepoint.snapshot.staging import Placed, Stager, Work
-from safepoint.snapshot.torch_image import TorchImages
+from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
+from safepoint.snapshot.images.torch_image import TorchImages
+from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.snapshot.keeper_client.host import KeeperHost
+from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
+from safepoint.snapshot.memory.block import PAGE_BYTES, Block
+from safepoint.snapshot.protocol.channel import new_name
+from safepoint.snapshot.protocol.plan import KeeperPlan
+from safepoint.snapshot.staging.device_copy import _host_bytes, pin
+from safepoint.snapshot.staging.guard import Guard
+from safepoint.snapshot.staging.stager import Placed, Stager, Work
 
 NUM_VALUES = 16 << 20
 LONG_CYCLES = 1_000_000_000  # half a second and more of a device's time
@@ -318,7 +318,7 @@ def test_a_restart_loads_from_memory(tmp_path: Path) -> None:
     OutputFolder(tmp_path).prepare()
     host = KeeperHost(KeeperPlan(name=new_name()))
     try:
-        keeper = Keeper.reach(host.name, wait_s=20, rank=0, num_ranks=1)
+        keeper = KeeperClient.reach(host.name, wait_s=20, rank=0, num_ranks=1)
         assert keeper is not None
         assert keeper.open_folder(str(tmp_path)) == ""
         snapshotter = Snapshotter(keeper, optimizers=[optimizer], on_torn=lambda _: None)
@@ -334,7 +334,7 @@ def test_a_restart_loads_from_memory(tmp_path: Path) -> None:
         train(model, optimizer, 1)
         snapshotter.wait_staged()
         keeper.close()  # without a goodbye
-        again = Keeper.reach(host.name, wait_s=20, rank=0, num_ranks=1, restart=1)
+        again = KeeperClient.reach(host.name, wait_s=20, rank=0, num_ranks=1, restart=1)
         assert again is not None
         recalled = again.recall()
         assert recalled is not None

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from safepoint.snapshot.device_copy import _host_bytes, words_of
-from safepoint.snapshot.staging import Work
-from safepoint.snapshot.team import Ending
-from safepoint.snapshot.team_helper import Helper
+from safepoint.snapshot.replicas.team import Ending
+from safepoint.snapshot.replicas.team_helper import Helper
+from safepoint.snapshot.staging.device_copy import _host_bytes, words_of
+from safepoint.snapshot.staging.stager import Work
 from tests.support.teams import ALL_BYTES, Node
 
 LONG_CYCLES = 1_000_000_000  # half a second and more of a device's time

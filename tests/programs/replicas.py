@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import safepoint
-from safepoint.snapshot.staging import Stager, Work
+from safepoint.snapshot.staging.stager import Stager, Work
 
 WIDTH = 512
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from tests.support.snapshots import LARGE_STATE_ELEMENTS
 
-from safepoint.checkpoint.manifest import Trigger
+from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.snapshot.checkpointer import Checkpointer
-from safepoint.snapshot.staging import Stager
+from safepoint.snapshot.staging.stager import Stager
 
 KINDS = ("staged", "half", "forked")
 

@@ -10,17 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from safepoint.checkpoint.catalog import checkpoint_name, newest_valid
-from safepoint.checkpoint.commit import WorkingCheckpoint
-from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
-from safepoint.checkpoint.mover_process import MoverPlan
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.remote import Claim, RemoteFolder
-from safepoint.checkpoint.retention import KeepNewest
-from safepoint.checkpoint.transfer import check_listing, fetch, prepare, publish, windows_of
+from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.local.commit import WorkingCheckpoint
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.retention import KeepNewest
+from safepoint.checkpoint.remote.fetch import check_listing, fetch, prepare, publish, windows_of
+from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
+from safepoint.checkpoint.remote.uploader_process import MoverPlan
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
-from safepoint.training.uploads import Uploads
+from safepoint.training.context.uploads import Uploads
 
 KEEP = 2
 

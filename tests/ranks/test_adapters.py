@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.format.catalog import list_checkpoints
 from tests.support.adapters import assert_without_base
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged, same

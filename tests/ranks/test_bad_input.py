@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.verify import verify
 from tests.support.jobs import committed_steps, environment, no_orphans, read_events, safepoint, tiny
 from tests.support.patience import PATIENCE
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from safepoint.checkpoint.inventory import open_inventory
-from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.tools.inventory import open_inventory
 from safepoint.storage.store import Store
 from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
 from tests.support.ceph_rgw import CephRgw

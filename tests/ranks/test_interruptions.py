@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.verify import verify
 from tests.support.equality import logged
 from tests.support.jobs import (
     TINY,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.manifest import MANIFEST_NAME
-from safepoint.jobs.history import History
-from safepoint.jobs.local import LocalJobs
-from safepoint.jobs.places import job_folder
-from safepoint.jobs.processes import processes_of
-from safepoint.jobs.state import JobState, Wanted
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.foundation.processes import processes_of
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.state import JobState, Wanted
 from tests.support.equality import finals, same
 from tests.support.jobs_local import Place, jobs_in, tell_to_stop
 from tests.support.moto_server import MotoServer

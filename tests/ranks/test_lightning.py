@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.training.progress import State, read_progress
+from safepoint.progress.record import State, read_progress
 from tests.support.equality import finals, same
 from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, safepoint
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.training.progress import Progress, State, read_progress
+from safepoint.progress.record import Progress, State, read_progress
 from tests.support.jobs import Job, environment, no_orphans, read_events, safepoint, tiny
 from tests.support.ports import free_port
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.checkpoint.format.verify import read_manifest, verify
 from tests.support.equality import assert_same_run, finals, same
 from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny, wait_until_gone
 from tests.support.keepers import keepers_of, kill

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.verify import verify
-from safepoint.jobs.places import job_folder, state_folder
-from safepoint.jobs.processes import kill, processes_of
+from safepoint.checkpoint.format.verify import verify
+from safepoint.foundation.processes import kill, processes_of
+from safepoint.jobs.local.paths import job_folder, state_folder
 from safepoint.sdk import LocalConfig, PeriodicCheckpointConfig, TrainerClient, TrainJob, TransformersTrainer
 from safepoint.sdk.upstream import trainer as kubeflow
 from tests.support.ceph_rgw import CephRgw

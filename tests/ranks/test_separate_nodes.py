@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.catalog import checkpoint_name, list_checkpoints
-from safepoint.checkpoint.inventory import Kind, open_inventory
-from safepoint.checkpoint.manifest import PART_NAME
-from safepoint.checkpoint.part import read_part, verify_part
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints
+from safepoint.checkpoint.format.manifest import PART_NAME
+from safepoint.checkpoint.format.node_part import read_part, verify_part
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.tools.inventory import Kind, open_inventory
 from tests.support.ceph_rgw import CephRgw
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, no_orphans, read_events, safepoint, tiny

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from tests.support.checkpoints import commit, prepared
 from tests.support.equality import finals, same
 from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, safepoint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.verify import verify
 from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]

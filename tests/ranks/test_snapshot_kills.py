@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.verify import verify
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, environment, no_orphans, read_events, safepoint, tiny, wait_until_gone
 from tests.support.keepers import (

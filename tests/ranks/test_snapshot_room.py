@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.verify import verify
-from safepoint.training.progress import State, read_progress
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.verify import verify
+from safepoint.progress.record import State, read_progress
 from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, tiny
 from tests.support.keepers import expect_saves_beside_training, keepers_of, last_mark, memory_of
 

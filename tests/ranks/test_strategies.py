@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.verify import verify
 from tests.support.adapters import assert_without_base
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged

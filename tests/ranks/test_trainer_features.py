@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.verify import verify
 from tests.support.equality import assert_same_run
 from tests.support.hub import FakeHub, fake_hub
 from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.verify import verify
 from tests.support.equality import same
 from tests.support.ingredients import make_ingredients
 from tests.support.jobs import Job, no_orphans, read_events, safepoint

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.verify import verify
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged, samples
 from tests.support.jobs import Job, environment, no_orphans, safepoint, tiny, wait_until_gone

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.storage.local import LocalStore
+from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.store import Store
 from tests.support.ceph_rgw import CephRgw

@@ -15,12 +15,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from safepoint.checkpoint import copying
-from safepoint.checkpoint.inventory import open_inventory
-from safepoint.checkpoint.landing import MARK
-from safepoint.checkpoint.manifest import MANIFEST_NAME, Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.remote import UNFINISHED, Claim, RemoteFolder
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Trigger
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.remote_folder import UNFINISHED, Claim, RemoteFolder
+from safepoint.checkpoint.tools import copy as copying
+from safepoint.checkpoint.tools.atomic_export import MARK
+from safepoint.checkpoint.tools.inventory import open_inventory
 from safepoint.errors import CheckpointError, ConflictError, StorageError
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
@@ -367,8 +367,8 @@ def test_a_network_that_breaks(output: OutputFolder, reachable: Server, bucket: 
 _MEASURED = f"""
 {MEASURE}
 import sys
-import safepoint.checkpoint.exporting, safepoint.storage.object_store
-from safepoint.cli.checkpoints import app
+import safepoint.checkpoint.tools.export, safepoint.storage.object_store
+from safepoint.cli.commands.checkpoints import app
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
 next(iter(open_store(parse_location(sys.argv[2])).list()), None)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.catalog import checkpoint_name, list_checkpoints
-from safepoint.checkpoint.remote import RemoteFolder
-from safepoint.checkpoint.transfer import check_listing, fetch, prepare, windows_of
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.remote.fetch import check_listing, fetch, prepare, windows_of
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
 from tests.programs.writer import KEEP, check

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.weights.dcp_weights import dcp_weights
 from safepoint.checkpoint.weights.torch_file import read_torch_file
 

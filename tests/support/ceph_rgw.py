@@ -199,7 +199,7 @@ rgw_thread_pool_size = 64
     def _make_bucket(self) -> None:
         import http.client
 
-        from safepoint.storage.signing import signed_headers
+        from safepoint.storage.s3.signing import signed_headers
 
         headers = signed_headers(
             method="PUT",

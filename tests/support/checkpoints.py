@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from safepoint.checkpoint.commit import WorkingCheckpoint
-from safepoint.checkpoint.final import final_folder
-from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.local.commit import WorkingCheckpoint
+from safepoint.checkpoint.local.final_record import final_folder
+from safepoint.checkpoint.local.output_folder import OutputFolder
 
 FILES = {
     0: {

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from safepoint.jobs.places import job_folder, supervisor_lock
-from safepoint.jobs.records import JobRecord
-from safepoint.jobs.spec import JobSpec
-from safepoint.jobs.state import JobState, Wanted
-from safepoint.training.settings import RunSettings
+from safepoint.jobs.local.paths import job_folder, supervisor_lock
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.settings.run_settings import RunSettings
 
 
 def job_spec(name: str = "job", **changes: Any) -> JobSpec:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from safepoint.jobs.history import History
-from safepoint.jobs.local import LocalJobs
-from safepoint.jobs.places import job_folder
-from safepoint.jobs.processes import identify, kill, processes_of
-from safepoint.jobs.records import JobRecord
-from safepoint.jobs.spec import JobSpec
-from safepoint.jobs.state import JobState
-from safepoint.training.settings import RunSettings
+from safepoint.foundation.processes import identify, kill, processes_of
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.state import JobState
+from safepoint.settings.run_settings import RunSettings
 from tests.support.jobs import environment
 from tests.support.patience import PATIENCE
 from tests.support.supervisors import supervisor_pid
@@ -119,9 +119,9 @@ class Place:
         if kind == "all":
             return [*self.processes(name, "supervisor"), *processes_of(job_folder(name))]
         module = {
-            "keeper": b"safepoint.snapshot.keeper_process",
+            "keeper": b"safepoint.snapshot.keeper",
             "rank": b"safepoint.training",
-            "mover": b"safepoint.checkpoint.mover_process",
+            "mover": b"safepoint.checkpoint.remote.uploader_process",
         }[kind]
         found: list[int] = []
         for pid in processes_of(job_folder(name)):

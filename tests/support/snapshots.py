@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from safepoint.snapshot.block import Block
-from safepoint.snapshot.image import Image, Piece
-from safepoint.snapshot.writing import Source, seal_archive
+from safepoint.snapshot.images.image import Image, Piece
+from safepoint.snapshot.keeper.persist.file_writer import Source, seal_archive
+from safepoint.snapshot.memory.block import Block
 
 ENDLESS = 1 << 62
 LARGE_STATE_ELEMENTS = 1 << 20

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from safepoint.storage.local import LocalStore
+from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
 
 

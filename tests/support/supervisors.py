@@ -3,7 +3,7 @@
 import os
 
 from safepoint.foundation.files import is_locked, read_lock_owner
-from safepoint.jobs.places import supervisor_lock
+from safepoint.jobs.local.paths import supervisor_lock
 
 
 def supervisor_pid(name: str) -> int | None:

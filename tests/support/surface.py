@@ -25,17 +25,16 @@ from safepoint.cli.main import root
 from safepoint.doctor import examination
 from safepoint.doctor.software import TOO_SLOW
 from safepoint.errors import ExitCode
-from safepoint.foundation import events, store_events  # noqa: F401  they declare all of them
-from safepoint.foundation.event_stream import Event
-from safepoint.jobs import local
-from safepoint.jobs.history import History
-from safepoint.jobs.local import LocalJobs
-from safepoint.jobs.places import job_folder
-from safepoint.jobs.state import JobState, Wanted
-from safepoint.training import prometheus_text
-from safepoint.training.progress import PROGRESS_NAME, Progress, SaveFigures, State
-from safepoint.training.settings import RunSettings, variable
-from safepoint.training.trainer_status import TrainerStatus
+from safepoint.foundation.events.stream import Event
+from safepoint.jobs.local import local_jobs
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.progress import prometheus_text
+from safepoint.progress.record import PROGRESS_NAME, Progress, SaveFigures, State
+from safepoint.progress.trainer_status import TrainerStatus
+from safepoint.settings.run_settings import RunSettings, variable
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 
@@ -223,8 +222,8 @@ def _asked_of_jobs(folder: Path) -> dict[str, Any]:
     """What commands say of jobs that are in the history only: no supervisor is started."""
     (folder / "train.py").touch()
     with (
-        mock.patch.object(local, "start_supervisor"),
-        mock.patch.object(local, "revive"),
+        mock.patch.object(local_jobs, "start_supervisor"),
+        mock.patch.object(local_jobs, "revive"),
         mock.patch.object(LocalJobs, "_remove", _forget),
     ):
         found = {"submit": safepoint("submit", "--json", "--name", "tiny", "train.py").document}

@@ -6,16 +6,16 @@ import time
 
 import torch
 
-from safepoint.snapshot.block import Block
-from safepoint.snapshot.device_copy import words_of
-from safepoint.snapshot.guard import Guard
-from safepoint.snapshot.image import Image
-from safepoint.snapshot.messages import Channel
-from safepoint.snapshot.staging import Placed, Stager, Work
-from safepoint.snapshot.team import Ending, Team
-from safepoint.snapshot.team_helper import Helper
-from safepoint.snapshot.team_lead import Lead
-from safepoint.snapshot.torch_image import TorchImages
+from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.images.torch_image import TorchImages
+from safepoint.snapshot.memory.block import Block
+from safepoint.snapshot.protocol.channel import Channel
+from safepoint.snapshot.replicas.team import Ending, Team
+from safepoint.snapshot.replicas.team_helper import Helper
+from safepoint.snapshot.replicas.team_lead import Lead
+from safepoint.snapshot.staging.device_copy import words_of
+from safepoint.snapshot.staging.guard import Guard
+from safepoint.snapshot.staging.stager import Placed, Stager, Work
 
 TIMEOUT_S = 60
 WIDTH = 256 << 10

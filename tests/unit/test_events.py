@@ -4,17 +4,18 @@ import dataclasses
 import json
 from pathlib import Path
 
-from safepoint.foundation import events, store_events
+from safepoint.foundation.events import run_events, store_events
+from safepoint.foundation.events.stream import Event, EventLog
 from safepoint.foundation.units import format_bytes, format_duration, plural
 
 
 def test_every_event_has_a_line_and_survives_json(tmp_path: Path) -> None:
     """All fields arrive under the event's name."""
-    log = events.EventLog(tmp_path / "events.jsonl")
+    log = EventLog(tmp_path / "events.jsonl")
     samples = {"str": "text", "int": 3, "float": 1.5, "bool": True}
-    declared = {**vars(events), **vars(store_events)}.values()
-    kinds = [one for one in declared if isinstance(one, type) and issubclass(one, events.Event)]
-    kinds.remove(events.Event)
+    declared = {**vars(run_events), **vars(store_events)}.values()
+    kinds = [one for one in declared if isinstance(one, type) and issubclass(one, Event)]
+    kinds.remove(Event)
     for kind in kinds:
         values = {
             field.name: samples.get(getattr(field.type, "__name__", ""), ()) for field in dataclasses.fields(kind)
@@ -31,9 +32,9 @@ def test_every_event_has_a_line_and_survives_json(tmp_path: Path) -> None:
 def test_a_record_says_who_when_and_why(tmp_path: Path) -> None:
     """In every stream alike; a cause only where there is one, and the names that readers know stay."""
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    log = events.EventLog(paths[0], None, paths[1], actor="keeper")
-    log.write(events.SaveSuperseded(step=3, trigger="periodic", by=4))
-    log.write(events.Finished(step=5))
+    log = EventLog(paths[0], None, paths[1], actor="keeper")
+    log.write(run_events.SaveSuperseded(step=3, trigger="periodic", by=4))
+    log.write(run_events.Finished(step=5))
     assert paths[0].read_text() == paths[1].read_text()
     first, second = (json.loads(line) for line in paths[0].read_text().splitlines())
     assert first.pop("time").endswith("Z")
@@ -50,7 +51,7 @@ def test_a_record_says_who_when_and_why(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     """The stream reports; it is not a reason to end."""
-    events.EventLog(tmp_path / "missing" / "events.jsonl").write(events.Finished(step=1))
+    EventLog(tmp_path / "missing" / "events.jsonl").write(run_events.Finished(step=1))
 
 
 def test_figures_read_well() -> None:

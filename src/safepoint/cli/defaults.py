@@ -236,6 +236,3 @@ def _make_known(configuration: Configuration) -> None:
     if pairs:
         already = os.environ.get(_CLAIMS, "")
         os.environ[_CLAIMS] = ",".join([*pairs, *([already] if already else [])])
-
-
-__all__ = ["Effective", "check_tables", "defaults_from_files", "effective", "options", "origins"]

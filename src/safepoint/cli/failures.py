@@ -207,6 +207,3 @@ def _with_origin(message: str, root: CommandGroup, arguments: Sequence[str]) -> 
     said = set(own_options(command, rest))
     clauses = [f"{name} is set by {found[name]}" for name in sorted(named - said) if name in found]
     return f"{message} ({', '.join(clauses)})" if clauses else message
-
-
-__all__ = ["asks_for_json", "exit_code_of", "run_command", "tell_program"]

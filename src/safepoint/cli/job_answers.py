@@ -4,11 +4,11 @@ from typing import Any
 
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_duration, plural, printable
-from safepoint.jobs.output_location import output_of
-from safepoint.jobs.records import AttemptRecord, JobEvent, JobRecord, JobSummary
-from safepoint.jobs.risk import safe_point
-from safepoint.jobs.state import JobState
-from safepoint.training.progress import Progress
+from safepoint.jobs.model.output_location import output_of
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary
+from safepoint.jobs.model.risk import safe_point
+from safepoint.jobs.model.state import JobState
+from safepoint.progress.record import Progress
 
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
 _COMMAND_WIDTH = 48
@@ -151,16 +151,3 @@ def _attempt(attempt: AttemptRecord) -> str:
         return f"{attempt.number}  {attempt.started}, {nodes}, running"
     lasted = format_duration(clock.parse_utc(attempt.ended) - clock.parse_utc(attempt.started))
     return f"{attempt.number}  {attempt.started}, {nodes}, {lasted}: {attempt.outcome}"
-
-
-__all__ = [
-    "HEAD",
-    "attempt_document",
-    "event_document",
-    "job_document",
-    "page",
-    "progress_lines",
-    "row",
-    "safe_step",
-    "useful_commands",
-]

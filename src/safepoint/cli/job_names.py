@@ -8,8 +8,8 @@ from safepoint.errors import SafepointError
 
 def complete_job(incomplete: str) -> list[str]:
     """The jobs whose names begin so; none where the history cannot be read."""
-    from safepoint.jobs.history import History
-    from safepoint.jobs.places import history_file
+    from safepoint.jobs.local.history import History
+    from safepoint.jobs.local.paths import history_file
 
     logging.disable()  # a shell shows what is written in the middle of its line
     try:
@@ -21,6 +21,3 @@ def complete_job(incomplete: str) -> list[str]:
         return []
     finally:
         logging.disable(logging.NOTSET)
-
-
-__all__ = ["complete_job"]

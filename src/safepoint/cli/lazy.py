@@ -170,6 +170,3 @@ def walk(group: CommandGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
             yield from walk(command, (*path, name))
         elif isinstance(command, TyperCommand):
             yield (*path, name), command
-
-
-__all__ = ["CommandGroup", "LazyCommand", "LazyGroup", "own_options", "walk"]

@@ -20,74 +20,74 @@ class _Safepoint(LazyGroup):
     lazy_commands = (
         LazyCommand(
             name="run",
-            target="safepoint.cli.run:run",
+            target="safepoint.cli.commands.run:run",
             summary="Run a training script that survives preemption.",
             has_program=True,
         ),
         LazyCommand(
             name="submit",
-            target="safepoint.cli.submit:submit",
+            target="safepoint.cli.commands.submit:submit",
             summary="Run a training script in the background, as a job.",
             has_program=True,
         ),
         LazyCommand(
             name="list",
-            target="safepoint.cli.jobs:list_",
+            target="safepoint.cli.commands.jobs:list_",
             summary="List the jobs, newest first: state, step, time left, loss, what is safe.",
         ),
         LazyCommand(
             name="status",
-            target="safepoint.cli.jobs:status",
+            target="safepoint.cli.commands.jobs:status",
             summary="Show one job: what it runs, where it is, what is safe, how its attempts ended.",
         ),
         LazyCommand(
             name="watch",
-            target="safepoint.cli.watch:watch",
+            target="safepoint.cli.commands.watch:watch",
             summary="Show jobs as they go, with the curve of the loss; Ctrl-C ends it, and stops no job.",
         ),
         LazyCommand(
             name="logs",
-            target="safepoint.cli.jobs:logs",
+            target="safepoint.cli.commands.jobs:logs",
             summary="Print what the job's processes have printed; with several, each line says which.",
         ),
         LazyCommand(
             name="events",
-            target="safepoint.cli.jobs:events",
+            target="safepoint.cli.commands.jobs:events",
             summary="Print what was done to the job and what it did, in the order of time: who, what, why.",
         ),
         LazyCommand(
             name="suspend",
-            target="safepoint.cli.jobs:suspend",
+            target="safepoint.cli.commands.jobs:suspend",
             summary="Stop a job with a checkpoint, and say which one is safe; `resume` goes on from there.",
         ),
         LazyCommand(
             name="resume",
-            target="safepoint.cli.jobs:resume",
+            target="safepoint.cli.commands.jobs:resume",
             summary="Let a suspended or failed job go on from its newest checkpoint.",
         ),
         LazyCommand(
             name="scale",
-            target="safepoint.cli.jobs:scale",
+            target="safepoint.cli.commands.jobs:scale",
             summary="Change a job's number of nodes: suspend, change, resume.",
         ),
         LazyCommand(
             name="delete",
-            target="safepoint.cli.jobs:delete",
+            target="safepoint.cli.commands.jobs:delete",
             summary="Stop a job and forget it; its checkpoints stay, unless they are asked for too.",
         ),
         LazyCommand(
             name="checkpoints",
-            target="safepoint.cli.checkpoints:app",
+            target="safepoint.cli.commands.checkpoints:app",
             summary="Look at, check, copy and tidy checkpoints, in a folder or an object store.",
         ),
         LazyCommand(
             name="config",
-            target="safepoint.cli.config:app",
+            target="safepoint.cli.commands.config:app",
             summary="Show which settings are in effect, and where they come from.",
         ),
         LazyCommand(
             name="doctor",
-            target="safepoint.cli.doctor:doctor",
+            target="safepoint.cli.commands.doctor:doctor",
             summary="Check this machine and the place for checkpoints, before a training relies on them.",
         ),
     )

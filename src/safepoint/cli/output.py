@@ -37,6 +37,3 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in [head, *rows]
     ]
-
-
-__all__ = ["print_answer", "table", "versioned"]

@@ -33,7 +33,7 @@ def find_place(context: typer.Context, text: str) -> str:
     """
     if not text.startswith(_JOB):
         return text
-    from safepoint.jobs.local import LocalJobs
+    from safepoint.jobs.local.local_jobs import LocalJobs
 
     name, slash, rest = text.removeprefix(_JOB).partition("/")
     with LocalJobs() as jobs:
@@ -60,7 +60,7 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
 @contextlib.contextmanager
 def _identity(name: str | None, env: Mapping[str, str]) -> Generator[None]:
     """Until the command has ended, its process has the keys of the connection, and these variables."""
-    from safepoint.jobs.connections import keys_of, with_keys
+    from safepoint.jobs.model.connections import keys_of, with_keys
 
     before = dict(os.environ)
     try:
@@ -84,5 +84,3 @@ Connection = Annotated[
         callback=_connect,
     ),
 ]
-
-__all__ = ["Connection", "find_place"]

@@ -40,6 +40,3 @@ def ask(command: Sequence[str], *, limit_s: float) -> Answer:
         return Answer(code=None)
     lines = complaint.strip().splitlines()
     return Answer(code=process.returncode, output=output, complaint=lines[-1] if lines else "")
-
-
-__all__ = ["Answer", "ask"]

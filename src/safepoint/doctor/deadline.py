@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.doctor.finding import Finding, Status
 from safepoint.foundation.units import format_bytes, format_duration
 
@@ -133,6 +133,3 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
             fix="--snapshot-steps 1 keeps every step in memory, and the newest one is saved in time",
         )
     return Finding(check=check, status=Status.OK, found=found, why=why)
-
-
-__all__ = ["History", "judge_grace", "look_at_history"]

@@ -12,8 +12,8 @@ from safepoint.doctor.object_store import judge_store, look_at_store
 from safepoint.doctor.process_images import examine_criu
 from safepoint.doctor.software import TOO_SLOW, judge_python, judge_torch, look_at_torch
 from safepoint.foundation.bounded import Work
+from safepoint.settings.output_place import OutputPlace
 from safepoint.storage.access import Tried
-from safepoint.training.output_place import OutputPlace
 
 _FOLDER_S = 5.0
 _STORE_S = 8.0
@@ -80,6 +80,3 @@ def _look_at_place(folder: Path) -> tuple[History, Disk | str]:
 
 def _reading(folder: Path) -> Callable[[], History]:
     return lambda: look_at_history(folder)
-
-
-__all__ = ["examine"]

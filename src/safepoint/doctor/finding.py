@@ -35,6 +35,3 @@ class Finding:
     def __post_init__(self) -> None:
         if (self.status is not Status.OK) != bool(self.fix):
             raise ValueError(f"fix={self.fix!r} of {self.check}: whatever is not ok needs one, and nothing else")
-
-
-__all__ = ["Finding", "Status"]

@@ -138,6 +138,3 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
     if disk.bytes_per_s < _SLOW_BYTES_PER_S:
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="name a folder on a faster disk")
     return Finding(check=check, status=Status.OK, found=found, why=why)
-
-
-__all__ = ["Disk", "judge_folder", "look_at_folder"]

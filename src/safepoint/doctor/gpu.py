@@ -82,6 +82,3 @@ def judge_gpus(gpus: Gpus, torch: Torch | NoTorch) -> Finding:
             fix=fix,
         )
     return Finding(check=check, status=Status.OK, found=found, why=why)
-
-
-__all__ = ["Gpus", "judge_gpus", "look_at_gpus"]

@@ -6,7 +6,7 @@ import resource
 
 from safepoint.doctor.finding import Finding, Status
 from safepoint.foundation.units import format_bytes
-from safepoint.snapshot import block, host_memory
+from safepoint.snapshot.memory import block, host_memory
 
 _LEAST_DEV_SHM_BYTES = 512 << 20
 _LEAST_OPEN_FILES = 4096
@@ -108,6 +108,3 @@ def _is_synchronised() -> bool | None:
     except (OSError, AttributeError):
         return None
     return None if state < 0 else state != _TIME_ERROR
-
-
-__all__ = ["judge_clock", "judge_dev_shm", "judge_memory", "judge_open_files"]

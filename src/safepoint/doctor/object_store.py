@@ -70,6 +70,3 @@ def _how() -> str:
     return (
         f"{endpoint}, {'with AWS_ACCESS_KEY_ID' if options.has_keys else 'with the keys that the machine provides'}"
     )
-
-
-__all__ = ["judge_store", "look_at_store"]

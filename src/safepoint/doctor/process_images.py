@@ -55,6 +55,3 @@ def _held(status: Path) -> list[str]:
     except (OSError, KeyError, ValueError):
         return []
     return [name for name, bit in _CAPABILITIES.items() if effective >> bit & 1]
-
-
-__all__ = ["examine_criu"]

@@ -107,6 +107,3 @@ def judge_torch(torch: Torch | NoTorch) -> Finding:
     if torch.import_s > _SLOW_S:
         return Finding(check="torch", status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
     return Finding(check="torch", status=Status.OK, found=found, why=why)
-
-
-__all__ = ["TOO_SLOW", "NoTorch", "Torch", "judge_python", "judge_torch", "look_at_torch"]

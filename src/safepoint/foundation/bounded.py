@@ -53,6 +53,3 @@ def do_within(task: Callable[[], object], limit_s: float) -> bool:
         Whether it was done in time; otherwise it goes on beside whatever follows.
     """
     return Work(task).is_done(limit_s)
-
-
-__all__ = ["Work", "do_within"]

@@ -31,6 +31,3 @@ def parse_utc(text: str) -> float:
         ValueError: it is no such time.
     """
     return datetime.fromisoformat(text).timestamp()
-
-
-__all__ = ["monotonic_s", "parse_utc", "sleep", "utc_now", "wall_s"]

@@ -325,6 +325,3 @@ def toml(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(toml(item) for item in cast('list[object]', value))}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
-
-
-__all__ = ["PROJECT_FILE", "RESERVED", "Configuration", "LocalMachine", "Setting", "Table", "toml", "user_file"]

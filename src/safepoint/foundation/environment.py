@@ -81,6 +81,3 @@ def current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError as error:
         raise UsageError("the current folder was deleted", hint="change to one that is there") from error
-
-
-__all__ = ["Place", "current_folder", "host_name"]

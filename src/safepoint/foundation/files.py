@@ -249,20 +249,3 @@ def is_being_read(path: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-__all__ = [
-    "FolderLock",
-    "delete_tree",
-    "discard",
-    "fsync_file",
-    "fsync_folder",
-    "is_being_read",
-    "is_locked",
-    "link_or_copy",
-    "publish_folder",
-    "read_lock_owner",
-    "reading",
-    "regular_files",
-    "write_atomic",
-]

@@ -11,6 +11,3 @@ def is_importable(module: str, folder: str) -> bool:
         return PathFinder.find_spec(module.partition(".")[0], [folder, *sys.path]) is not None
     except (ImportError, ValueError):
         return False
-
-
-__all__ = ["is_importable"]

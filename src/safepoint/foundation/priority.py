@@ -54,6 +54,3 @@ class Priority:
     def _try_again(self) -> None:
         with self._lock:
             self._apply()
-
-
-__all__ = ["Priority"]

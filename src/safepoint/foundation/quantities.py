@@ -56,6 +56,3 @@ def parse_count(quantity: str | float) -> int:
 
     count = Decimal(match[1]) / (1000 if match[2] else 1)
     return int(count) + (count != int(count))
-
-
-__all__ = ["parse_bytes", "parse_count", "parse_duration"]

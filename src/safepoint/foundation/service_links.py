@@ -14,6 +14,3 @@ def forget_service_links() -> None:
     for name, value in list(os.environ.items()):
         if name.startswith("SAFEPOINT_") and value.startswith(_PROTOCOLS):
             del os.environ[name]
-
-
-__all__ = ["forget_service_links"]

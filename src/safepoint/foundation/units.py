@@ -78,6 +78,3 @@ class ByteCounter:
         self.done_bytes += count
         if self._progress is not None:
             self._progress(self.done_bytes, self._total_bytes)
-
-
-__all__ = ["ByteCounter", "format_age", "format_bytes", "format_duration", "nearest", "plural", "printable"]

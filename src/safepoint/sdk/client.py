@@ -15,7 +15,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
 
     Every method of `kubeflow.trainer.TrainerClient` is there, with its arguments and results. On this machine:
 
-    - jobs are those of `safepoint submit`; they outlive this program, and `safepoint list` and other clients see them;
+    - jobs are those of `safepoint submit`; they outlive this program, and `safepoint list` and other clients see
+      them;
     - a job's `status` may also be Queued, Suspending, Suspended, Resuming, Preempted or Restarting, and all of these
       can be waited for;
     - `get_job_logs` takes `rank-N` as a step, for what one rank has printed;
@@ -113,6 +114,3 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
                     hint="it works with TrainerClient(LocalConfig())",
                 )
         return self.backend
-
-
-__all__ = ["TrainerClient"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from safepoint.foundation.environment import current_folder
-from safepoint.foundation.kinds import NAMED, PATH, TEXT, check_fields, whole
+from safepoint.foundation.field_types import NAMED, PATH, TEXT, check_fields, whole
 
 _KINDS = {"pvc": NAMED, "working_dir": PATH.optional, "python": TEXT, "priority": whole()}
 
@@ -47,6 +47,3 @@ class LocalConfig:
     def folder(self) -> str:
         """The folder that jobs run in; absolute."""
         return current_folder() if self.working_dir is None else os.path.abspath(self.working_dir)
-
-
-__all__ = ["LocalConfig"]

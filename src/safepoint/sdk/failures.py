@@ -67,16 +67,3 @@ def as_kubeflow_raises() -> Generator[None]:
         if isinstance(error, kind):
             raise
         raise kind(error.message, hint=error.hint) from error
-
-
-__all__ = [
-    "InvalidRequestError",
-    "JobConflictError",
-    "JobFailedError",
-    "JobNotFoundError",
-    "JobStorageError",
-    "JobTimeoutError",
-    "MissingExtraError",
-    "NotSupportedHereError",
-    "as_kubeflow_raises",
-]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from safepoint.foundation.kinds import FLAG, NAMED, PATH, SECONDS, TEXT, Kind, texts, whole
+from safepoint.foundation.field_types import FLAG, NAMED, PATH, SECONDS, TEXT, Kind, texts, whole
 
 
 def _is_size(value: Any) -> bool:
@@ -43,5 +43,3 @@ TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
 }
 
 PERIODIC_CHECKPOINT_CONFIG = {"save_steps": whole(1).optional, "save_total_limit": whole(1).optional}
-
-__all__ = ["CUSTOM_TRAINER", "PERIODIC_CHECKPOINT_CONFIG", "TRANSFORMERS_TRAINER"]

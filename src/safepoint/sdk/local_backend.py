@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safepoint.checkpoint.inventory import Kind
+from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.errors import (
     ConflictError,
     NotFoundError,
@@ -15,12 +15,12 @@ from safepoint.errors import (
     WaitTimeoutError,
 )
 from safepoint.foundation import clock
-from safepoint.jobs.local import LocalJobs
-from safepoint.jobs.outputs import open_output
-from safepoint.jobs.records import JobRecord
-from safepoint.jobs.risk import risk_of_suspending
-from safepoint.jobs.slots import count_slots
-from safepoint.jobs.state import JobState
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.outputs import open_output
+from safepoint.jobs.local.slots import count_slots
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.risk import risk_of_suspending
+from safepoint.jobs.model.state import JobState
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import JobFailedError, as_kubeflow_raises
 from safepoint.sdk.local_spec import local_job
@@ -249,6 +249,3 @@ class LocalBackend(RuntimeBackend):
             if inventory.folder is not None and not inventory.folder.is_dir():
                 return []
             return [checkpoint_of(item) for item in inventory.items() if item.kind is not Kind.FOREIGN]
-
-
-__all__ = ["LocalBackend"]

@@ -11,20 +11,20 @@ from typing import Any
 
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import Configuration
-from safepoint.foundation.kinds import check_fields
+from safepoint.foundation.field_types import check_fields
 from safepoint.foundation.modules import is_importable
-from safepoint.jobs.literals import as_options
-from safepoint.jobs.places import job_folder
-from safepoint.jobs.shipping import take_function
-from safepoint.jobs.slots import count_slots
-from safepoint.jobs.spec import JobSpec, check_name, name_from, names_of_secrets
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.local.slots import count_slots
+from safepoint.jobs.model.function_source import take_function
+from safepoint.jobs.model.literals import as_options
+from safepoint.jobs.model.spec import JobSpec, check_name, name_from, names_of_secrets
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.fields import CUSTOM_TRAINER, TRANSFORMERS_TRAINER
 from safepoint.sdk.resources import share_for
 from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import types
+from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import Scheme, parse_location
-from safepoint.training.settings import RunSettings
 
 SCRIPT = "train.py"
 _CLAIMS = "SAFEPOINT_PVC_MOUNTS"
@@ -181,6 +181,3 @@ def _check_bundle(trainer: TransformersTrainer) -> None:
 def _indexes(urls: list[str]) -> tuple[str, ...]:
     """What pip is told; its own configuration counts where nobody has said anything."""
     return () if list(urls) == _DEFAULT_INDEX else tuple(urls)
-
-
-__all__ = ["SCRIPT", "LocalJob", "local_job"]

@@ -27,6 +27,3 @@ def normalize_output_dir(text: str) -> str:
         return str(parse_location(f"{scheme}://{rest}"))
     except ValueError as error:
         raise ValueError(f"output_dir: {error}") from error
-
-
-__all__ = ["normalize_output_dir"]

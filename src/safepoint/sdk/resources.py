@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from safepoint.foundation.quantities import parse_count
-from safepoint.jobs.slots import Slots
+from safepoint.jobs.local.slots import Slots
 
 _GPUS = ("gpu", "nvidia.com/gpu", "amd.com/gpu")
 _MIG = ("mig-", "nvidia.com/mig-")
@@ -89,6 +89,3 @@ def _count(name: str, value: Any) -> int:
         return parse_count(value)
     except ValueError as error:
         raise ValueError(f"resources_per_node[{name!r}]: {error}") from error
-
-
-__all__ = ["NodeShare", "share_for"]

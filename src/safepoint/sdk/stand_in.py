@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safepoint.jobs.literals import as_options
-from safepoint.jobs.shipping import take_function
+from safepoint.jobs.model.function_source import take_function
+from safepoint.jobs.model.literals import as_options
 from safepoint.sdk.failures import NotSupportedHereError, as_kubeflow_raises
 
 if TYPE_CHECKING:
@@ -106,6 +106,3 @@ def _source(trainer: "TransformersTrainer", name: str) -> str:
     }
     encoded = base64.b64encode(json.dumps(plan).encode()).decode()
     return _SOURCE.format(name=name, plan=encoded)
-
-
-__all__ = ["original_of", "stand_in_for"]

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from safepoint.checkpoint.retention import parse_policies
+from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.errors import UsageError
-from safepoint.foundation.kinds import TEXT, check_fields
+from safepoint.foundation.field_types import TEXT, check_fields
 from safepoint.foundation.quantities import parse_bytes, parse_duration
 from safepoint.sdk.fields import PERIODIC_CHECKPOINT_CONFIG, TRANSFORMERS_TRAINER
 from safepoint.sdk.output_uri import normalize_output_dir
 from safepoint.sdk.stand_in import original_of, stand_in_for
 from safepoint.sdk.upstream import constants, types
-from safepoint.training.settings import SAVE_STRATEGIES, RunSettings
+from safepoint.settings.run_settings import SAVE_STRATEGIES, RunSettings
 
 
 @dataclass
@@ -227,6 +227,3 @@ def _read(name: str, parse: Callable[[Any], Any], text: Any) -> Any:
         return parse(text)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-__all__ = ["PeriodicCheckpointConfig", "TransformersTrainer"]

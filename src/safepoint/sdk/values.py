@@ -4,11 +4,11 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-from safepoint.checkpoint.inventory import Item
-from safepoint.jobs.records import JobEvent, JobRecord
-from safepoint.jobs.state import JobState
+from safepoint.checkpoint.tools.inventory import Item
+from safepoint.jobs.model.records import JobEvent, JobRecord
+from safepoint.jobs.model.state import JobState
+from safepoint.progress.record import Progress
 from safepoint.sdk.upstream import constants, types
-from safepoint.training.progress import Progress
 
 STATUSES = frozenset(str(state) for state in JobState)
 """Kubeflow's Created, Running, Complete and Failed, and those between."""
@@ -124,6 +124,3 @@ def checkpoint_of(item: Item) -> Checkpoint:
         num_files=item.num_files,
         is_complete=item.is_complete,
     )
-
-
-__all__ = ["STATUSES", "Checkpoint", "TrainJob", "checkpoint_of", "event_of", "train_job"]

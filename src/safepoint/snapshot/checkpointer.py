@@ -18,25 +18,27 @@ from typing import Any, cast
 import torch
 
 from safepoint._version import __version__
-from safepoint.checkpoint.catalog import checkpoint_name, newest_valid
-from safepoint.checkpoint.commit import WorkingCheckpoint
-from safepoint.checkpoint.manifest import MANIFEST_NAME, Manifest, Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.retention import KeepNewest, parse_policies
+from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest, Trigger
+from safepoint.checkpoint.local.commit import WorkingCheckpoint
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.retention import KeepNewest, parse_policies
 from safepoint.errors import ConflictError, SafepointError, SaveError
-from safepoint.foundation import clock, console
+from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
-from safepoint.foundation.events import Event, EventLog, Saved, SaveFailed
-from safepoint.snapshot import block
-from safepoint.snapshot.arena import NoRoomError
-from safepoint.snapshot.image import Image
-from safepoint.snapshot.keeper import Keeper, Outcome
-from safepoint.snapshot.keeper_host import KeeperHost
-from safepoint.snapshot.keeper_process import KeeperPlan
-from safepoint.snapshot.messages import new_name
-from safepoint.snapshot.module_state import ModuleState, OptimizerState
-from safepoint.snapshot.snapshotter import Snapshotter
-from safepoint.snapshot.torch_image import TorchImages
+from safepoint.foundation.events import console
+from safepoint.foundation.events.run_events import Saved, SaveFailed
+from safepoint.foundation.events.stream import Event, EventLog
+from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
+from safepoint.snapshot.images.torch_image import TorchImages
+from safepoint.snapshot.keeper_client.arena import NoRoomError
+from safepoint.snapshot.keeper_client.client import KeeperClient, Outcome
+from safepoint.snapshot.keeper_client.host import KeeperHost
+from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
+from safepoint.snapshot.memory import block
+from safepoint.snapshot.protocol.channel import new_name
+from safepoint.snapshot.protocol.plan import KeeperPlan
 
 _log = logging.getLogger("safepoint")
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -161,7 +163,7 @@ class Checkpointer:
 
     def _reach_keeper(self, *, wait_s: float) -> None:
         assert self._host is not None
-        keeper = Keeper.reach(self._host.name, wait_s=wait_s, rank=0, num_ranks=1)
+        keeper = KeeperClient.reach(self._host.name, wait_s=wait_s, rank=0, num_ranks=1)
         error = "it does not answer" if keeper is None else keeper.open_folder(str(self._output.root))
         if keeper is None or error:
             self._tell_once(f"the keeper cannot be used, {error}: saves are synchronous")
@@ -182,7 +184,7 @@ class Checkpointer:
         if self._snapshotter is None and self._host is not None and not self._host.ensure():
             self._reach_keeper(wait_s=0.0)
 
-    def _note_lost(self, keeper: Keeper) -> None:
+    def _note_lost(self, keeper: KeeperClient) -> None:
         """Saves that a dead keeper had not finished."""
         for step in sorted(self._handed):
             known = keeper.outcome(step)
@@ -489,6 +491,3 @@ def _devices_of(value: Any) -> list[int]:
     if isinstance(value, Mapping):
         return [index for item in cast("Mapping[Any, Any]", value).values() for index in _devices_of(item)]
     return []
-
-
-__all__ = ["Checkpointer", "Saving", "load_state"]

@@ -73,6 +73,3 @@ def check_access(store: Store) -> None:
     except StorageError as error:
         message = f"{store.location} cannot be used: {error.message}; training was not started"
         raise type(error)(message, hint=error.hint) from error
-
-
-__all__ = ["NO_KEYS_HINT", "PROBE_PREFIX", "Tried", "check_access", "try_access"]

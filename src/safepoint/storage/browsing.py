@@ -244,6 +244,3 @@ def browse(store: Store, prefix: str = "", *, on_read: OnRead | None = None) -> 
         StorageError: the store cannot be listed.
     """
     return StorePath(_Tree(store, prefix, on_read), "")
-
-
-__all__ = ["OnRead", "ReadablePath", "StorePath", "browse"]

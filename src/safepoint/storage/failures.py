@@ -103,6 +103,3 @@ def from_obstore(error: Exception, what: str) -> StorageError:
     if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
         return StorageError(f"{what}: this store cannot do that: {text.splitlines()[0]}")
     return from_connection(text, what)
-
-
-__all__ = ["from_connection", "from_obstore", "from_status"]

@@ -132,6 +132,3 @@ def claim_folder(location: Location, mounts: "str | None" = None) -> Location:
 def _plain(path: str) -> str:
     plain = re.sub("/{2,}", "/", path)
     return plain.rstrip("/") or "/"
-
-
-__all__ = ["CLAIMS", "Location", "Scheme", "claim_folder", "parse_location"]

@@ -20,10 +20,10 @@ from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundEr
 from safepoint.foundation import clock
 from safepoint.storage import failures
 from safepoint.storage.location import Location, Scheme
-from safepoint.storage.multipart import LEAST_PART_BYTES, STREAM_MEMORY_BYTES, part_bytes_of, upload_in_parts
 from safepoint.storage.options import StorageOptions
-from safepoint.storage.retry import DEFAULT_WITHIN_S, retry
-from safepoint.storage.s3_requests import S3Requests
+from safepoint.storage.s3.multipart import LEAST_PART_BYTES, STREAM_MEMORY_BYTES, part_bytes_of, upload_in_parts
+from safepoint.storage.s3.requests import S3Requests
+from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.store import (
     ABSENT,
     Condition,
@@ -431,6 +431,3 @@ def _make_client(
     if location.scheme is Scheme.GS:
         return GCSStore(location.bucket, **common)
     return AzureStore(location.bucket, **common)
-
-
-__all__ = ["ObjectStore"]

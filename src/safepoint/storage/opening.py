@@ -1,6 +1,6 @@
 """From a location to the store that serves it."""
 
-from safepoint.storage.local import LocalStore
+from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme, claim_folder
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import Store
@@ -24,6 +24,3 @@ def open_store(location: Location, options: StorageOptions | None = None) -> Sto
     from safepoint.storage.object_store import ObjectStore
 
     return ObjectStore(location, options or StorageOptions.from_environment())
-
-
-__all__ = ["open_store"]

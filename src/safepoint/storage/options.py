@@ -78,6 +78,3 @@ class StorageOptions:
             ca_bundle=first("AWS_CA_BUNDLE"),
             verify_tls=verify in _TRUE,
         )
-
-
-__all__ = ["StorageOptions"]

@@ -54,6 +54,3 @@ class RawReader(io.RawIOBase):
         view[: len(data)] = data
         self._place += len(data)
         return len(data)
-
-
-__all__ = ["RawReader"]

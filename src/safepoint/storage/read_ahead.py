@@ -81,6 +81,3 @@ def _read(stretch: Stretch, buffer: bytearray) -> memoryview:
 
     stretch.store.stream(stretch.key, take, start=stretch.start, length=stretch.length)
     return view
-
-
-__all__ = ["Stretch", "map_reads", "stream_ahead"]

@@ -196,6 +196,3 @@ def check_key(key: str) -> str:
     ):
         raise ValueError(f"the key {key!r} is empty, absolute, has a control character, or leaves its folder")
     return key
-
-
-__all__ = ["ABSENT", "Condition", "Content", "Progress", "Sink", "Store", "StoredObject", "check_key", "check_length"]

@@ -363,7 +363,5 @@ def add_mixture(proxy: FaultProxy, error_rate: float) -> None:
         proxy.add(Fault(kind=kind, probability=error_rate / len(kinds)))
 
 
-__all__ = ["Fault", "FaultProxy", "Kind", "add_mixture", "main"]
-
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

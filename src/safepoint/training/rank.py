@@ -12,12 +12,12 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from safepoint.checkpoint.final import adopt_scripts_model
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.local.final_record import adopt_scripts_model
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError
+from safepoint.training.context.session import Session, start_session
 from safepoint.training.integrations import install_integrations
-from safepoint.training.record import in_a_sentence
-from safepoint.training.session import Session, start_session
+from safepoint.training.outcome.rank_record import in_a_sentence
 
 _log = logging.getLogger("safepoint")
 _PR_SET_PDEATHSIG = 1
@@ -195,6 +195,3 @@ def _print_user_traceback(error: BaseException) -> None:
     while frame is not None and frame.tb_frame.f_code.co_filename in ours:
         frame = frame.tb_next
     traceback.print_exception(type(error), error, frame or error.__traceback__)
-
-
-__all__ = ["LOGS_VARIABLE", "main"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.catalog import list_checkpoints, set_aside
-from safepoint.checkpoint.commit import RankPart, reseal
-from safepoint.checkpoint.manifest import MANIFEST_NAME
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.checkpoint.format.catalog import list_checkpoints, set_aside
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.verify import read_manifest, verify
+from safepoint.checkpoint.local.commit import RankPart, reseal
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConflictError, SaveError, StorageError
 from safepoint.foundation import files
 from tests.support.checkpoints import FILES, commit, describe, prepared, written
@@ -119,7 +119,7 @@ def test_the_lock_refuses_a_second_writer_and_dies_with_its_owner(tmp_path: Path
     """Another process holds the folder: refused with its pid. It is killed: the folder is free."""
     output = prepared(tmp_path / "out")
     code = (
-        "import sys, time, pathlib; from safepoint.checkpoint.output_folder import OutputFolder\n"
+        "import sys, time, pathlib; from safepoint.checkpoint.local.output_folder import OutputFolder\n"
         "output = OutputFolder(pathlib.Path(sys.argv[1]))\n"
         "output.claim(wait_s=0, waiting=print); print('held', flush=True); time.sleep(60)"
     )

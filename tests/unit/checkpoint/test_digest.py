@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from safepoint.checkpoint import digest
-from safepoint.checkpoint.digest import digest_bytes, digest_file, digest_of_parts, num_parts
-from safepoint.checkpoint.manifest import FileEntry
+from safepoint.checkpoint.format import digest
+from safepoint.checkpoint.format.digest import digest_bytes, digest_file, digest_of_parts, num_parts
+from safepoint.checkpoint.format.manifest import FileEntry
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 7, 8, 9, 16, 17, 100])

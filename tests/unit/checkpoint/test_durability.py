@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.commit import reseal
-from safepoint.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
-from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
+from safepoint.checkpoint.format.verify import read_manifest, verify
+from safepoint.checkpoint.local.commit import reseal
 from safepoint.errors import SaveError
 from safepoint.foundation import files
 from tests.support.checkpoints import commit, describe, prepared, written
@@ -211,7 +211,7 @@ def test_what_no_manifest_can_say_is_a_failed_save(tmp_path: Path) -> None:
 
 def test_a_zombie_of_an_earlier_start_writes_elsewhere(tmp_path: Path) -> None:
     """Two starts of one run at one step have working folders of their own, and discarding one keeps the other."""
-    from safepoint.checkpoint.commit import WorkingCheckpoint
+    from safepoint.checkpoint.local.commit import WorkingCheckpoint
 
     output = prepared(tmp_path / "out")
     zombie, living = (WorkingCheckpoint(output, attempt_id=name, step=8) for name in ("one", "two"))

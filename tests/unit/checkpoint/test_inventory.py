@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint import copying
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.difference import compare
-from safepoint.checkpoint.inventory import Inventory, Kind, open_inventory
-from safepoint.checkpoint.manifest import MANIFEST_NAME
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.remote import Claim, RemoteFolder
-from safepoint.checkpoint.repairing import repair
-from safepoint.checkpoint.retention import KeepNewest
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.retention import KeepNewest
+from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
+from safepoint.checkpoint.tools import copy as copying
+from safepoint.checkpoint.tools.difference import compare
+from safepoint.checkpoint.tools.inventory import Inventory, Kind, open_inventory
+from safepoint.checkpoint.tools.repair import repair
 from safepoint.errors import CheckpointError, ConflictError, NotFoundError, NothingValidError, StorageError
 from safepoint.foundation import clock, files
-from safepoint.storage.local import LocalStore
+from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.store import Store
 from tests.support.checkpoints import commit, prepared

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint import commit as committing
-from safepoint.checkpoint.arriving import ArrivingModel
-from safepoint.checkpoint.final import (
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.verify import read_manifest, verify
+from safepoint.checkpoint.local.commit import reseal
+from safepoint.checkpoint.local.final_record import (
     FINAL,
     TrainingEnd,
     adopt_scripts_model,
@@ -15,16 +16,15 @@ from safepoint.checkpoint.final import (
     note_end,
     sent_record,
 )
-from safepoint.checkpoint.manifest import MANIFEST_NAME
-from safepoint.checkpoint.mover import Mover
-from safepoint.checkpoint.remote import Claim, RemoteFolder
-from safepoint.checkpoint.retention import parse_policies
-from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.checkpoint.remote.model_upload import ModelUpload
+from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
+from safepoint.checkpoint.remote.uploader import Uploader
 from safepoint.checkpoint.weights.gathering import content_of
 from safepoint.errors import StorageError
 from safepoint.foundation import files
-from safepoint.foundation.events import Event
-from safepoint.foundation.store_events import Uploaded, UploadFailed, UploadSuperseded
+from safepoint.foundation.events.store_events import Uploaded, UploadFailed, UploadSuperseded
+from safepoint.foundation.events.stream import Event
 from tests.support.checkpoints import commit, describe, keep_final, prepared
 from tests.support.stores import FaultyStore
 
@@ -41,8 +41,8 @@ class Scene:
         self.events: list[Event] = []
         self.mover = self.another_mover(keep)
 
-    def another_mover(self, keep: str | None = None) -> Mover:
-        return Mover(self.output, self.remote, policies=parse_policies(keep), report=self.events.append)
+    def another_mover(self, keep: str | None = None) -> Uploader:
+        return Uploader(self.output, self.remote, policies=parse_policies(keep), report=self.events.append)
 
     def move_all(self) -> None:
         while self.mover.move_next():
@@ -148,7 +148,7 @@ def test_added_files_are_published_too(scene: Scene) -> None:
     folder = commit(scene.output, 10)
     scene.move_all()
     (folder / "notes.txt").write_text("added")
-    committing.reseal(folder, read_manifest(folder))
+    reseal(folder, read_manifest(folder))
     scene.move_all()
     assert (scene.bucket / "checkpoint-10" / "notes.txt").read_text() == "added"
     assert verify(scene.bucket / "checkpoint-10").is_valid
@@ -238,7 +238,7 @@ def test_a_model_of_an_earlier_run_is_not_adopted(scene: Scene) -> None:
 
 def test_a_model_that_the_store_has_is_not_sent_again(scene: Scene) -> None:
     """The script saves what was streamed at the end of its training: only what differs is uploaded."""
-    arriving = ArrivingModel(scene.remote, FINAL, sent=sent_record(scene.output))
+    arriving = ModelUpload(scene.remote, FINAL, sent=sent_record(scene.output))
     arriving.begin()
     arriving.put("model.safetensors", content_of(b"weights"))
     arriving.put("config.json", content_of(b"{}"))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint import output_folder as module
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.local import output_folder as module
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConflictError, ExitCode, StorageError
 from safepoint.foundation import clock
 from tests.support.checkpoints import commit, prepared

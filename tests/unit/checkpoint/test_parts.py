@@ -6,23 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint import copying
-from safepoint.checkpoint.catalog import newest_valid
-from safepoint.checkpoint.commit import RankPart, WorkingCheckpoint, added_files, describe_all, extended, reseal_part
-from safepoint.checkpoint.digest import digest_bytes
-from safepoint.checkpoint.inventory import Kind, open_inventory
-from safepoint.checkpoint.manifest import MANIFEST_NAME, PART_NAME, Manifest
-from safepoint.checkpoint.mover import Mover
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.part import NodePart, read_part, verify_part
-from safepoint.checkpoint.publishing import Published, Publisher
-from safepoint.checkpoint.remote import Claim, RemoteFolder
-from safepoint.checkpoint.repairing import repair
-from safepoint.checkpoint.retention import KeepNewest, Policy
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import newest_valid
+from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from safepoint.checkpoint.format.node_part import NodePart, read_part, verify_part
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.commit import (
+    RankPart,
+    WorkingCheckpoint,
+    added_files,
+    describe_all,
+    extended,
+    reseal_part,
+)
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.retention import KeepNewest, Policy
+from safepoint.checkpoint.remote.publish import Published, Publisher
+from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
+from safepoint.checkpoint.remote.uploader import Uploader
+from safepoint.checkpoint.tools import copy as copying
+from safepoint.checkpoint.tools.inventory import Kind, open_inventory
+from safepoint.checkpoint.tools.repair import repair
 from safepoint.errors import CheckpointError, ManifestError, NothingValidError, StorageError, TransientError
-from safepoint.foundation.events import Event
-from safepoint.foundation.store_events import Uploaded
+from safepoint.foundation.events.store_events import Uploaded
+from safepoint.foundation.events.stream import Event
 from safepoint.storage.location import Location, Scheme
 from tests.support.checkpoints import commit, describe, prepared
 from tests.support.stores import FaultyStore, flip
@@ -284,8 +291,8 @@ def mark_of(data: bytes, node: int, *, of: int = 2) -> str:
     return f".safepoint/parts/checkpoint-20/{digest_bytes(data).rpartition(':')[2]}/{node}-of-{of}"
 
 
-def mover(node: Node, events: list[Event], *, policies: Sequence[Policy] = ()) -> Mover:
-    return Mover(node.output, node.remote, policies=policies, report=events.append, node=node.index, num_nodes=2)
+def mover(node: Node, events: list[Event], *, policies: Sequence[Policy] = ()) -> Uploader:
+    return Uploader(node.output, node.remote, policies=policies, report=events.append, node=node.index, num_nodes=2)
 
 
 def test_movers_take_up_what_others_have_begun(nodes: list[Node], store: FaultyStore) -> None:
@@ -353,7 +360,7 @@ def test_nobody_runs_ahead(nodes: list[Node]) -> None:
     assert first.next() == nodes[0].folder(60)
 
 
-def clock_of(each: Mover) -> None:
+def clock_of(each: Uploader) -> None:
     """Siblings look at most once a second."""
     each._siblings._look_again_s = 0.0
 

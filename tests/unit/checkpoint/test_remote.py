@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.catalog import checkpoint_name
-from safepoint.checkpoint.commit import reseal
-from safepoint.checkpoint.manifest import MANIFEST_NAME
-from safepoint.checkpoint.publishing import Published, Publisher
-from safepoint.checkpoint.remote import ATTEMPT_KEY, Claim, RemoteFolder
-from safepoint.checkpoint.retention import KeepNewest
-from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.verify import read_manifest, verify
+from safepoint.checkpoint.local.commit import reseal
+from safepoint.checkpoint.local.retention import KeepNewest
+from safepoint.checkpoint.remote.publish import Published, Publisher
+from safepoint.checkpoint.remote.remote_folder import ATTEMPT_KEY, Claim, RemoteFolder
 from safepoint.errors import CheckpointError, ConflictError, ManifestError, StorageError
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepoint.checkpoint.retention import (
+from safepoint.checkpoint.local.retention import (
     Candidate,
     KeepBest,
     KeepEvery,

@@ -1,16 +1,17 @@
 """Fetching: whole and verified, or not at all; only what arrived damaged is fetched again."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint import digest, transfer
-from safepoint.checkpoint.manifest import Manifest
-from safepoint.checkpoint.transfer import check_listing, fetch, prepare, publish, share, windows_of
-from safepoint.checkpoint.verify import read_manifest, verify
+from safepoint.checkpoint.format import digest
+from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.verify import read_manifest, verify
+from safepoint.checkpoint.remote.fetch import check_listing, fetch, prepare, publish, share, windows_of
 from safepoint.errors import CheckpointError, StorageError
-from safepoint.storage import local
+from safepoint.storage import local_folder
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore, flip
 
@@ -18,8 +19,8 @@ from tests.support.stores import FaultyStore, flip
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest, "PART_BYTES", 1000)
-    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
-    monkeypatch.setattr(local, "_BLOCK_BYTES", 300)
+    monkeypatch.setattr("safepoint.checkpoint.remote.fetch.PART_BYTES", 1000)
+    monkeypatch.setattr(local_folder, "_BLOCK_BYTES", 300)
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_too_little_room_is_found_before_the_first_byte(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message has both figures, and nothing was created."""
-    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(StorageError, match=r"1(\.0)? kB free") as caught:
         prepare(manifest.files, tmp_path / "working")
     assert "--local-dir" in str(caught.value)

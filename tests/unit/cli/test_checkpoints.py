@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.manifest import MANIFEST_NAME
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.verify import verify
-from safepoint.cli.checkpoints import app
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.cli.commands.checkpoints import app
 from safepoint.errors import SafepointError
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import flip

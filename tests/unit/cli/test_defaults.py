@@ -9,7 +9,7 @@ import typer
 import typer.main
 
 from safepoint.cli.lazy import LazyCommand, LazyGroup
-from safepoint.training.settings import RunSettings
+from safepoint.settings.run_settings import RunSettings
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import Outcome, safepoint
 
@@ -29,8 +29,8 @@ def started(monkeypatch: pytest.MonkeyPatch, project: Path) -> list[RunSettings]
         seen.append(settings)
         return 7
 
-    monkeypatch.setattr("safepoint.training.launch.launch", launch)
-    monkeypatch.setattr("safepoint.cli.run.os._exit", leave)
+    monkeypatch.setattr("safepoint.training.launcher.launch.launch", launch)
+    monkeypatch.setattr("safepoint.cli.commands.run.os._exit", leave)
     (project / "train.py").touch()
     return seen
 

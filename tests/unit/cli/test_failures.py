@@ -10,7 +10,7 @@ import pytest
 
 from safepoint.cli import main as cli
 from safepoint.errors import AccessDeniedError
-from safepoint.foundation import console
+from safepoint.foundation.events import console
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 from tests.support.stores import flip
@@ -99,7 +99,7 @@ def test_refused_keys_have_a_code_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     def refuse(text: str) -> None:
         raise AccessDeniedError("the key is wrong", hint="check it")
 
-    monkeypatch.setattr("safepoint.cli.checkpoints.open_inventory", refuse)
+    monkeypatch.setattr("safepoint.cli.commands.checkpoints.open_inventory", refuse)
     outcome = safepoint("checkpoints", "list", "s3://bucket", "--json")
     assert outcome.code == 12
     assert outcome.exit_error == {"type": "exit_error", "code": 12, "message": "the key is wrong", "hint": "check it"}
@@ -109,7 +109,8 @@ def test_refused_keys_have_a_code_of_their_own(monkeypatch: pytest.MonkeyPatch) 
 def test_a_fault_of_ours_has_its_traceback_and_the_line(output: Path) -> None:
     """The traceback helps us, the last line the program that called."""
     prelude = (
-        "import safepoint.cli.checkpoints as c\ndef fail(text): raise ZeroDivisionError('by zero')\nc._open = fail"
+        "import safepoint.cli.commands.checkpoints as c\n"
+        "def fail(text): raise ZeroDivisionError('by zero')\nc._open = fail"
     )
     done = run("checkpoints", "list", str(output), "--json", prelude=prelude)
     assert done.returncode == 1
@@ -123,7 +124,9 @@ def test_a_fault_of_ours_has_its_traceback_and_the_line(output: Path) -> None:
 
 
 def test_an_interrupt_ends_with_130(output: Path) -> None:
-    prelude = "import safepoint.cli.checkpoints as c\ndef fail(text): raise KeyboardInterrupt\nc._open = fail"
+    prelude = (
+        "import safepoint.cli.commands.checkpoints as c\ndef fail(text): raise KeyboardInterrupt\nc._open = fail"
+    )
     done = run("checkpoints", "list", str(output), "--json", prelude=prelude)
     assert done.returncode == 130
     assert json.loads(done.stderr.splitlines()[-1])["code"] == 130

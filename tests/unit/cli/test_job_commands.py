@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
+from safepoint.cli.commands.watch import picture, sparkline
 from safepoint.cli.job_answers import page
-from safepoint.cli.watch import picture, sparkline
-from safepoint.jobs.history import SCHEMA_VERSION, History
-from safepoint.jobs.places import history_file, job_folder, state_folder
-from safepoint.jobs.risk import risk_of_suspending
-from safepoint.jobs.spec import JobSpec
-from safepoint.jobs.state import JobState, Wanted
-from safepoint.training.progress import Progress, SaveFigures, State
-from safepoint.training.settings import RunSettings
+from safepoint.jobs.local.history import SCHEMA_VERSION, History
+from safepoint.jobs.local.paths import history_file, job_folder, state_folder
+from safepoint.jobs.model.risk import risk_of_suspending
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.progress.record import Progress, SaveFigures, State
+from safepoint.settings.run_settings import RunSettings
 from tests.support.commands import safepoint
 from tests.support.job_values import job_record, job_spec, supervised
 
@@ -425,7 +425,7 @@ def test_a_job_that_fails_while_it_stops_is_no_success(monkeypatch: pytest.Monke
     with History() as history:
         history.become("held", JobState.FAILED, actor="test", message="exit code 3", attempt=1, exit_code=3)
         failed = history.job("held")
-    monkeypatch.setattr("safepoint.jobs.local.LocalJobs.suspend", lambda *_, **__: failed)
+    monkeypatch.setattr("safepoint.jobs.local.local_jobs.LocalJobs.suspend", lambda *_, **__: failed)
     outcome = safepoint("suspend", "held")
     assert (outcome.code, outcome.stdout) == (1, "job held is Failed: exit code 3\n")
     assert "has failed instead" in outcome.stderr
@@ -615,7 +615,7 @@ def test_an_answer_is_taken_for_what_it_is(
         raise answer
 
     add("a", JobState.COMPLETE, settings=RunSettings(output_dir="out"))
-    monkeypatch.setattr("safepoint.foundation.console.is_interactive", lambda: True)
+    monkeypatch.setattr("safepoint.foundation.events.console.is_interactive", lambda: True)
     monkeypatch.setattr("typer._click.termui.visible_prompt_func", reply)
     outcome = safepoint("delete", "a", "--checkpoints")
     assert (outcome.code, outcome.stderr.partition("safepoint: ")[2]) == (code, said)

@@ -10,8 +10,8 @@ import pytest
 
 from safepoint.cli.lazy import own_options, walk
 from safepoint.cli.main import root
-from safepoint.jobs.history import History
-from safepoint.jobs.state import JobState
+from safepoint.jobs.local.history import History
+from safepoint.jobs.model.state import JobState
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 from tests.support.job_values import job_spec
@@ -170,8 +170,8 @@ def test_completing_a_name_imports_no_command() -> None:
     child = "import sys\nfrom safepoint.cli.main import main\ntry:\n main()\nfinally:\n print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", child], env=environ, capture_output=True, text=True, check=True)
     assert "doctor" in done.stdout
-    assert "safepoint.cli.checkpoints" not in done.stdout.split()
-    assert "safepoint.cli.run" not in done.stdout.split()
+    assert "safepoint.cli.commands.checkpoints" not in done.stdout.split()
+    assert "safepoint.cli.commands.run" not in done.stdout.split()
 
 
 def test_a_programs_own_options_are_its_own() -> None:

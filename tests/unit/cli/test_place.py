@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.jobs.history import History
-from safepoint.jobs.places import state_folder
-from safepoint.jobs.state import JobState
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.paths import state_folder
+from safepoint.jobs.model.state import JobState
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 from tests.support.job_values import job_spec

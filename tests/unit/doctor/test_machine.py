@@ -9,7 +9,7 @@ import pytest
 from safepoint.doctor import machine
 from safepoint.doctor.finding import Status
 from safepoint.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files
-from safepoint.snapshot.host_memory import Room
+from safepoint.snapshot.memory.host_memory import Room
 
 
 def test_a_snapshot_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from safepoint.foundation import console
-from safepoint.foundation.console import ProgressLine
+from safepoint.foundation.events import console
+from safepoint.foundation.events.console import ProgressLine
 
 
 class Terminal(io.StringIO):

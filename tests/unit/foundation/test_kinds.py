@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.foundation.kinds import (
+from safepoint.foundation.field_types import (
     FLAG,
     NAMED,
     PATH,

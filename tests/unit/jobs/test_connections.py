@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import NotFoundError, SafepointError, UsageError
-from safepoint.jobs.connections import connections_file, keys_of
-from safepoint.jobs.launchers import launcher_environment
-from safepoint.jobs.outputs import check_output
-from safepoint.jobs.places import state_folder
+from safepoint.jobs.local.attempt.launchers import launcher_environment
+from safepoint.jobs.local.outputs import check_output
+from safepoint.jobs.local.paths import state_folder
+from safepoint.jobs.model.connections import connections_file, keys_of
 from safepoint.storage.options import StorageOptions
 from tests.support.job_values import job_spec
 
@@ -148,7 +148,7 @@ def test_jobs_are_looked_at_with_their_own_keys_and_nothing_is_mixed(
         assert dict(os.environ) == before
         seen.append(store._options)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("safepoint.training.store_access.check_access", look)
+    monkeypatch.setattr("safepoint.training.context.store_access.check_access", look)
     env = {"AWS_REGION": "here", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     check_output(job_spec(data_connection="minio", env=env), "s3://bucket/run")
     [options] = seen

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from safepoint.errors import ConflictError, NotFoundError, StorageError
-from safepoint.jobs.history import _FIRST_SCHEMA, SCHEMA_VERSION, History
-from safepoint.jobs.processes import ProcessId
-from safepoint.jobs.records import NodeRecord
-from safepoint.jobs.state import JobState, Wanted
+from safepoint.foundation.processes import ProcessId
+from safepoint.jobs.local.history import _FIRST_SCHEMA, SCHEMA_VERSION, History
+from safepoint.jobs.model.records import NodeRecord
+from safepoint.jobs.model.state import JobState, Wanted
 from tests.support.job_values import job_record, job_spec
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -338,7 +338,7 @@ _OPEN = """
 import os, sys
 from pathlib import Path
 from safepoint.errors import SafepointError
-from safepoint.jobs.history import History
+from safepoint.jobs.local.history import History
 if os.getuid() == 0:
     os.setuid(65534)
 try:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.errors import UsageError
-from safepoint.jobs.literals import as_options, literal
+from safepoint.jobs.model.literals import as_options, literal
 
 KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.floats(allow_nan=False)
 VALUES = st.recursive(

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.inventory import Inventory
+from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
 from safepoint.foundation.files import is_locked
-from safepoint.jobs import local
-from safepoint.jobs.history import History
-from safepoint.jobs.launchers import launcher_environment
-from safepoint.jobs.local import LocalJobs
-from safepoint.jobs.output_location import in_full
-from safepoint.jobs.places import history_file, job_folder, supervisor_lock
-from safepoint.jobs.records import JobRecord
-from safepoint.jobs.spec import JobSpec
-from safepoint.jobs.state import JobState, Wanted
+from safepoint.jobs.local import local_jobs
+from safepoint.jobs.local.attempt.launchers import launcher_environment
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.paths import history_file, job_folder, supervisor_lock
+from safepoint.jobs.model.output_location import in_full
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.state import JobState, Wanted
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
 
@@ -42,8 +42,8 @@ def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def supervisors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs for which one would have been started; none is."""
     started: list[str] = []
-    monkeypatch.setattr(local, "start_supervisor", started.append)
-    monkeypatch.setattr(local, "revive", lambda history, **_: [])
+    monkeypatch.setattr(local_jobs, "start_supervisor", started.append)
+    monkeypatch.setattr(local_jobs, "revive", lambda history, **_: [])
     return started
 
 
@@ -193,7 +193,7 @@ class TestSubmitting:
             raise OSError("no more processes")
 
         with monkeypatch.context() as patch:
-            patch.setattr(local, "start_supervisor", fail)
+            patch.setattr(local_jobs, "start_supervisor", fail)
             with pytest.raises(OSError, match="no more processes"):
                 jobs.submit(job_spec("a"), {"file": b"x"})
         assert jobs.jobs() == []
@@ -302,7 +302,7 @@ class TestAsking:
         known(history, "a", RUNNING)
         supervise = lambda _: history.become("a", FAILED, actor="it", message="exit code 3")  # noqa: E731
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local, "start_supervisor", supervise)
+            patch.setattr(local_jobs, "start_supervisor", supervise)
             with pytest.raises(ConflictError, match="was Failed before it could be scaled to 2 nodes: exit code 3"):
                 jobs.scale("a", 2)
 

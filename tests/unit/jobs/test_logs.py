@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.jobs.logs import LogLine, read_logs
+from safepoint.jobs.local.attempt.logs import LogLine, read_logs
 
 
 class Job:

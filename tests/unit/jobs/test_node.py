@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 from safepoint.errors import ExitCode
-from safepoint.jobs.launchers import Launchers
-from safepoint.jobs.node import _code_after, read_exit_code, write_plan
-from safepoint.training.settings import RunSettings
+from safepoint.jobs.local.attempt.launchers import Launchers
+from safepoint.jobs.local.attempt.node import _code_after, read_exit_code, write_plan
+from safepoint.settings.run_settings import RunSettings
 from tests.support.job_values import job_spec
 
 
 def leaves(plan: Path) -> tuple[int | None, str]:
     """What the node says in its file, and on its console; both are the same."""
     done = subprocess.run(
-        [sys.executable, "-m", "safepoint.jobs.node", str(plan)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "safepoint.jobs.local.attempt.node", str(plan)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == read_exit_code(plan)
     return read_exit_code(plan), done.stderr
@@ -70,7 +73,7 @@ def test_the_nodes_meet_at_a_port_that_is_free_when_the_first_one_starts(
             chosen.append(probe.getsockname()[1])
             return chosen[-1]
 
-    monkeypatch.setattr("safepoint.jobs.launchers._free_port", choose)
+    monkeypatch.setattr("safepoint.jobs.local.attempt.launchers._free_port", choose)
     launchers = Launchers(job_spec(num_nodes=2, python="/bin/sleep"), tmp_path, 1)
     assert chosen == []
     for node in (0, 1):
@@ -89,7 +92,7 @@ def test_what_was_just_started_is_ended_too(tmp_path: Path, monkeypatch: pytest.
     sleeper.write_text("#!/bin/sh\nexec sleep 100\n")
     sleeper.chmod(0o700)
     launchers = Launchers(job_spec(python=str(sleeper)), tmp_path, 1)
-    monkeypatch.setattr("safepoint.jobs.processes.processes_of", lambda _: [])
+    monkeypatch.setattr("safepoint.foundation.processes.processes_of", lambda _: [])
     process = launchers.start(0, {}, ()).process
     assert process.is_alive
     launchers.kill()

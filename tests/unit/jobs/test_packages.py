@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import SafepointError
-from safepoint.jobs.packages import NotWantedError, install_packages
-from safepoint.jobs.processes import processes_of
+from safepoint.foundation.processes import processes_of
+from safepoint.jobs.local.attempt.packages import NotWantedError, install_packages
 from tests.support.job_values import job_spec
 
 RECORD = "greeting-1.0.dist-info/RECORD"

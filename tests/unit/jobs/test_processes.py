@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from safepoint.jobs.processes import JOB_VARIABLE, ProcessId, boot_id, identify, kill, processes_of
+from safepoint.foundation.processes import JOB_VARIABLE, ProcessId, boot_id, identify, kill, processes_of
 
 _GRANDCHILD = """
 import os, subprocess, sys
@@ -97,7 +97,7 @@ def test_whoever_asks_is_never_among_them(tmp_path: Path) -> None:
     """Or a process of a job that looks after another one would end itself."""
     code = f"""
 from pathlib import Path
-from safepoint.jobs.processes import processes_of
+from safepoint.foundation.processes import processes_of
 print(processes_of(Path({str(tmp_path)!r})))
 """
     environ = {**os.environ, JOB_VARIABLE: str(tmp_path)}

@@ -8,11 +8,11 @@ import pytest
 
 from safepoint.errors import ConflictError
 from safepoint.foundation.files import reading
-from safepoint.jobs.history import History
-from safepoint.jobs.outputs import remove_checkpoints
-from safepoint.jobs.places import job_folder
-from safepoint.jobs.removing import remove_job, remove_remains
-from safepoint.training.output_place import place_output
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.outputs import remove_checkpoints
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.local.removal import remove_job, remove_remains
+from safepoint.settings.output_place import place_output
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
 from tests.support.moto_server import MotoServer

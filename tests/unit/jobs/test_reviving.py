@@ -13,13 +13,13 @@ import pytest
 
 from safepoint.errors import SafepointError
 from safepoint.foundation.files import is_locked, read_lock_owner
-from safepoint.jobs.history import History
-from safepoint.jobs.local import LocalJobs
-from safepoint.jobs.places import job_folder, supervisor_lock
-from safepoint.jobs.processes import JOB_VARIABLE, identify, processes_of
-from safepoint.jobs.records import JobRecord
-from safepoint.jobs.reviving import revive, start_supervisor
-from safepoint.jobs.state import JobState, Wanted
+from safepoint.foundation.processes import JOB_VARIABLE, identify, processes_of
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.paths import job_folder, supervisor_lock
+from safepoint.jobs.local.supervisor_start import revive, start_supervisor
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.state import JobState, Wanted
 from tests.support.job_values import job_record, job_spec
 from tests.support.supervisors import supervisor_pid
 
@@ -59,7 +59,7 @@ def supervisors_of(name: str) -> list[int]:
             except OSError:
                 continue
             ours = f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}".encode() in environ
-            if ours and arguments[-2:] == [b"safepoint.jobs.supervisor", name.encode()]:
+            if ours and arguments[-2:] == [b"safepoint.jobs.local.supervisor", name.encode()]:
                 found.append(int(entry))
     return found
 

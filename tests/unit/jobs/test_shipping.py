@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.jobs.shipping import take_function
+from safepoint.jobs.model.function_source import take_function
 from tests.unit.jobs import hostile
 
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.errors import UsageError
-from safepoint.jobs import slots
-from safepoint.jobs.records import JobRecord
-from safepoint.jobs.slots import Admission, Slots, admit, check_size, count_slots, devices, free_gpus, remark_on
-from safepoint.jobs.state import JobState, Wanted
+from safepoint.jobs.local import slots
+from safepoint.jobs.local.slots import Admission, Slots, admit, check_size, count_slots, devices, free_gpus, remark_on
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.state import JobState, Wanted
 from tests.support.job_values import job_record, job_spec
 
 RUNNING, QUEUED, SUSPENDING = JobState.RUNNING, JobState.QUEUED, JobState.SUSPENDING

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.errors import UsageError
-from safepoint.jobs.spec import JobSpec, check_name, name_from
-from safepoint.training.settings import RunSettings
+from safepoint.jobs.model.spec import JobSpec, check_name, name_from
+from safepoint.settings.run_settings import RunSettings
 from tests.support.job_values import job_spec
 
 texts = st.text(max_size=20)

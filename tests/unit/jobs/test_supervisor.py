@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from safepoint.errors import StorageError
-from safepoint.jobs import supervisor as module
-from safepoint.jobs.history import History, HistoryError
-from safepoint.jobs.local import LocalJobs
-from safepoint.jobs.outcome import MAX_SETBACKS
-from safepoint.jobs.places import job_folder
-from safepoint.jobs.processes import kill, processes_of
-from safepoint.jobs.records import JobRecord
-from safepoint.jobs.reviving import revive, start_supervisor
-from safepoint.jobs.state import JobState, Wanted
-from safepoint.jobs.supervisor import Supervisor, supervise
+from safepoint.foundation.processes import kill, processes_of
+from safepoint.jobs.local import supervisor as module
+from safepoint.jobs.local.history import History, HistoryError
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.local.supervisor import Supervisor, supervise
+from safepoint.jobs.local.supervisor_start import revive, start_supervisor
+from safepoint.jobs.model.outcome import MAX_SETBACKS
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.state import JobState, Wanted
 from tests.support.job_values import job_spec
 from tests.support.supervisors import supervisor_pid
 
@@ -177,7 +177,7 @@ class TestEnds:
         monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.0)
         place.add("a", *["75"] * (MAX_SETBACKS + 3), "0")
         steps = iter(range(1, 100))
-        monkeypatch.setattr(module.told, "safe_step", lambda folder: next(steps))
+        monkeypatch.setattr(module.rank_reports, "safe_step", lambda folder: next(steps))
         job = run(place)
         assert (job.state, job.attempt, job.setbacks) == (COMPLETE, MAX_SETBACKS + 4, 0)
 
@@ -418,7 +418,7 @@ class TestBeginning:
 class TestNodes:
     def test_one_that_fails_takes_the_others_with_it(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         """They may notice by themselves for a while; then they are asked to stop."""
-        monkeypatch.setattr("safepoint.jobs.launchers._AFTER_A_LOSS_S", 0.2)
+        monkeypatch.setattr("safepoint.jobs.local.attempt.launchers._AFTER_A_LOSS_S", 0.2)
         place.add("a", "wait 75", "3", num_nodes=2)
         job = run(place)
         assert (job.state, job.exit_code) == (FAILED, 3)

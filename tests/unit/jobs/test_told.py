@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.jobs.told import EVENTS, step_not_stored
+from safepoint.jobs.local.attempt.rank_reports import EVENTS, step_not_stored
 
 
 def _saved(step: int) -> dict[str, Any]:

@@ -12,15 +12,15 @@ import pytest
 from kubernetes import client as kubernetes_client
 
 from safepoint.errors import ExitCode, SafepointError
-from safepoint.jobs.history import History
-from safepoint.jobs.places import job_folder
-from safepoint.jobs.spec import JobSpec
-from safepoint.jobs.state import JobState, Wanted
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.progress.record import Progress, SaveFigures, State
 from safepoint.sdk import LocalConfig, TrainerClient, TrainJob, TransformersTrainer
 from safepoint.sdk.local_backend import LocalBackend
 from safepoint.sdk.upstream import RuntimeBackend, common_options, kubernetes_options, types
 from safepoint.sdk.upstream import trainer as kubeflow
-from safepoint.training.progress import Progress, SaveFigures, State
 from tests.support.job_values import supervised
 
 
@@ -249,7 +249,8 @@ def python(code: str) -> str:
 def test_nothing_of_it_is_imported_before_it_is_asked_for() -> None:
     """Kubeflow's SDK takes seconds, and torch too."""
     code = (
-        "import sys, safepoint, safepoint.jobs.local; print({'kubeflow', 'kubernetes', 'torch'} & set(sys.modules))"
+        "import sys, safepoint, safepoint.jobs.local.local_jobs\n"
+        "print({'kubeflow', 'kubernetes', 'torch'} & set(sys.modules))"
     )
     assert python(code) == "set()\n"
     code = "import sys; from safepoint import TrainerClient; print({'torch', 'transformers'} & set(sys.modules))"

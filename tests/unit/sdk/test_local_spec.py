@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.jobs.spec import JobSpec
+from safepoint.jobs.model.spec import JobSpec
 from safepoint.sdk import LocalConfig, PeriodicCheckpointConfig, TransformersTrainer
 from safepoint.sdk.local_spec import LocalJob, local_job
 from safepoint.sdk.upstream import types

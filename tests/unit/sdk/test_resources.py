@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.jobs.slots import Slots
+from safepoint.jobs.local.slots import Slots
 from safepoint.sdk.resources import share_for
 
 LAPTOP = Slots(cpu=8, gpu=0)

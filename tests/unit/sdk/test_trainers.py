@@ -11,7 +11,7 @@ import pytest
 
 from safepoint.sdk import PeriodicCheckpointConfig, TransformersTrainer
 from safepoint.sdk.upstream import trainer as kubeflow
-from safepoint.training.settings import RunSettings
+from safepoint.settings.run_settings import RunSettings
 
 RED_HATS = {
     "func": inspect.Parameter.empty,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.snapshot.arena import Arena, NoRoomError
-from safepoint.snapshot.block import PAGE_BYTES, Block
-from safepoint.snapshot.host_memory import Room
+from safepoint.snapshot.keeper_client.arena import Arena, NoRoomError
+from safepoint.snapshot.memory.block import PAGE_BYTES, Block
+from safepoint.snapshot.memory.host_memory import Room
 
 MB = 1 << 20
 SLACK = 16 * MB

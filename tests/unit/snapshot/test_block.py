@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.snapshot.block import PAGE_BYTES, Block
-from safepoint.snapshot.messages import Channel
+from safepoint.snapshot.memory.block import PAGE_BYTES, Block
+from safepoint.snapshot.protocol.channel import Channel
 from tests.support.memory import shared_files
 
 

@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from safepoint.checkpoint.catalog import newest_valid
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import newest_valid
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConflictError, SaveError
 from safepoint.snapshot.checkpointer import Checkpointer
-from safepoint.snapshot.keeper import Keeper
+from safepoint.snapshot.keeper_client.client import KeeperClient
 from tests.support.keepers import commands_with
 from tests.support.memory import shared_files
 from tests.support.snapshots import LARGE_STATE_ELEMENTS, same
@@ -79,7 +79,7 @@ def keeper_pid(checkpointer: Checkpointer) -> int:
     return checkpointer._host.pid
 
 
-def keeper_of(checkpointer: Checkpointer) -> Keeper:
+def keeper_of(checkpointer: Checkpointer) -> KeeperClient:
     assert checkpointer._snapshotter is not None
     return checkpointer._snapshotter.keeper
 
@@ -260,7 +260,7 @@ def test_a_keeper_that_is_killed(
     assert "the keeper died; a new one is started" in capfd.readouterr().err
     assert keeper_pid(checkpointer) != dead
     assert checkpointer._host is not None
-    probe = Keeper.reach(checkpointer._host.name, wait_s=TIMEOUT_S, rank=0, num_ranks=1)
+    probe = KeeperClient.reach(checkpointer._host.name, wait_s=TIMEOUT_S, rank=0, num_ranks=1)
     assert probe is not None
     probe.leave()
     probe.close()

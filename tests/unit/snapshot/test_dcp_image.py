@@ -12,8 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
-from safepoint.snapshot.capture import Capture
-from safepoint.snapshot.image import Image
+from safepoint.snapshot.images.capture import Capture
+from safepoint.snapshot.images.image import Image
 from tests.support.snapshots import render, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

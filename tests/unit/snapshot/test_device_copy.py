@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.snapshot import device_copy
-from safepoint.snapshot.block import PAGE_BYTES, Block
-from safepoint.snapshot.device_copy import DeviceCopier, pin
-from safepoint.snapshot.guard import Guard
-from safepoint.snapshot.image import Image, Piece
-from safepoint.snapshot.staging import Placed, Stager, Work
+from safepoint.snapshot.images.image import Image, Piece
+from safepoint.snapshot.memory.block import PAGE_BYTES, Block
+from safepoint.snapshot.staging import device_copy
+from safepoint.snapshot.staging.device_copy import DeviceCopier, pin
+from safepoint.snapshot.staging.guard import Guard
+from safepoint.snapshot.staging.stager import Placed, Stager, Work
 
 
 class Cuda:

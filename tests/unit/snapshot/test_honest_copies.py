@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from safepoint.errors import SaveError
-from safepoint.snapshot.block import Block
 from safepoint.snapshot.checkpointer import Checkpointer
-from safepoint.snapshot.image import Image
-from safepoint.snapshot.staging import Placed, Stager, Work, _Copy
+from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.memory.block import Block
+from safepoint.snapshot.staging.stager import Placed, Stager, Work, _Copy
 from tests.support.snapshots import piece_of
 
 TIMEOUT_S = 50

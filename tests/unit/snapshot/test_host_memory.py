@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.snapshot.host_memory import Room, look
+from safepoint.snapshot.memory.host_memory import Room, look
 
 GB = 1 << 30
 MACHINE = f"MemTotal: {32 * GB >> 10} kB\nMemFree: 12 kB\nMemAvailable: {20 * GB >> 10} kB\nHugePages_Total: 0\n"
@@ -111,7 +111,7 @@ LOOK = """
 import sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text("0")
-from safepoint.snapshot.host_memory import look
+from safepoint.snapshot.memory.host_memory import look
 room = look()
 print(room.limit_bytes, room.available_bytes, room.limited_by)
 """

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.manifest import Trigger
-from safepoint.snapshot.keeper import Keeper
-from safepoint.snapshot.messages import Channel
-from safepoint.snapshot.recent import Recent
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.snapshot.protocol.channel import Channel
+from safepoint.snapshot.protocol.recent import Recent
 
 
 class Other:
@@ -34,21 +34,21 @@ class Other:
 
 
 @pytest.fixture(name="ends")
-def _ends() -> Iterator[tuple[Keeper, Other]]:
+def _ends() -> Iterator[tuple[KeeperClient, Other]]:
     mine, others = socket.socketpair()
-    keeper = Keeper(Channel(mine), rank=0, num_ranks=1)
+    keeper = KeeperClient(Channel(mine), rank=0, num_ranks=1)
     other = Other(Channel(others))
     yield keeper, other
     keeper.close()
     other.close()
 
 
-def _begin(keeper: Keeper, other: Other, step: int) -> int:
+def _begin(keeper: KeeperClient, other: Other, step: int) -> int:
     keeper.begin(step, [], trigger=Trigger.PERIODIC, is_wanted=True, facts=None, number=1)
     return other.hear("begin")["asked"]
 
 
-def test_what_became_of_an_earlier_beginning_is_no_answer(ends: tuple[Keeper, Other]) -> None:
+def test_what_became_of_an_earlier_beginning_is_no_answer(ends: tuple[KeeperClient, Other]) -> None:
     """A step is given up, begun anew, and only then the word of the first time arrives."""
     keeper, other = ends
     first = _begin(keeper, other, 3)
@@ -60,7 +60,7 @@ def test_what_became_of_an_earlier_beginning_is_no_answer(ends: tuple[Keeper, Ot
     assert outcome.path == "/there"
 
 
-def test_a_wish_is_another_request(ends: tuple[Keeper, Other]) -> None:
+def test_a_wish_is_another_request(ends: tuple[KeeperClient, Other]) -> None:
     """What is known of a snapshot that nobody wanted does not count once somebody does."""
     keeper, other = ends
     asked = _begin(keeper, other, 3)
@@ -72,7 +72,7 @@ def test_a_wish_is_another_request(ends: tuple[Keeper, Other]) -> None:
     assert keeper.wait(3, None).is_durable
 
 
-def test_nobody_waits_for_what_was_not_asked(ends: tuple[Keeper, Other]) -> None:
+def test_nobody_waits_for_what_was_not_asked(ends: tuple[KeeperClient, Other]) -> None:
     """A step that was never begun, or so long ago that it is forgotten."""
     keeper, other = ends
     assert "not asked for" in keeper.wait(3, None).error
@@ -81,7 +81,7 @@ def test_nobody_waits_for_what_was_not_asked(ends: tuple[Keeper, Other]) -> None
     assert "forgotten" in keeper.wait(0, None).error
 
 
-def test_everybody_who_waits_hears_of_the_end(ends: tuple[Keeper, Other]) -> None:
+def test_everybody_who_waits_hears_of_the_end(ends: tuple[KeeperClient, Other]) -> None:
     """A keeper that is gone answers nothing more."""
     keeper, other = ends
     _begin(keeper, other, 3)

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from safepoint.checkpoint.manifest import Trigger
-from safepoint.snapshot.ledger import Ledger, Progress, Snapshot, StagedFile
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.snapshot.keeper.ledger import Ledger, Progress, Snapshot, StagedFile
 
 FACTS = {"folder": "out"}
 

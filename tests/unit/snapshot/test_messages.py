@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.snapshot import messages
-from safepoint.snapshot.messages import Channel, connect, listen, new_name
+from safepoint.snapshot.protocol.channel import Channel, check_same_user, connect, listen, new_name
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=5),
@@ -120,7 +119,7 @@ def test_a_name_is_reached_while_somebody_listens() -> None:
         listen(name)
     channel = connect(name)
     accepted, _ = server.accept()
-    messages.check_same_user(accepted)
+    check_same_user(accepted)
     there = Channel(accepted)
     channel.send({"hello": 1})
     assert there.receive() == ({"hello": 1}, [])
@@ -136,9 +135,9 @@ def test_another_user_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     name = new_name()
     with listen(name) as server:
         user = os.getuid()
-        monkeypatch.setattr(messages.os, "getuid", lambda: user + 1)
+        monkeypatch.setattr(os, "getuid", lambda: user + 1)
         with pytest.raises(PermissionError, match=f"belongs to user {user}"):
             connect(name)
         accepted, _ = server.accept()
         with accepted, pytest.raises(PermissionError):
-            messages.check_same_user(accepted)
+            check_same_user(accepted)

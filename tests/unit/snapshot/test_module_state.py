@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.snapshot.module_state import ModuleState
+from safepoint.snapshot.images.module_state import ModuleState
 from tests.support.snapshots import same
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.snapshot.guard import Guard
-from safepoint.snapshot.module_state import OptimizerState
+from safepoint.snapshot.images.module_state import OptimizerState
+from safepoint.snapshot.staging.guard import Guard
 from tests.support.snapshots import piece_of
 
 

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from safepoint.snapshot.guard import Guard
-from safepoint.snapshot.image import Image, Piece
-from safepoint.snapshot.replicas import CannotHelpError, Division, divide, resolve
-from safepoint.snapshot.torch_image import TorchImages
+from safepoint.snapshot.images.image import Image, Piece
+from safepoint.snapshot.images.torch_image import TorchImages
+from safepoint.snapshot.replicas.replicas import CannotHelpError, Division, divide, resolve
+from safepoint.snapshot.staging.guard import Guard
 
 KIB = 1 << 10
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from safepoint.checkpoint.safetensors_layout import KINDS
-from safepoint.snapshot.safetensors_image import compose_safetensors
+from safepoint.checkpoint.format.safetensors_layout import KINDS
+from safepoint.snapshot.images.safetensors_image import compose_safetensors
 from tests.support.snapshots import bytes_of, render
 
 DTYPES = [getattr(torch, name) for name in KINDS]

@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from safepoint.snapshot.capture import Capture
-from safepoint.snapshot.guard import Guard
-from safepoint.snapshot.image import Image, Piece
+from safepoint.snapshot.images.capture import Capture
+from safepoint.snapshot.images.image import Image, Piece
+from safepoint.snapshot.staging.guard import Guard
 
 
 @pytest.fixture(autouse=True)

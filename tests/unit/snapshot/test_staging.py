@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from safepoint.snapshot import staging
-from safepoint.snapshot.block import Block
-from safepoint.snapshot.guard import Guard
-from safepoint.snapshot.image import Image, Piece
-from safepoint.snapshot.staging import Placed, Stager, Work
-from safepoint.snapshot.torch_image import TorchImages
+from safepoint.snapshot.images.image import Image, Piece
+from safepoint.snapshot.images.torch_image import TorchImages
+from safepoint.snapshot.memory.block import Block
+from safepoint.snapshot.staging import stager
+from safepoint.snapshot.staging.guard import Guard
+from safepoint.snapshot.staging.stager import Placed, Stager, Work
 from tests.support.snapshots import piece_of, render
 
 LARGE = 1 << 20  # bytes; copied beside the training
@@ -252,7 +252,7 @@ def test_without_a_guard_everything_is_copied_at_once(trainer: Trainer) -> None:
 
 def test_the_mark_never_goes_beyond_what_is_there(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each mark, everything before it has been copied; it begins at zero."""
-    monkeypatch.setattr(staging, "_CHUNK_BYTES", 256 << 10)
+    monkeypatch.setattr(stager, "_CHUNK_BYTES", 256 << 10)
     blocks: list[tuple[Block, bytes, int]] = []
     faults: list[int] = []
 
@@ -315,7 +315,7 @@ def sum_of(tensor: torch.Tensor) -> int:
 
 def test_sums_are_those_of_the_boundary(gate: Gate, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is copied and of what is not, in pieces; the step of their optimizer waits for them."""
-    monkeypatch.setattr(staging, "_CHUNK_BYTES", LARGE // 2)
+    monkeypatch.setattr(stager, "_CHUNK_BYTES", LARGE // 2)
     pieces = tuple(piece_of(parameter) for parameter in trainer.parameters)
     halves = [half for parameter in trainer.parameters for half in parameter.detach().chunk(2)]
     expected = [sum_of(half) for half in halves]

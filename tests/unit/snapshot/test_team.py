@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from safepoint.snapshot import team_lead
-from safepoint.snapshot.block import Block
-from safepoint.snapshot.replicas import CannotHelpError
-from safepoint.snapshot.staging import Placed, Stager, Work
-from safepoint.snapshot.team import Ending
+from safepoint.snapshot.memory.block import Block
+from safepoint.snapshot.replicas import team_lead
+from safepoint.snapshot.replicas.replicas import CannotHelpError
+from safepoint.snapshot.replicas.team import Ending
+from safepoint.snapshot.staging.stager import Placed, Stager, Work
 from tests.support.teams import ALL_BYTES, TIMEOUT_S, Node
 
 Make = Callable[[int], Node]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from safepoint.snapshot import tensor_places
-from safepoint.snapshot.tensor_places import TensorPlaces
+from safepoint.snapshot.images import tensor_places
+from safepoint.snapshot.images.tensor_places import TensorPlaces
 
 
 @pytest.fixture(params=["torch", "lists"])

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.snapshot.image import Image
-from safepoint.snapshot.torch_image import TorchImages, _Data, _Entry
+from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.images.torch_image import TorchImages, _Data, _Entry
 from tests.support.snapshots import render, same, saved_and_loaded
 
 DTYPES = [

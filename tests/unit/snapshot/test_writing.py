@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.checkpoint.digest import PART_BYTES, digest_file
+from safepoint.checkpoint.format.digest import PART_BYTES, digest_file
 from safepoint.errors import SaveError
-from safepoint.snapshot import writing
-from safepoint.snapshot.block import PAGE_BYTES, Block
-from safepoint.snapshot.image import Image
-from safepoint.snapshot.torch_image import TorchImages
-from safepoint.snapshot.writing import GivenUpError, Source, digest_source, write_files
+from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.images.torch_image import TorchImages
+from safepoint.snapshot.keeper.persist import file_writer
+from safepoint.snapshot.keeper.persist.file_writer import GivenUpError, Source, digest_source, write_files
+from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from tests.support.snapshots import ENDLESS, fill, same, source_of
 
 MB = 1 << 20
@@ -247,4 +247,4 @@ def test_what_is_given_up_ends_the_writing(tmp_path: Path, fail_at: int) -> None
 
 def test_pages_are_what_direct_writes_need() -> None:
     """Steps of writing are whole pages."""
-    assert writing._WRITE_BYTES % PAGE_BYTES == 0
+    assert file_writer._WRITE_BYTES % PAGE_BYTES == 0

@@ -14,7 +14,7 @@ from safepoint.checkpoint.weights.dcp_weights import dcp_weights
 from safepoint.checkpoint.weights.torch_file import read_torch_file
 from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError
 from safepoint.storage.browsing import ReadablePath, StorePath, browse
-from safepoint.storage.local import LocalStore
+from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.read_ahead import Stretch, map_reads, stream_ahead
 

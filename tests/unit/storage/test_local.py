@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.storage.local import LocalStore
+from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import parse_location
 
 

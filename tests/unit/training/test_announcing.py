@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from safepoint.foundation.event_stream import EventLog
-from safepoint.foundation.events import Failed, Finished, Restarted
-from safepoint.training.announcing import Announcer
-from safepoint.training.metrics_server import MetricsServer
-from safepoint.training.progress import PROGRESS_NAME, Progress, State, read_progress
-from safepoint.training.record import deliver_events, name_stream
-from safepoint.training.settings import RunSettings
+from safepoint.foundation.events.run_events import Failed, Finished, Restarted
+from safepoint.foundation.events.stream import EventLog
+from safepoint.progress.metrics_server import MetricsServer
+from safepoint.progress.record import PROGRESS_NAME, Progress, State, read_progress
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.launcher.announcer import Announcer
+from safepoint.training.outcome.rank_record import deliver_events, name_stream
 from tests.support.ports import free_port
 from tests.unit.training.test_progress import FULL
 

@@ -9,21 +9,29 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.commit import RankPart, WorkingCheckpoint, added_files, describe_all, extended, reseal_part
-from safepoint.checkpoint.manifest import PART_NAME, Manifest
-from safepoint.checkpoint.part import NodePart, read_part
-from safepoint.checkpoint.publishing import Publisher
-from safepoint.checkpoint.remote import RemoteFolder
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.manifest import PART_NAME, Manifest
+from safepoint.checkpoint.format.node_part import NodePart, read_part
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.commit import (
+    RankPart,
+    WorkingCheckpoint,
+    added_files,
+    describe_all,
+    extended,
+    reseal_part,
+)
+from safepoint.checkpoint.remote.publish import Publisher
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import CheckpointError, NothingValidError, StorageError
-from safepoint.foundation.events import CheckpointRejected, Event, Resumed, SetAside
-from safepoint.foundation.store_events import Fetched
-from safepoint.training import exchanging
-from safepoint.training.assembling import Assembling
-from safepoint.training.folders import Folders
-from safepoint.training.resume import ResumePoint
-from safepoint.training.settings import RunSettings
+from safepoint.foundation.events.run_events import CheckpointRejected, Resumed, SetAside
+from safepoint.foundation.events.store_events import Fetched
+from safepoint.foundation.events.stream import Event
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.start import exchange
+from safepoint.training.start.assemble import Assembling
+from safepoint.training.start.folders import Folders
+from safepoint.training.start.resume import ResumePoint
 from tests.support.checkpoints import commit, describe, prepared
 from tests.support.ranks import run_ranks
 from tests.support.stores import FaultyStore, flip
@@ -226,7 +234,7 @@ def test_a_failing_disk_is_heard_everywhere(stage: str, node: int, job: Job, mon
     job.upload(20)
     for folder in (job.folder(node, 20), job.folder((node + 1) % _NUM, 20)):
         shutil.rmtree(folder)
-    original = getattr(exchanging, stage)
+    original = getattr(exchange, stage)
     root = str(job.outputs[node].root)
 
     def failing(*args: Any, **kwargs: Any) -> Any:
@@ -234,7 +242,7 @@ def test_a_failing_disk_is_heard_everywhere(stage: str, node: int, job: Job, mon
             raise OSError(28, "no space left on device")
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(exchanging, stage, failing)
+    monkeypatch.setattr(exchange, stage, failing)
     results = job.choose()
     for result in results:
         assert isinstance(result, StorageError), result
@@ -248,7 +256,7 @@ def test_a_copy_that_cannot_be_read_again_comes_from_elsewhere(job: Job, monkeyp
     """Good when it was verified, unreadable when it is sent: the exchange goes to its end, and the store has it."""
     manifest = job.save(20)
     job.upload(20)
-    original = exchanging._read_into
+    original = exchange._read_into
     failed: list[Path] = []
 
     def failing(path: Path, start: int, block: Any) -> None:
@@ -258,7 +266,7 @@ def test_a_copy_that_cannot_be_read_again_comes_from_elsewhere(job: Job, monkeyp
             raise OSError(5, "input/output error")
         original(path, start, block)
 
-    monkeypatch.setattr(exchanging, "_read_into", failing)
+    monkeypatch.setattr(exchange, "_read_into", failing)
     assert_all(job.choose(), 20)
     job.assert_whole(manifest)
     assert len(job.of(Fetched)) == 1

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from safepoint.foundation import clock
-from safepoint.training.figures import Figures
-from safepoint.training.progress import Progress, State, read_progress
+from safepoint.progress.record import Progress, State, read_progress
+from safepoint.progress.tracker import ProgressTracker
 
 MADE = "2026-03-01T12:00:00.000Z"
 
@@ -21,7 +21,7 @@ class Told:
         self.path = folder / "out" / ".safepoint" / "progress.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         monkeypatch.setattr(clock, "monotonic_s", lambda: self.now_s)
-        self.figures = Figures(places=[folder / "job.json"], is_first=True, world_size=2)
+        self.figures = ProgressTracker(places=[folder / "job.json"], is_first=True, world_size=2)
 
     def begin(self, **changes: Any) -> None:
         fields: dict[str, Any] = {
@@ -71,7 +71,7 @@ def test_a_resumed_run_is_as_far_as_it_was_from_the_beginning(told: Told) -> Non
     told.step(30, 1.0)
     told.figures.end(State.INTERRUPTED, "stopped")
     for run_id, percent in (("r1", 30.0), ("r2", None)):
-        again = Figures(is_first=True)
+        again = ProgressTracker(is_first=True)
         again.begin(
             told.path,
             location="",
@@ -142,7 +142,7 @@ def test_an_end_is_written_before_it_returns(told: Told, tmp_path: Path) -> None
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     """They may tell all the same."""
-    figures = Figures(places=[tmp_path / "job.json"], is_first=False)
+    figures = ProgressTracker(places=[tmp_path / "job.json"], is_first=False)
     path = tmp_path / "out" / ".safepoint" / "progress.json"
     figures.begin(
         path,

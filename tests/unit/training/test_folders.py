@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import StorageError
-from safepoint.training import folders as module
-from safepoint.training.folders import Folders, find_folders, owners_of
+from safepoint.training.start import folders as module
+from safepoint.training.start.folders import Folders, find_folders, owners_of
 from tests.support.ranks import run_ranks
 
 

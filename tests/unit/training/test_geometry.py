@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.errors import ConflictError
-from safepoint.training.integrations.transformers.geometry import Geometry, adapt
+from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
 
 
 def trainer(batch: int, accumulation: int, ranks: int, samples: int = 103, drop_last: bool = False) -> Any:
@@ -26,7 +26,7 @@ def trainer(batch: int, accumulation: int, ranks: int, samples: int = 103, drop_
     )
 
 
-def manifest(geometry: Geometry, strategy: str = "ddp") -> Manifest:
+def manifest(geometry: BatchGeometry, strategy: str = "ddp") -> Manifest:
     return Manifest(
         run_id="r",
         attempt=1,
@@ -54,7 +54,7 @@ def test_steps_per_epoch_are_the_trainers(
     samples: int, batch: int, accumulation: int, ranks: int, drop_last: bool
 ) -> None:
     """The same as batching, sharding over ranks and accumulating one after the other."""
-    geometry = Geometry.of(trainer(batch, accumulation, ranks, samples, drop_last), ranks)
+    geometry = BatchGeometry.of(trainer(batch, accumulation, ranks, samples, drop_last), ranks)
     batches = samples // batch if drop_last else math.ceil(samples / batch)
     per_rank = batches // ranks if drop_last else math.ceil(batches / ranks)
     assert geometry.steps_per_epoch == max(1, math.ceil(per_rank / accumulation))
@@ -64,9 +64,9 @@ def test_steps_per_epoch_are_the_trainers(
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_every_pair_of_world_sizes_keeps_the_batch(before: int, after: int) -> None:
     """With 12 micro-batches per step, any of 1 to 4 ranks can keep it."""
-    old = Geometry.of(trainer(2, 12 // before, before), before)
+    old = BatchGeometry.of(trainer(2, 12 // before, before), before)
     now = trainer(2, 12 // before, after)
-    kept, _ = adapt(now, manifest(old), Geometry.of(now, after), allow_change=False)
+    kept, _ = adapt(now, manifest(old), BatchGeometry.of(now, after), allow_change=False)
     assert kept.global_batch == old.global_batch == 24
     assert now.args.gradient_accumulation_steps == 12 // after
     assert kept.steps_per_epoch == old.steps_per_epoch
@@ -74,7 +74,7 @@ def test_every_pair_of_world_sizes_keeps_the_batch(before: int, after: int) -> N
 
 def test_what_cannot_be_kept_is_refused_with_the_option() -> None:
     """No whole number of micro-batches, a changed script, an order bound to the batch."""
-    old = Geometry.of(trainer(2, 1, 2), 2)
+    old = BatchGeometry.of(trainer(2, 1, 2), 2)
     for ranks, batch, strategy, order, word in [
         (3, 2, "ddp", "random", "no gradient accumulation"),
         (2, 3, "ddp", "random", "was changed"),
@@ -82,7 +82,7 @@ def test_what_cannot_be_kept_is_refused_with_the_option() -> None:
     ]:
         now = trainer(batch, 1, ranks)
         now.args.train_sampling_strategy = order
-        geometry = Geometry.of(now, ranks)
+        geometry = BatchGeometry.of(now, ranks)
         with pytest.raises(ConflictError, match=word) as error:
             adapt(now, manifest(old, strategy), geometry, allow_change=False)
         assert "--allow-batch-change" in str(error.value)
@@ -93,21 +93,24 @@ def test_what_was_adapted_stays_so_on_the_same_ranks() -> None:
     """The unchanged script asks for what it asked for before; one that asks for something else is refused."""
     script = trainer(2, 3, 2)
     kept, _ = adapt(
-        trainer(2, 3, 1), manifest(Geometry.of(script, 2)), Geometry.of(trainer(2, 3, 1), 1), allow_change=False
+        trainer(2, 3, 1),
+        manifest(BatchGeometry.of(script, 2)),
+        BatchGeometry.of(trainer(2, 3, 1), 1),
+        allow_change=False,
     )
     now = trainer(2, 3, 1)
-    assert adapt(now, manifest(kept), Geometry.of(now, 1), asked_before=3, allow_change=False) == (kept, None)
+    assert adapt(now, manifest(kept), BatchGeometry.of(now, 1), asked_before=3, allow_change=False) == (kept, None)
     assert now.args.gradient_accumulation_steps == kept.accumulation == 6
     for changed in (trainer(2, 4, 1), trainer(3, 3, 1)):
         with pytest.raises(ConflictError, match="was changed"):
-            adapt(changed, manifest(kept), Geometry.of(changed, 1), asked_before=3, allow_change=False)
+            adapt(changed, manifest(kept), BatchGeometry.of(changed, 1), asked_before=3, allow_change=False)
 
 
 def test_a_step_may_be_divided_in_another_way() -> None:
     """As many samples in other micro-batches: nothing is refused, but what counts batches no longer fits."""
-    old = Geometry.of(trainer(4, 2, 2), 2)
+    old = BatchGeometry.of(trainer(4, 2, 2), 2)
     now = trainer(2, 4, 2)
-    geometry, kept = adapt(now, manifest(old), Geometry.of(now, 2), allow_change=False)
+    geometry, kept = adapt(now, manifest(old), BatchGeometry.of(now, 2), allow_change=False)
     assert (geometry.accumulation, geometry.global_batch, kept) == (4, 16, None)
     assert geometry.before(manifest(old)) != geometry
     assert geometry.keeps_steps_of(geometry.before(manifest(old)))
@@ -115,11 +118,11 @@ def test_a_step_may_be_divided_in_another_way() -> None:
 
 def test_a_step_is_not_divided_so_that_an_epoch_has_others() -> None:
     """15 samples are a step and a half of 8, or, without incomplete micro-batches, one."""
-    old = Geometry.of(trainer(2, 4, 1, samples=15, drop_last=True), 1)
+    old = BatchGeometry.of(trainer(2, 4, 1, samples=15, drop_last=True), 1)
     now = trainer(8, 1, 1, samples=15, drop_last=True)
     with pytest.raises(ConflictError, match="an epoch would have 1 steps in place of 2"):
-        adapt(now, manifest(old), Geometry.of(now, 1), allow_change=False)
-    geometry, _ = adapt(now, manifest(old), Geometry.of(now, 1), allow_change=True)
+        adapt(now, manifest(old), BatchGeometry.of(now, 1), allow_change=False)
+    geometry, _ = adapt(now, manifest(old), BatchGeometry.of(now, 1), allow_change=True)
     assert not geometry.keeps_steps_of(geometry.before(manifest(old)))
 
 
@@ -131,7 +134,7 @@ def test_a_stream_whose_shards_are_dealt_to_ranks_is_bound_to_their_number(
     """Accelerate does that where there are enough, and where the first rank does not read for all."""
     datasets = pytest.importorskip("datasets")
     stream = datasets.IterableDataset.from_generator(lambda part: iter([]), gen_kwargs={"part": [0, 1, 2, 3]})
-    old = Geometry.of(trainer(2, 20 // before, before), before)
+    old = BatchGeometry.of(trainer(2, 20 // before, before), before)
     now = trainer(2, 20 // after, after)
     now.train_dataset = stream
     now.accelerator = SimpleNamespace(
@@ -139,15 +142,15 @@ def test_a_stream_whose_shards_are_dealt_to_ranks_is_bound_to_their_number(
     )
     if refused and dispatches is False:
         with pytest.raises(ConflictError, match="each rank reads shards of its own"):
-            adapt(now, manifest(old), Geometry.of(now, after), allow_change=False)
+            adapt(now, manifest(old), BatchGeometry.of(now, after), allow_change=False)
     else:
-        geometry, _ = adapt(now, manifest(old), Geometry.of(now, after), allow_change=False)
+        geometry, _ = adapt(now, manifest(old), BatchGeometry.of(now, after), allow_change=False)
         assert geometry.global_batch == 40
 
 
 def test_position_and_samples_seen_are_inverse_at_steps() -> None:
     """After any number of steps, the samples seen lead back to epoch and micro-batch."""
-    geometry = Geometry.of(trainer(2, 3, 2, samples=100), 2)
+    geometry = BatchGeometry.of(trainer(2, 3, 2, samples=100), 2)
     assert geometry.steps_per_epoch == 9
     for step in range(40):
         seen = geometry.samples_seen(step=step, epoch=step / 9, regular=True)
@@ -157,7 +160,7 @@ def test_position_and_samples_seen_are_inverse_at_steps() -> None:
 
 def test_the_place_in_a_run_with_steps_of_two_sizes() -> None:
     """Five steps of 8, then steps of 12: the seventh ends at sample 60, wherever the number of steps would lead."""
-    before, after = (Geometry.of(trainer(batch, 1, 1, samples=100), 1) for batch in (8, 12))
+    before, after = (BatchGeometry.of(trainer(batch, 1, 1, samples=100), 1) for batch in (8, 12))
     seen = before.samples_seen(step=5, epoch=5 / 13, regular=True)
     assert seen == 40
     assert after.position(seen, epoch=5 / 13, before=before) == (0, 3)  # a step of 12 begins at 36
@@ -171,7 +174,7 @@ def test_the_place_in_a_run_with_steps_of_two_sizes() -> None:
 
 def test_an_epoch_that_shows_more_than_before_does_not_swallow_the_next() -> None:
     """96 of 100 samples by 24, without the rest; all by 10."""
-    before, after = (Geometry.of(trainer(batch, 1, 1, samples=100, drop_last=True), 1) for batch in (24, 10))
+    before, after = (BatchGeometry.of(trainer(batch, 1, 1, samples=100, drop_last=True), 1) for batch in (24, 10))
     seen = before.samples_seen(step=5, epoch=1.25, regular=True)
     assert seen == 120
     assert after.position(seen, epoch=1.25, before=before) == (1, 2)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from safepoint.training import launch
-from safepoint.training.settings import STATUS_URL, RunSettings
+from safepoint.settings.run_settings import STATUS_URL, RunSettings
+from safepoint.training.launcher import launch
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from safepoint.training.metrics_server import MetricsServer, default_host, wants_text
-from safepoint.training.progress import Progress
+from safepoint.progress.metrics_server import MetricsServer, default_host, wants_text
+from safepoint.progress.record import Progress
 from tests.unit.training.test_progress import FULL
 from tests.unit.training.test_prometheus_text import parse
 

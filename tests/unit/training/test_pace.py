@@ -2,7 +2,7 @@
 
 import pytest
 
-from safepoint.training.pace import Pace
+from safepoint.estimates.pace import Pace
 
 
 class Clocked:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepoint.training.progress import Progress, SaveFigures, State, read_progress, state_after
+from safepoint.progress.record import Progress, SaveFigures, State, read_progress, state_after
 
 TIME = "2026-03-01T12:00:00.000Z"
 FULL = Progress(

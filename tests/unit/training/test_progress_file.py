@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from safepoint.training.progress_file import ProgressFile
+from safepoint.progress.file_writer import ProgressFile
 
 
 def test_the_last_news_are_written_without_anybody_waiting(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 from datetime import datetime
 
-from safepoint.training.progress import Progress, State
-from safepoint.training.prometheus_text import render
+from safepoint.progress.prometheus_text import render
+from safepoint.progress.record import Progress, State
 from tests.unit.training.test_progress import FULL, TIME
 
 NOW_S = datetime.fromisoformat(TIME).timestamp() + 60

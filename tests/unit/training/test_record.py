@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import ExitCode, Interrupted, NothingValidError
-from safepoint.training.record import (
+from safepoint.training.outcome.rank_record import (
     RecordFile,
     deliver_events,
     exit_code_after,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.training.record_folder import record_folder
+from safepoint.training.outcome.record_folder import record_folder
 
 _HOLDING = """
-from safepoint.training.record_folder import record_folder
+from safepoint.training.outcome.record_folder import record_folder
 with record_folder() as folder:
     print(folder, flush=True)
     input()
@@ -68,12 +68,12 @@ def test_in_memory_where_there_is_room(monkeypatch: pytest.MonkeyPatch, place: P
     """Unless the user has named a place, or memory has no room for it."""
     memory = place / "memory"
     memory.mkdir()
-    monkeypatch.setattr("safepoint.training.record_folder._IN_MEMORY", memory)
+    monkeypatch.setattr("safepoint.training.outcome.record_folder._IN_MEMORY", memory)
     with record_folder() as folder:
         assert folder.parent == place
     monkeypatch.delenv("TMPDIR")
     with record_folder() as folder:
         assert folder.parent == memory
-    monkeypatch.setattr("safepoint.training.record_folder._ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr("safepoint.training.outcome.record_folder._ROOM_BYTES", 1 << 60)
     with record_folder() as folder:
         assert folder.parent == place

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.catalog import list_checkpoints
-from safepoint.checkpoint.manifest import MANIFEST_NAME
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.retention import KeepNewest
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.retention import KeepNewest
 from safepoint.errors import CheckpointError, NothingValidError
 from safepoint.foundation import files
-from safepoint.foundation.events import Event
-from safepoint.training.resume import ResumePoint, choose, lease
-from safepoint.training.settings import RunSettings
+from safepoint.foundation.events.stream import Event
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.start.resume import ResumePoint, choose, lease
 from tests.support.checkpoints import commit, prepared
 
 

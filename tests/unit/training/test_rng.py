@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from safepoint.training.rng import capture_rng, devices_left_out, restore_rng
+from safepoint.training.state.rng import capture_rng, devices_left_out, restore_rng
 
 
 class Machine:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.training.settings import RunSettings, variable
+from safepoint.settings.run_settings import RunSettings, variable
 
 CHANGED = RunSettings(
     output_dir="out",

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from safepoint.errors import ExitCode, UsageError
-from safepoint.training.settings import RunSettings, variable
+from safepoint.settings.run_settings import RunSettings, variable
 
 NUMBERS = {
     "save_steps": ["0", "-1", "1.5", "ten", "1e3", "0x10"],

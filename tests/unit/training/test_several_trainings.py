@@ -9,11 +9,11 @@ import pytest
 
 from safepoint.errors import ExitCode
 from safepoint.foundation.environment import Place
+from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import Location, Scheme
-from safepoint.training.claiming import join_store
+from safepoint.training.context.session import Session
 from safepoint.training.rank import _finish_uploads
-from safepoint.training.session import Session
-from safepoint.training.settings import RunSettings
+from safepoint.training.start.claim import join_store
 from tests.support.checkpoints import prepared
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.training import status_post
-from safepoint.training.progress import Progress, State
-from safepoint.training.status_post import StatusPost, StatusTarget
+from safepoint.progress.record import Progress, State
+from safepoint.training.launcher import status_post
+from safepoint.training.launcher.status_post import StatusPost, StatusTarget
 from tests.support.certificates import encrypted, make_certificates
 from tests.unit.training.test_progress import FULL
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from safepoint.training.progress import Progress, State
-from safepoint.training.trainer_status import TrainerStatus
+from safepoint.progress.record import Progress, State
+from safepoint.progress.trainer_status import TrainerStatus
 from tests.unit.training.test_progress import FULL, TIME
 
 # The types that the controller's own record has; a wrong one makes it unreadable as a whole.

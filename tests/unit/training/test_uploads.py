@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.mover_process import MoverPlan
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.remote import Claim, RemoteFolder
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
+from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.foundation import clock
-from safepoint.storage.local import LocalStore
+from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
-from safepoint.training.uploads import Uploads
+from safepoint.training.context.uploads import Uploads
 from tests.support.checkpoints import commit, keep_final, prepared
 
 pytestmark = pytest.mark.timeout(60)
@@ -34,7 +34,7 @@ class Scene:
 
     def start(self, location: str | None = None) -> Uploads:
         where = location or str(self.bucket)
-        return Uploads(MoverPlan(folder=str(self.output.root), location=where, attempt_id="run-1"))
+        return Uploads(UploaderPlan(folder=str(self.output.root), location=where, attempt_id="run-1"))
 
     def wait_for(self, step: int) -> None:
         deadline_s = clock.monotonic_s() + 20

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from safepoint.training.record import RankRecord
-from safepoint.training.verdict import first_failure, reach_verdict
+from safepoint.training.outcome.rank_record import RankRecord
+from safepoint.training.outcome.verdict import first_failure, reach_verdict
 
 
 def _record(rank: int, code: int | None = None, *, at: float | None = None, lost_peer: bool = False) -> RankRecord:

@@ -4,8 +4,8 @@ import pytest
 
 from safepoint.errors import PeerError
 from safepoint.foundation.environment import Place
-from safepoint.training.peers import Peers, Reduction
-from safepoint.training.vote import Ballot, Decision, Vote
+from safepoint.training.collective.peers import Peers, Reduction
+from safepoint.training.collective.vote import Ballot, Decision, Vote
 
 
 class TwoRanks(Peers):

@@ -6,7 +6,7 @@ import pytest
 
 from safepoint.errors import PeerError
 from safepoint.foundation.environment import Place
-from safepoint.training.vote import Ballot, Decision, Vote
+from safepoint.training.collective.vote import Ballot, Decision, Vote
 
 
 class Hall:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from safepoint.checkpoint.manifest import path_fault
+from safepoint.checkpoint.format.manifest import path_fault
 from safepoint.checkpoint.weights.inert_pickle import Inert, read_inert
 from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file, runs_of
 from safepoint.checkpoint.weights.weight import Run, StoredWeight
@@ -110,6 +110,3 @@ def _tensor(folder: ReadablePath, place: tuple[str, int, int] | None, key: str) 
     if not isinstance(tensor, StoredTensor):
         raise CheckpointError(f"{key} is no tensor in {name}")
     return tensor
-
-
-__all__ = ["METADATA", "dcp_weights"]

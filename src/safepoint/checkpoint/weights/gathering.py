@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from safepoint.checkpoint.safetensors_layout import Layout, lay_out
+from safepoint.checkpoint.format.safetensors_layout import Layout, lay_out
 from safepoint.checkpoint.weights.weight import Run, StoredWeight
 from safepoint.errors import CheckpointError, StorageError
 from safepoint.storage.browsing import ReadablePath, StorePath
@@ -130,6 +130,3 @@ class _Sources:
                 block, offset = block[count:], offset + count
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-__all__ = ["MAX_FILE_BYTES", "GatheredFile", "content_of", "gather"]

@@ -102,6 +102,3 @@ def read_inert(
         raise
     except Exception as error:  # whatever hostile content makes of it
         raise CheckpointError(f"it cannot be read: {type(error).__name__}: {error}") from error
-
-
-__all__ = ["Inert", "read_inert"]

@@ -41,6 +41,3 @@ def state_dict_weights(path: ReadablePath) -> list[StoredWeight]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
-
-
-__all__ = ["NAMES", "state_dict_file", "state_dict_weights"]

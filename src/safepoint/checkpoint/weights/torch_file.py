@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from safepoint.checkpoint.safetensors_layout import KINDS, SIZES
+from safepoint.checkpoint.format.safetensors_layout import KINDS, SIZES
 from safepoint.checkpoint.weights.inert_pickle import read_inert
 from safepoint.checkpoint.weights.weight import Run
 from safepoint.errors import CheckpointError
@@ -210,6 +210,3 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) 
             for offset, index, stride in zip(offsets, (*outer, *[0] * (len(sizes) - inner)), strides, strict=True)
         )
         yield Run(target * item, count * item, tensor.path, tensor.offset + source * item)
-
-
-__all__ = ["ITEM_BYTES", "StoredTensor", "read_torch_file", "runs_of", "strides_of"]

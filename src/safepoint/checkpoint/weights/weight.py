@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from safepoint.checkpoint.safetensors_layout import KINDS, Shape
+from safepoint.checkpoint.format.safetensors_layout import KINDS, Shape
 from safepoint.errors import CheckpointError
 from safepoint.storage.browsing import ReadablePath
 
@@ -64,6 +64,3 @@ class StoredWeight:
         if end != shape.num_bytes:
             raise CheckpointError(f"{end} of {shape.num_bytes} bytes of {name} can be found")
         return cls(shape, ordered)
-
-
-__all__ = ["Run", "StoredWeight"]

@@ -176,6 +176,3 @@ def _others(model: Mapping[str, Any], stage: int) -> Iterator[StoredWeight]:
 def _pairs(shared: Any) -> list[tuple[str, str]]:
     items = shared.items() if isinstance(shared, dict) else shared or ()  # pyright: ignore
     return [(str(alias), str(name)) for alias, name in items]  # pyright: ignore
-
-
-__all__ = ["zero_files", "zero_folder", "zero_weights"]

@@ -8,10 +8,10 @@ begins with the step, and a signal may be heard one such step later (docs/adr/00
 """
 
 from safepoint.foundation import clock
+from safepoint.training.collective.peers import Peers
+from safepoint.training.collective.vote import Ballot, Decision, Vote
+from safepoint.training.context.session import Session
 from safepoint.training.engine.save_clock import SaveClock
-from safepoint.training.peers import Peers
-from safepoint.training.session import Session
-from safepoint.training.vote import Ballot, Decision, Vote
 
 _SAVE_GUESS_S = 1.0
 """How long a save may take, before one was measured."""
@@ -139,6 +139,3 @@ class Agreement:
         if decision.stop and not self.decision.stop:
             self._termination.begin_stop()
         self.decision |= decision
-
-
-__all__ = ["Agreement"]

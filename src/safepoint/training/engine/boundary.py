@@ -4,20 +4,20 @@ import contextlib
 import signal
 from collections.abc import Callable
 
-from safepoint.checkpoint.manifest import Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted, PeerError
-from safepoint.foundation.events import StopRequested
+from safepoint.estimates.cadence import Cadence
+from safepoint.foundation.events.run_events import StopRequested
+from safepoint.training.collective.peers import Peers
+from safepoint.training.context.session import Session
 from safepoint.training.engine.agreement import Agreement
-from safepoint.training.engine.cadence import Cadence
 from safepoint.training.engine.deadline import Deadline
-from safepoint.training.engine.framework import Framework
-from safepoint.training.engine.saver import RunFacts, Saver
+from safepoint.training.engine.loop import TrainingLoop
 from safepoint.training.engine.saves import Saves
 from safepoint.training.engine.snapshots import Snapshots
-from safepoint.training.peers import Peers
-from safepoint.training.session import Session
-from safepoint.training.start import Start
+from safepoint.training.engine.synchronous_save import RunFacts, SynchronousSave
+from safepoint.training.start.start import Start
 
 
 class Boundary:
@@ -36,7 +36,7 @@ class Boundary:
         self,
         session: Session,
         peers: Peers,
-        framework: Framework,
+        framework: TrainingLoop,
         agreement: Agreement,
         output: OutputFolder,
         start: Start,
@@ -47,7 +47,7 @@ class Boundary:
         self._agreement = agreement
         attempt = start.attempt
         facts = RunFacts(run_id=attempt.run_id, attempt=attempt.attempt, attempt_id=attempt.attempt_id)
-        self.saver = Saver(session, peers, framework, output, start.folders, facts)
+        self.saver = SynchronousSave(session, peers, framework, output, start.folders, facts)
         """The way without the keeper."""
         self.snapshots = Snapshots(session, peers, framework, self.saver, output, start.folders, attempt.attempt_id)
         """The way over the keeper."""
@@ -135,6 +135,3 @@ class Boundary:
         interrupted = session.interrupt(saved=saved, reason=reason)
         session.finish_uploads(newest_only=True)
         return interrupted
-
-
-__all__ = ["Boundary"]

@@ -1,9 +1,9 @@
 """Whether the running step can still be ended before the platform kills, once somebody has asked to stop."""
 
-from safepoint.foundation.events import DeadlineChoice
+from safepoint.foundation.events.run_events import DeadlineChoice
+from safepoint.training.context.session import Session
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.snapshots import Snapshots
-from safepoint.training.session import Session
 
 _LEAVING_S = 0.3
 """What leaving takes, once a snapshot is committed."""
@@ -69,6 +69,3 @@ class Deadline:
                 commit_s=None if commit_s is None else round(commit_s, 3),
             )
         )
-
-
-__all__ = ["Deadline"]

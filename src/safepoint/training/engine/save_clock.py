@@ -147,6 +147,3 @@ def _events(stream: Path) -> Iterator[tuple[str, datetime, dict[str, Any]]]:
                     continue  # cut off by a crash, or of another release: one line less is no matter
     except OSError:
         return
-
-
-__all__ = ["AUTO", "Losses", "SaveClock", "best_interval_s", "read_losses"]

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from safepoint.checkpoint.catalog import checkpoint_name
-from safepoint.checkpoint.manifest import Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.foundation import clock
+from safepoint.progress.record import State
+from safepoint.training.context.session import Session
 from safepoint.training.engine.agreement import Agreement
-from safepoint.training.engine.framework import Framework, Write
+from safepoint.training.engine.loop import TrainingLoop, Write
 from safepoint.training.engine.save_clock import SaveClock, read_losses
-from safepoint.training.engine.saver import Saver
 from safepoint.training.engine.snapshots import Handover, Snapshots
-from safepoint.training.progress import State
-from safepoint.training.session import Session
+from safepoint.training.engine.synchronous_save import SynchronousSave
 
 
 class Saves:
@@ -30,10 +30,10 @@ class Saves:
     def __init__(
         self,
         session: Session,
-        framework: Framework,
+        framework: TrainingLoop,
         agreement: Agreement,
         snapshots: Snapshots,
-        saver: Saver,
+        saver: SynchronousSave,
         root: Path,
     ) -> None:
         self._session = session
@@ -144,6 +144,3 @@ class Saves:
         elif step == self._framework.step:
             self.step = None
             self._save_and_wait(Trigger.JIT, self._framework.write_again())
-
-
-__all__ = ["Saves"]

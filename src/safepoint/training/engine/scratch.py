@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from safepoint.checkpoint.catalog import checkpoint_name
-from safepoint.snapshot.capture import Capture
-from safepoint.snapshot.image import Image
-from safepoint.snapshot.keeper import Keeper
-from safepoint.training.engine.framework import Write
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.snapshot.images.capture import Capture
+from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.training.engine.loop import Write
 
 _LEAST_BYTES = 16 << 20
 
@@ -32,7 +32,7 @@ class Scratch:
         """Do what takes time now, and not in the first save."""
         self._capture.prepare()
 
-    def ensure(self, keeper: Keeper) -> None:
+    def ensure(self, keeper: KeeperClient) -> None:
         """See that it is there, with room, and that the keeper removes it should this process be killed.
 
         Raises:
@@ -44,7 +44,7 @@ class Scratch:
         if shutil.disk_usage(self._path).free < _LEAST_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
-    def entrust_to(self, keeper: Keeper) -> None:
+    def entrust_to(self, keeper: KeeperClient) -> None:
         """Have a keeper remove it when this process is gone; nothing where there is no folder yet."""
         if self._path is not None:
             keeper.entrust(str(self._path))
@@ -78,6 +78,3 @@ class Scratch:
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
             self._path = None
-
-
-__all__ = ["Scratch"]

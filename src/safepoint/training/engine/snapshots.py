@@ -12,25 +12,25 @@ from typing import Any
 
 import torch.distributed as dist
 
-from safepoint.checkpoint.commit import RankPart
-from safepoint.checkpoint.manifest import Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.checkpoint.local.commit import RankPart
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.foundation import clock
-from safepoint.foundation.events import SaveFailed, SnapshotTaken
-from safepoint.snapshot.arena import NoRoomError
-from safepoint.snapshot.keeper import Keeper, Outcome
-from safepoint.snapshot.nodes import Nodes
-from safepoint.snapshot.replicas import CannotHelpError
-from safepoint.snapshot.snapshotter import Snapshotter
-from safepoint.snapshot.team import Team
-from safepoint.training.claiming import open_on_node
-from safepoint.training.engine.framework import Framework, Write
-from safepoint.training.engine.saver import Saver
+from safepoint.foundation.events.run_events import SaveFailed, SnapshotTaken
+from safepoint.snapshot.keeper.persist.node_exchange import Nodes
+from safepoint.snapshot.keeper_client.arena import NoRoomError
+from safepoint.snapshot.keeper_client.client import KeeperClient, Outcome
+from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
+from safepoint.snapshot.replicas.replicas import CannotHelpError
+from safepoint.snapshot.replicas.team import Team
+from safepoint.training.collective.peers import NUM_VALUES, Peers
+from safepoint.training.context.session import Session
+from safepoint.training.engine.loop import TrainingLoop, Write
 from safepoint.training.engine.scratch import Scratch
+from safepoint.training.engine.synchronous_save import SynchronousSave
 from safepoint.training.engine.teaming import form_team
-from safepoint.training.folders import Folders
-from safepoint.training.peers import NUM_VALUES, Peers
-from safepoint.training.session import Session
+from safepoint.training.start.claim import open_on_node
+from safepoint.training.start.folders import Folders
 
 _TELL_EVERY_S = 10.0
 _FILE_SLACK_BYTES = 1 << 20
@@ -65,8 +65,8 @@ class Snapshots:
         self,
         session: Session,
         peers: Peers,
-        framework: Framework,
-        saver: Saver,
+        framework: TrainingLoop,
+        saver: SynchronousSave,
         output: OutputFolder,
         folders: Folders,
         attempt_id: str,
@@ -101,7 +101,7 @@ class Snapshots:
         if keeper is not None and self._can:
             self._use(keeper)
 
-    def _use(self, keeper: Keeper) -> None:
+    def _use(self, keeper: KeeperClient) -> None:
         settings = self._session.settings
         slots = settings.snapshot_slots
         if slots is None and settings.snapshot_steps is not None:
@@ -466,6 +466,3 @@ class Snapshots:
             self._team.close()
             self._team = None
         self._scratch.remove()
-
-
-__all__ = ["Handover", "Snapshots"]

@@ -15,7 +15,7 @@ import torch
 
 from safepoint.errors import PeerError, SaveError
 from safepoint.storage.store import Content, Sink
-from safepoint.training.peers import Peers
+from safepoint.training.collective.peers import Peers
 
 BLOCK_BYTES = 8 << 20
 _SAY_SOMETHING_EVERY_S = 20.0
@@ -205,6 +205,3 @@ class Leader:
         problems = [text for text in cast("list[str]", self._ask(_TELL)) if text]
         if problems:
             raise SaveError("; ".join(problems))
-
-
-__all__ = ["BLOCK_BYTES", "Leader", "StreamedFile", "Streams", "Stretch", "follow"]

@@ -3,19 +3,26 @@
 import contextlib
 import socket
 
-from safepoint.snapshot.messages import Channel, check_same_user, connect, keep_from_children, listen, new_name
-from safepoint.snapshot.team import Team
-from safepoint.snapshot.team_helper import Helper
-from safepoint.snapshot.team_lead import Lead
-from safepoint.training.engine.framework import Framework
-from safepoint.training.peers import Peers
-from safepoint.training.session import Session
+from safepoint.snapshot.protocol.channel import (
+    Channel,
+    check_same_user,
+    connect,
+    keep_from_children,
+    listen,
+    new_name,
+)
+from safepoint.snapshot.replicas.team import Team
+from safepoint.snapshot.replicas.team_helper import Helper
+from safepoint.snapshot.replicas.team_lead import Lead
+from safepoint.training.collective.peers import Peers
+from safepoint.training.context.session import Session
+from safepoint.training.engine.loop import TrainingLoop
 
 _LEAST_BYTES = 64 << 20
 """Less than this is copied before ranks have told each other about it."""
 
 
-def form_team(session: Session, peers: Peers, framework: Framework) -> Team | None:
+def form_team(session: Session, peers: Peers, framework: TrainingLoop) -> Team | None:
     """Let the ranks of the first one's node find each other, where all ranks hold the same; all ranks call this.
 
     Returns:
@@ -49,7 +56,7 @@ def form_team(session: Session, peers: Peers, framework: Framework) -> Team | No
     return None
 
 
-def _wants_team(session: Session, framework: Framework) -> bool:
+def _wants_team(session: Session, framework: TrainingLoop) -> bool:
     if framework.strategy != "ddp" or session.place.local_world_size == 1 or session.keeping.keeper is None:
         return False
     # On CPUs the ranks share what copies are made of: processors, and the way to the memory (docs/benchmarks.md).
@@ -87,6 +94,3 @@ def _lead(server: socket.socket, session: Session, count: int) -> Lead | None:
         return None
     least_bytes = 0 if session.settings.snapshot_sharing == "on" else _LEAST_BYTES
     return Lead(dict(sorted(channels.items())), least_bytes=least_bytes)
-
-
-__all__ = ["form_team"]

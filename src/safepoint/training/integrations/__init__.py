@@ -1,7 +1,7 @@
 """Where Safepoint meets the training frameworks: each is hooked when the user's program imports it."""
 
+from safepoint.training.context.session import Session
 from safepoint.training.integrations import torch_store, transformers
-from safepoint.training.session import Session
 
 
 def install_integrations(session: Session) -> None:

@@ -59,6 +59,3 @@ def after_import(name: str, hook: Hook) -> None:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _finder.hooks[name] = hook
-
-
-__all__ = ["after_import"]

@@ -10,8 +10,8 @@ import functools
 from types import ModuleType
 from typing import Any
 
+from safepoint.training.context.session import Session
 from safepoint.training.integrations.imports import after_import
-from safepoint.training.session import Session
 
 
 def install(session: Session) -> None:
@@ -35,6 +35,3 @@ def install(session: Session) -> None:
         rendezvous._create_c10d_store = create_for_this_start
 
     after_import("torch.distributed.rendezvous", hook)
-
-
-__all__ = ["install"]

@@ -1,8 +1,8 @@
 """Which steps of a loop are saved without anybody asking: every so many, the last one of each epoch, or none."""
 
 from safepoint.errors import UsageError
-from safepoint.training.plain.position import Feed
-from safepoint.training.settings import RunSettings
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.plain.data.position import Feed
 
 
 class Periodic:
@@ -53,6 +53,3 @@ class Periodic:
 def _epochs_ended(feed: Feed) -> int:
     """With the one whose last batch the loop has had; what it does not step for is the next step's."""
     return feed.epoch + (1 if feed.num_batches and feed.batches >= feed.num_batches else 0)
-
-
-__all__ = ["Periodic"]

@@ -60,6 +60,3 @@ class Numbers:
             self._are_there = torch.cuda.Event()
             self._are_there.record()
         return known
-
-
-__all__ = ["Numbers"]

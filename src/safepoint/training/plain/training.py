@@ -12,28 +12,28 @@ from typing import Any, Self
 
 import torch
 
-from safepoint.checkpoint.manifest import Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted, UsageError
-from safepoint.snapshot.stepping import before_changes
+from safepoint.settings.output_place import place_output
+from safepoint.snapshot.staging.optimizer_hooks import before_changes
+from safepoint.training.collective.collective_wait import agree
+from safepoint.training.collective.peers import Peers
+from safepoint.training.context.session import Session
+from safepoint.training.context.store_access import open_tried
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.boundary import Boundary
-from safepoint.training.meeting import agree
-from safepoint.training.output_place import place_output
-from safepoint.training.peers import Peers
-from safepoint.training.plain.framework import PlainFramework
-from safepoint.training.plain.moving import moved
-from safepoint.training.plain.parts import Parts
+from safepoint.training.outcome.rank_record import exit_code_after, in_a_sentence
+from safepoint.training.plain.data.position import Feed
+from safepoint.training.plain.data.rescale_position import moved
 from safepoint.training.plain.periodic import Periodic
-from safepoint.training.plain.position import Feed
+from safepoint.training.plain.plain_loop import PlainFramework
 from safepoint.training.plain.reading import Numbers
-from safepoint.training.record import exit_code_after, in_a_sentence
-from safepoint.training.resume import lease
-from safepoint.training.rng import devices_left_out
-from safepoint.training.session import Session
-from safepoint.training.start import Start, agree_on_start, announce, begin_figures
-from safepoint.training.store_access import open_tried
-from safepoint.training.strategy import check_split, check_strategy
+from safepoint.training.plain.state.parts import Parts
+from safepoint.training.start.resume import lease
+from safepoint.training.start.start import Start, agree_on_start, announce, begin_figures
+from safepoint.training.state.rng import devices_left_out
+from safepoint.training.state.strategy import check_split, check_strategy
 
 
 class Training:
@@ -343,6 +343,3 @@ class Training:
         steps = self.epochs_to_do * -(-(in_epoch or 0) // most) if self.steps_at_epoch_end else batches // most
         known = [limit for limit in (steps, self.steps_to_do) if limit]
         return max(min(known), self._framework.step) if known else 0
-
-
-__all__ = ["Training"]

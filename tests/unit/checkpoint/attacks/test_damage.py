@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.catalog import newest_valid
-from safepoint.checkpoint.digest import digest_bytes
-from safepoint.checkpoint.manifest import MANIFEST_NAME, Manifest
-from safepoint.checkpoint.verify import Fault, verify
+from safepoint.checkpoint.format.catalog import newest_valid
+from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
+from safepoint.checkpoint.format.verify import Fault, verify
 from safepoint.errors import ManifestError, NothingValidError
 from tests.support.checkpoints import commit, prepared
 

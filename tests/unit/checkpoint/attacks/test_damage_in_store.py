@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.catalog import checkpoint_name
-from safepoint.checkpoint.manifest import MANIFEST_NAME
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import NothingValidError
 from safepoint.foundation.environment import Place
-from safepoint.foundation.events import CheckpointRejected, Event
+from safepoint.foundation.events.run_events import CheckpointRejected
+from safepoint.foundation.events.stream import Event
 from safepoint.storage.location import Location, Scheme
-from safepoint.training.fetching import Fetching
-from safepoint.training.peers import Peers
+from safepoint.training.collective.peers import Peers
+from safepoint.training.start.fetch import Fetching
 from tests.support.checkpoints import commit, prepared
 
 NUM_WINDOWS = 256

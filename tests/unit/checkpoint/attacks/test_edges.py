@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.checkpoint.catalog import newest_valid
-from safepoint.checkpoint.digest import digest_bytes
-from safepoint.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, path_fault
-from safepoint.checkpoint.output_folder import OutputFolder
-from safepoint.checkpoint.verify import Fault, read_manifest, verify
+from safepoint.checkpoint.format.catalog import newest_valid
+from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, path_fault
+from safepoint.checkpoint.format.verify import Fault, read_manifest, verify
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ManifestError
 from tests.support.checkpoints import commit, describe, prepared
 
@@ -112,7 +112,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a file twice": (rewrite(lambda record: record["files"].append(record["files"][-1])), "no path twice"),
     "files out of order": (rewrite(lambda record: record["files"].reverse()), "sorted"),
     "a path below the manifest": (
-        rewrite(lambda record: record["files"][0].update(path=f"{MANIFEST_NAME}/x")),
+        rewrite(lambda record: record["files"][-1].update(path=f"{MANIFEST_NAME}/x")),
         "is missing",
     ),
     "negative size": (rewrite(lambda record: record["files"][0].update(size_bytes=-1)), "not be negative"),
@@ -269,7 +269,7 @@ def test_a_manifest_that_cannot_be_opened_leaks_no_descriptor(tmp_path: Path) ->
 
 SPY = """
 import os, pathlib, sys
-from safepoint.checkpoint import catalog, verify
+from safepoint.checkpoint.format import catalog, verify
 root, seen = os.path.realpath(sys.argv[1]), []
 def watch(event, arguments):
     if event == "open" and isinstance(arguments[0], (str, bytes)):

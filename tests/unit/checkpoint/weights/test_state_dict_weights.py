@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from safepoint.checkpoint.exporting import export_pieces, is_in_pieces
+from safepoint.checkpoint.tools.export import export_pieces, is_in_pieces
 from safepoint.errors import CheckpointError
 from safepoint.storage.location import parse_location
 from tests.support.checkpoints import commit, prepared

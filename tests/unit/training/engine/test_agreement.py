@@ -7,9 +7,9 @@ import pytest
 
 from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
+from safepoint.training.collective.peers import Peers, Reduction
+from safepoint.training.context.termination import Termination
 from safepoint.training.engine.agreement import Agreement
-from safepoint.training.peers import Peers, Reduction
-from safepoint.training.termination import Termination
 
 STEP_MS_AT = 4  # of the values of a ballot
 

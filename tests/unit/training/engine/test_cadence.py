@@ -2,7 +2,7 @@
 
 import pytest
 
-from safepoint.training.engine.cadence import Cadence
+from safepoint.estimates.cadence import Cadence
 
 
 def test_nobody_asked() -> None:

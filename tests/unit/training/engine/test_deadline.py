@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.foundation.events import DeadlineChoice
+from safepoint.foundation.events.run_events import DeadlineChoice
 from safepoint.training.engine.deadline import Deadline
 
 

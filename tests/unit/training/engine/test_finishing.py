@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.commit import WorkingCheckpoint
-from safepoint.checkpoint.final import final_folder
-from safepoint.checkpoint.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.local.commit import WorkingCheckpoint
+from safepoint.checkpoint.local.final_record import final_folder
 from safepoint.errors import PeerError
-from safepoint.foundation.events import Event
-from safepoint.foundation.store_events import FinalMissing
+from safepoint.foundation.events.store_events import FinalMissing
+from safepoint.foundation.events.stream import Event
 from safepoint.storage.location import parse_location
-from safepoint.training.engine.finishing import Finishing
-from safepoint.training.folders import Folders
+from safepoint.training.engine.final_model.finished_model import Finishing
+from safepoint.training.start.folders import Folders
 from tests.support.checkpoints import describe, prepared
 from tests.support.ranks import ThreadPeers, run_ranks
 

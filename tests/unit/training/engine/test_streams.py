@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.checkpoint.final import FINAL, sent_record
-from safepoint.checkpoint.remote import UNFINISHED, Claim, RemoteFolder
-from safepoint.checkpoint.verify import verify
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.final_record import FINAL, sent_record
+from safepoint.checkpoint.remote.remote_folder import UNFINISHED, Claim, RemoteFolder
 from safepoint.errors import AccessDeniedError, SaveError, StorageError
-from safepoint.training.engine import final_upload, streams
-from safepoint.training.engine.final_upload import FinalUpload
+from safepoint.training.engine import streams
+from safepoint.training.engine.final_model import final_upload
+from safepoint.training.engine.final_model.final_upload import FinalUpload
 from safepoint.training.engine.streams import Leader, StreamedFile, Streams, Stretch, follow
 from tests.support.checkpoints import describe, prepared
 from tests.support.ranks import ThreadPeers, run_ranks

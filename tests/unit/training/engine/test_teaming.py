@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from safepoint.foundation.environment import Place
-from safepoint.snapshot.team import Team
-from safepoint.snapshot.team_helper import Helper
-from safepoint.snapshot.team_lead import Lead
+from safepoint.settings.run_settings import RunSettings
+from safepoint.snapshot.replicas.team import Team
+from safepoint.snapshot.replicas.team_helper import Helper
+from safepoint.snapshot.replicas.team_lead import Lead
 from safepoint.training.engine import teaming
 from safepoint.training.engine.teaming import form_team
-from safepoint.training.settings import RunSettings
 from tests.support.ranks import ThreadPeers, run_ranks
 
 

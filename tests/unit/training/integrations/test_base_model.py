@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from safepoint.errors import ConflictError
-from safepoint.training.integrations.base_model import base_of, check_base, left_to_base, plain_key
+from safepoint.training.state.base_model import base_of, check_base, left_to_base, plain_key
 
 
 class Layers(torch.nn.Module):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, TensorDataset
 
-from safepoint.training import rereading
-from safepoint.training.plain.data import Data
-from safepoint.training.rng import capture_rng
+from safepoint.training.plain.data import rereading
+from safepoint.training.plain.data.data_state import Data
+from safepoint.training.state.rng import capture_rng
 
 accelerate = pytest.importorskip("accelerate")
 pytest.importorskip("torchdata")

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from safepoint.errors import ConflictError
-from safepoint.training.plain.data import Data
-from safepoint.training.rng import capture_rng
+from safepoint.training.plain.data.data_state import Data
+from safepoint.training.state.rng import capture_rng
 
 NUM_SAMPLES = 22
 

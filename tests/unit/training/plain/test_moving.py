@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
 
-from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.errors import ConflictError
-from safepoint.training.plain.data import Data
-from safepoint.training.plain.moving import moved
-from safepoint.training.plain.position import Position
+from safepoint.training.plain.data.data_state import Data
+from safepoint.training.plain.data.position import Position
+from safepoint.training.plain.data.rescale_position import moved
 
 SAMPLES = TensorDataset(torch.arange(96))
 

@@ -9,10 +9,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
-from safepoint.training.peers import Peers
-from safepoint.training.plain import parts as parts_module
-from safepoint.training.plain.loading import load_plain
-from safepoint.training.plain.parts import NamedParts
+from safepoint.training.collective.peers import Peers
+from safepoint.training.plain.state import parts as parts_module
+from safepoint.training.plain.state.parts import NamedParts
+from safepoint.training.plain.state.torch_load import load_plain
 
 
 def named(seed: int) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from safepoint.errors import UsageError
-from safepoint.training.plain.data import Data
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.plain.data.data_state import Data
+from safepoint.training.plain.data.position import Position
 from safepoint.training.plain.periodic import Periodic
-from safepoint.training.plain.position import Position
-from safepoint.training.settings import RunSettings
 
 BATCHES = 5
 

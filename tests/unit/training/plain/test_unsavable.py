@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import Place
-from safepoint.training.plain.parts import NamedParts
+from safepoint.training.plain.state.parts import NamedParts
 
 
 @pytest.fixture

@@ -31,6 +31,3 @@ def without_frozen_statistics(engine: Any) -> Generator[None]:
         yield
     finally:
         del engine.module_state_dict
-
-
-__all__ = ["without_frozen_statistics"]

@@ -14,8 +14,8 @@ import torch
 
 from safepoint.errors import ConflictError
 from safepoint.foundation.units import plural
-from safepoint.training.integrations.deepspeed.gathering import gathered
 from safepoint.training.integrations.deepspeed.universal import OTHERS
+from safepoint.training.state.zero_gathering import gathered
 
 _STEP = "step"
 
@@ -125,6 +125,3 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 def _read(path: Path) -> torch.Tensor:
     return torch.load(path, map_location="cpu", weights_only=True)
-
-
-__all__ = ["check_engine", "load_universal"]

@@ -251,6 +251,3 @@ def _read(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-__all__ = ["WEIGHT", "Partitions"]

@@ -161,6 +161,3 @@ def _without_checksums() -> Generator[None]:
         yield
     finally:
         torch.serialization.set_crc32_options(before)
-
-
-__all__ = ["OTHERS", "Universal"]

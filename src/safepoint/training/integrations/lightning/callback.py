@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
-from safepoint.checkpoint.catalog import list_checkpoints
+from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.errors import UsageError
+from safepoint.progress.record import State
+from safepoint.training.context.session import Session, current_session, start_session
 from safepoint.training.integrations.lightning.feed import LightningFeed
 from safepoint.training.integrations.lightning.parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
-from safepoint.training.progress import State
-from safepoint.training.session import Session, current_session, start_session
 
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 
@@ -279,6 +279,3 @@ def _check(trainer: Any, session: Session) -> None:
             "training was not started",
             hint="give the Trainer devices, num_nodes and strategy='ddp' for as many ranks as `safepoint run` starts",
         )
-
-
-__all__ = ["SafepointCallback"]

@@ -50,6 +50,3 @@ class DirectCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a file."""
         Path(path).unlink(missing_ok=True)
-
-
-__all__ = ["DirectCheckpointIO"]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from safepoint.errors import ConflictError
-from safepoint.training.plain.data import Data
-from safepoint.training.plain.position import Position
-from safepoint.training.rng import restore_rng
+from safepoint.training.plain.data.data_state import Data
+from safepoint.training.plain.data.position import Position
+from safepoint.training.state.rng import restore_rng
 
 
 class TrackedLoader:
@@ -193,6 +193,3 @@ class LightningFeed:
 
 def _as_plain(position: Position) -> dict[str, Any]:
     return {field.name: getattr(position, field.name) for field in dataclasses.fields(position)}
-
-
-__all__ = ["LightningFeed", "TrackedLoader"]

@@ -9,8 +9,8 @@ import torch
 
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import Place
+from safepoint.training.collective.peers import Peers
 from safepoint.training.integrations.lightning.checkpoint_io import DirectCheckpointIO
-from safepoint.training.peers import Peers
 
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""
@@ -100,6 +100,3 @@ class LightningParts:
             yield
         finally:
             strategy.checkpoint_io = before
-
-
-__all__ = ["STATE", "LightningParts"]

@@ -18,8 +18,8 @@
 
 from types import ModuleType
 
+from safepoint.training.context.session import Session
 from safepoint.training.integrations.imports import after_import
-from safepoint.training.session import Session
 
 
 def install(session: Session) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import UsageError
-from safepoint.training.output_place import place_output
-from safepoint.training.session import Session
-from safepoint.training.settings import RunSettings
-from safepoint.training.store_access import open_tried
+from safepoint.settings.output_place import place_output
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.context.session import Session
+from safepoint.training.context.store_access import open_tried
 
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 _log = logging.getLogger("safepoint")
@@ -147,6 +147,3 @@ def saved_once(args: Any) -> Generator[None]:
         yield
     finally:
         args.save_on_each_node = True
-
-
-__all__ = ["apply_settings", "finish_settings", "hook", "saved_once"]

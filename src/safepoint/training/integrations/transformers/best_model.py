@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safepoint.checkpoint.catalog import checkpoint_name, step_of
+from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.errors import PeerError, SafepointError
-from safepoint.training.peers import Peers
-from safepoint.training.session import Session
+from safepoint.training.collective.peers import Peers
+from safepoint.training.context.session import Session
 
 
 class BestModel:
@@ -57,6 +57,3 @@ class BestModel:
             return original(*args, **kwargs)
 
         return load_best_model
-
-
-__all__ = ["BestModel"]

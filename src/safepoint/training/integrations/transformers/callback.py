@@ -49,6 +49,3 @@ class SafepointCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Figures were logged."""
         self._run.note_figures(logs or {})
-
-
-__all__ = ["SafepointCallback"]

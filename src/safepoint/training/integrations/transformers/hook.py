@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any, cast
 
 from safepoint.errors import SafepointError
+from safepoint.training.context.session import Session
 from safepoint.training.integrations.transformers.run import TrainerRun
-from safepoint.training.session import Session
 
 _METHODS = (
     "_maybe_log_save_evaluate",
@@ -85,6 +85,3 @@ def _stay_interrupted(session: Session) -> None:
     # A script that catches SystemExit must not go on to save a half-trained model as the final one.
     if session.interrupted is not None:
         raise session.interrupted
-
-
-__all__ = ["hook_trainer"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from safepoint.training.session import Session
+from safepoint.training.context.session import Session
 
 _OURS = (".safepoint/*", "set-aside-*/*")
 
@@ -67,6 +67,3 @@ def hook_uploads(module: ModuleType, session: Session) -> None:
 
     api.upload_folder = upload_folder
     vars(module)["upload_folder"] = vars(module)["api"].upload_folder  # the function was bound to the one before
-
-
-__all__ = ["HubPush", "hook_uploads"]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from safepoint.errors import PeerError
+from safepoint.training.collective.peers import Peers
+from safepoint.training.context.session import Session
 from safepoint.training.engine.boundary import Boundary
-from safepoint.training.peers import Peers
-from safepoint.training.session import Session
 
 _TRACKERS: dict[str, Callable[[Any], bool]] = {
     "WandbCallback": lambda one: str(getattr(one._log_model, "value", one._log_model)) == "checkpoint",
@@ -103,6 +103,3 @@ def _looks(callback: Any) -> bool:
         return says is None or says(callback)
     except AttributeError:  # another release keeps it elsewhere
         return True
-
-
-__all__ = ["Listeners", "first_looker"]

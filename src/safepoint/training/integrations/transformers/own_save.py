@@ -14,7 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
 
-from safepoint.checkpoint.catalog import step_of
+from safepoint.checkpoint.format.catalog import step_of
 
 _LIBRARIES = {"transformers", "trl"}
 _SAVE = "_save_checkpoint"
@@ -72,6 +72,3 @@ def _class_below_own(trainer: Any) -> Any:
                 return base if has_own else None
             has_own = True
     return None
-
-
-__all__ = ["led_by_arguments", "saves_in_its_own_way"]

@@ -11,32 +11,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safepoint.checkpoint.catalog import checkpoint_name
-from safepoint.checkpoint.manifest import Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted, UsageError
 from safepoint.foundation import clock
-from safepoint.foundation.events import DeadlineChoice, StepGivenUp
+from safepoint.foundation.events.run_events import DeadlineChoice, StepGivenUp
+from safepoint.progress.record import State
+from safepoint.training.collective.peers import Peers
+from safepoint.training.context.session import Session
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.boundary import Boundary
-from safepoint.training.integrations.base_model import base_as_saved, base_of, check_base
 from safepoint.training.integrations.transformers.arguments import finish_settings, saved_once
 from safepoint.training.integrations.transformers.best_model import BestModel
-from safepoint.training.integrations.transformers.continuation import Continuation
-from safepoint.training.integrations.transformers.counted import Counted
-from safepoint.training.integrations.transformers.framework import TrainerFramework
 from safepoint.training.integrations.transformers.hub import HubPush
 from safepoint.training.integrations.transformers.listeners import Listeners
-from safepoint.training.integrations.transformers.reference import Reference
-from safepoint.training.integrations.transformers.repartition import Repartition, trainer_module
-from safepoint.training.integrations.transformers.sharing import check_supported, splits_weights
-from safepoint.training.integrations.transformers.state import LossSoFar, Moment, Pending, RankState
-from safepoint.training.integrations.transformers.takeover import Takeover
-from safepoint.training.peers import Peers
-from safepoint.training.progress import State
-from safepoint.training.resume import lease
-from safepoint.training.session import Session
-from safepoint.training.start import Start, agree_on_start, announce, begin_figures
+from safepoint.training.integrations.transformers.method_override import Takeover
+from safepoint.training.integrations.transformers.resume.continuation import Continuation
+from safepoint.training.integrations.transformers.resume.reference_model import ReferenceModel
+from safepoint.training.integrations.transformers.resume.trainer_state import LossSoFar, Moment, Pending, RankState
+from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
+from safepoint.training.integrations.transformers.sharding.repartition import Repartition, trainer_module
+from safepoint.training.integrations.transformers.sharding.sharing import check_supported, splits_weights
+from safepoint.training.integrations.transformers.trainer_loop import TrainerLoop
+from safepoint.training.start.resume import lease
+from safepoint.training.start.start import Start, agree_on_start, announce, begin_figures
+from safepoint.training.state.base_model import base_as_saved, base_of, check_base
 
 _NO_METRICS = {"epoch", "step", "total_flos"}
 
@@ -166,8 +166,8 @@ class TrainerRun:
             self._repartition = Repartition(session, self._peers, trainer, self._output, start.folders)
             if start.point is not None:
                 self._repartition.prepare(start.point)
-        self._reference = Reference(trainer, is_sharded=splits_weights(trainer))
-        self._framework = TrainerFramework(
+        self._reference = ReferenceModel(trainer, is_sharded=splits_weights(trainer))
+        self._framework = TrainerLoop(
             trainer,
             save=trainer._save_checkpoint,
             geometry=geometry,
@@ -404,7 +404,7 @@ class TrainerRun:
             epoch_rng=place.epoch_rng,
             loader=place.loader,
             generators=place.generators,
-            counted=Counted.of(self._trainer),
+            counted=TrlCounters.of(self._trainer),
             asked_accumulation=self._continuation.asked_accumulation,
             is_irregular=not self._continuation.is_regular,
             elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
@@ -487,6 +487,3 @@ def _check_supported(session: Session, trainer: Any, root: Path) -> None:
             f"a second training into {root} would resume from the checkpoints of the first",
             hint="give each Trainer an output_dir of its own in the script, and leave --output-dir out",
         )
-
-
-__all__ = ["TrainerRun"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.checkpoint.digest import digest_file
+from safepoint.checkpoint.format.digest import digest_file
 from safepoint.errors import CheckpointError, ConflictError, StorageError
 from safepoint.training.integrations.deepspeed import universal as module
 from safepoint.training.integrations.deepspeed.partitions import Partitions

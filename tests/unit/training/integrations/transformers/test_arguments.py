@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from safepoint.errors import UsageError
+from safepoint.settings.run_settings import RunSettings
 from safepoint.training.integrations.transformers.arguments import finish_settings
-from safepoint.training.settings import RunSettings
 
 
 def arguments(folder: Path, **changes: Any) -> Any:

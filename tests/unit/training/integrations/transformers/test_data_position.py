@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from safepoint.errors import ConflictError
-from safepoint.training.integrations.transformers.data_position import DataPosition
+from safepoint.training.integrations.transformers.resume.data_position import DataPosition
 
 accelerate = pytest.importorskip("accelerate.data_loader")
 pytest.importorskip("torchdata")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from safepoint.errors import ConflictError
-from safepoint.training.integrations.transformers.geometry import Geometry, adapt
+from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
 
 _PER_DEVICE = 4
 
@@ -68,7 +68,7 @@ def test_an_epoch_has_the_steps_of_the_sampler() -> None:
         trainer = trainer_of(**shape, accumulation=accumulation, ranks=ranks)
         steps = prompts_of_steps(trainer, ranks)
         if steps:
-            assert Geometry.of(trainer, ranks).steps_per_epoch == len(steps), (shape, accumulation, ranks)
+            assert BatchGeometry.of(trainer, ranks).steps_per_epoch == len(steps), (shape, accumulation, ranks)
 
 
 def test_another_number_of_ranks_sees_the_same_prompts_or_is_refused() -> None:
@@ -76,13 +76,13 @@ def test_another_number_of_ranks_sees_the_same_prompts_or_is_refused() -> None:
     outcomes: set[bool] = set()
     for shape, accumulation in itertools.product(GRID, (1, 2, 4)):
         before = trainer_of(**shape, accumulation=accumulation, ranks=2)
-        geometry = Geometry.of(before, 2)
+        geometry = BatchGeometry.of(before, 2)
         manifest: Any = SimpleNamespace(
             step=3, world_size=2, global_batch=geometry.global_batch, gradient_accumulation=accumulation
         )
         after = trainer_of(**shape, accumulation=accumulation, ranks=1)
         try:
-            now, _ = adapt(after, manifest, Geometry.of(after, 1), allow_change=False)
+            now, _ = adapt(after, manifest, BatchGeometry.of(after, 1), allow_change=False)
         except ConflictError:
             outcomes.add(False)
             continue

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from safepoint.training.integrations.transformers.geometry import Geometry
+from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry
 
 
 def walk(num_samples: int, batch: int, ranks: int, *, drop_last: bool) -> list[list[int]]:
@@ -25,7 +25,7 @@ def test_steps_and_samples_of_every_step_are_those_of_the_walk() -> None:
     """For 2880 shapes of run: as many steps as the walk has, and as many samples after each of them."""
     for num_samples, batch, accumulation, ranks, drop_last in GRID:
         micro_steps = walk(num_samples, batch, ranks, drop_last=drop_last)
-        geometry = Geometry(
+        geometry = BatchGeometry(
             world_size=ranks,
             accumulation=accumulation,
             global_batch=batch * accumulation * ranks,
@@ -64,8 +64,8 @@ def test_the_walk_is_accelerates() -> None:
 @pytest.mark.parametrize("max_steps", [24, 49])
 def test_a_stream_goes_on_in_the_pass_in_which_it_was(steps_per_pass: int, max_steps: int) -> None:
     """Whatever its length, which nobody knows; `epoch` is what the Trainer counts."""
-    geometry = Geometry(world_size=2, accumulation=3, global_batch=12, num_samples=None, drop_last=False)
-    halved = Geometry(world_size=2, accumulation=2, global_batch=6, num_samples=None, drop_last=False)
+    geometry = BatchGeometry(world_size=2, accumulation=3, global_batch=12, num_samples=None, drop_last=False)
+    halved = BatchGeometry(world_size=2, accumulation=2, global_batch=6, num_samples=None, drop_last=False)
     for step in range(1, max_steps + 1):
         passes, before = divmod(step - 1, steps_per_pass)
         epoch = passes + (before + 1) * 3 / (max_steps * 3)
@@ -77,6 +77,6 @@ def test_a_stream_goes_on_in_the_pass_in_which_it_was(steps_per_pass: int, max_s
 
 def test_a_data_set_without_a_length_counts_samples() -> None:
     """No epoch is known: samples are steps times the batch."""
-    geometry = Geometry(world_size=2, accumulation=3, global_batch=12, num_samples=None, drop_last=False)
+    geometry = BatchGeometry(world_size=2, accumulation=3, global_batch=12, num_samples=None, drop_last=False)
     assert geometry.steps_per_epoch is None
     assert geometry.samples_seen(step=5, epoch=0.0, regular=False) == 60

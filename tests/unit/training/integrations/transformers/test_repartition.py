@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
-from safepoint.checkpoint.output_folder import OutputFolder
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import CheckpointError, ConflictError, StorageError
-from safepoint.foundation.events import Repartitioned
-from safepoint.training.folders import Folders
+from safepoint.foundation.events.run_events import Repartitioned
 from safepoint.training.integrations.deepspeed import universal
-from safepoint.training.integrations.transformers.repartition import Repartition
-from safepoint.training.resume import ResumePoint
+from safepoint.training.integrations.transformers.sharding.repartition import Repartition
+from safepoint.training.start.folders import Folders
+from safepoint.training.start.resume import ResumePoint
 from tests.support.ranks import ThreadPeers, run_ranks
 from tests.support.zero import MOMENTS, WEIGHTS, random_states, write_zero
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.training.integrations.transformers.shards import Weight, owners_of, weights_of
+from safepoint.training.integrations.transformers.sharding.shards import Weight, owners_of, weights_of
 
 
 class Model:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from accelerate.parallelism_config import ParallelismConfig
 
-from safepoint.checkpoint.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.errors import ConflictError, UsageError
-from safepoint.training.integrations.transformers.sharing import check_sharing, check_supported, strategy_of
-from safepoint.training.strategy import check_split, is_split_alike
+from safepoint.training.integrations.transformers.sharding.sharing import check_sharing, check_supported, strategy_of
+from safepoint.training.state.strategy import check_split, is_split_alike
 
 
 def trainer(
@@ -234,7 +234,7 @@ def test_an_accelerate_that_loads_half_of_fsdp_is_refused(
     version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without FSDP any of them will do."""
-    monkeypatch.setattr("safepoint.training.integrations.accelerate.metadata.version", lambda _: version)
+    monkeypatch.setattr("safepoint.training.plain.state.accelerate.metadata.version", lambda _: version)
     check_supported(trainer("ddp"))
     if is_refused:
         with pytest.raises(UsageError, match=f"accelerate {version} does not load all that FSDP2 saves"):

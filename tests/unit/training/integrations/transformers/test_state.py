@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from transformers import EarlyStoppingCallback, TrainerControl
 
-from safepoint.training.integrations.transformers.state import LossSoFar, Moment, Pending, Place, RankState
+from safepoint.training.integrations.transformers.resume.trainer_state import (
+    LossSoFar,
+    Moment,
+    Pending,
+    Place,
+    RankState,
+)
 
 
 class Quantized(torch.nn.Module):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from safepoint.training.integrations.transformers.takeover import Takeover
+from safepoint.training.integrations.transformers.method_override import Takeover
 
 
 class Trainer:

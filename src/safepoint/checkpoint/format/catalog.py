@@ -1,0 +1,108 @@
+"""Which checkpoints an output folder holds, and which of them to resume from.
+
+A checkpoint is a folder `checkpoint-<step>`; the newest is the one with the highest step, because everything
+that a run does not continue is set aside before it starts (see `set_aside`).
+"""
+
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from safepoint.checkpoint.format.verify import Fault, verify
+from safepoint.errors import NothingValidError
+from safepoint.foundation import clock
+from safepoint.foundation.files import fsync_folder
+from safepoint.foundation.units import plural
+
+_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
+
+
+def checkpoint_name(step: int) -> str:
+    """The Trainer's own name for the checkpoint of `step`."""
+    return f"checkpoint-{step}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a folder's name states, or None when it is not a checkpoint's name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def list_checkpoints(output: Path) -> list[Path]:
+    """Everything in `output` that is named like a checkpoint, newest first; valid or not."""
+    try:
+        found = [(step, path) for path in output.iterdir() if (step := step_of(path)) is not None]
+    except FileNotFoundError:
+        return []
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def newest_valid(
+    output: Path,
+    *,
+    rejected: Callable[[Path, Fault], None],
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Path, Manifest] | None:
+    """Find the newest checkpoint that verifies.
+
+    Args:
+        output: the output folder.
+        rejected: told of each damaged checkpoint that is passed over, with its first fault.
+        progress: see `verify`.
+
+    Returns:
+        Path and manifest, or None when the folder holds nothing that looks like a checkpoint.
+
+    Raises:
+        NothingValidError: checkpoints exist, and none of them is valid.
+    """
+    candidates = list_checkpoints(output)
+    for path in candidates:
+        verdict = verify(path, progress=progress)
+        if verdict.manifest is None or not verdict.is_valid:
+            rejected(path, verdict.faults[0])
+        elif verdict.manifest.step != step_of(path):
+            reason = f"it says step {verdict.manifest.step}, the folder's name says {step_of(path)}"
+            rejected(path, Fault(file=MANIFEST_NAME, reason=reason))
+        else:
+            return path, verdict.manifest
+    if candidates and all((path / PART_NAME).exists() for path in candidates):
+        raise NothingValidError(
+            f"{output} holds one node's parts of {plural(len(candidates), 'checkpoint')}, and the others are on "
+            "other nodes; training was not started",
+            hint="start it on all nodes with the object store that it was saved to, --output-dir s3://…",
+        )
+    if candidates and not any((path / MANIFEST_NAME).exists() for path in candidates):
+        raise NothingValidError(
+            f"{output} holds {plural(len(candidates), 'checkpoint folder')} that Safepoint has not written; training "
+            "was not started",
+            hint="name another output folder, and one of them as `resume_from_checkpoint` in the script; or "
+            "--from-scratch, which moves them aside and deletes nothing",
+        )
+    if candidates:
+        raise NothingValidError(
+            f"{output} holds {plural(len(candidates), 'checkpoint folder')} and none of them is a valid checkpoint; "
+            "training was not started",
+            hint="restore one, or start afresh with --from-scratch, which moves them aside and deletes nothing",
+        )
+    return None
+
+
+def set_aside(output: Path, paths: Sequence[Path]) -> Path | None:
+    """Move `paths` into a new folder `set-aside-<time>` beside them, deleting nothing.
+
+    Returns:
+        The new folder, or None when there was nothing to move.
+    """
+    if not paths:
+        return None
+    stamp = re.sub(r"[^0-9TZ]", "", clock.utc_now().split(".")[0]) + "Z"
+    place = output / f"set-aside-{stamp}-{uuid.uuid4().hex[:4]}"
+    place.mkdir()
+    for path in paths:
+        path.rename(place / path.name)
+    fsync_folder(place)
+    fsync_folder(output)
+    return place

@@ -1,0 +1,125 @@
+"""Digests of files: XXH3-128, which finds damage at the speed of memory, in parts that can be checked one by one.
+
+A file of more than PART_BYTES is digested part by part, and its digest is that of its parts' digests: so parts that
+arrive in any order, on several threads, are checked as they come, and only a broken one is fetched again.
+
+It detects accidents, not forgers: somebody who can write the folder can also write the manifest. That nothing
+in a checkpoint is executed does not rest on the digest.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+ALGORITHM = "xxh3-128"
+PART_BYTES = 64 << 20
+"""Part of the format: another value makes other digests."""
+_CHUNK_BYTES = 4 << 20
+_PREFIX = f"{ALGORITHM}:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDigest:
+    """What a file's content is.
+
+    Args:
+        size_bytes: its size.
+        digest: `xxh3-128:<32 hex digits>` of the whole.
+        parts: the digests of its parts of PART_BYTES, in order; empty for a file of one part.
+    """
+
+    size_bytes: int
+    digest: str
+    parts: tuple[str, ...] = ()
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
+    """The digest of `data`, as written in a manifest: `xxh3-128:<32 hex digits>`."""
+    return f"{_PREFIX}{xxhash.xxh3_128_hexdigest(data)}"
+
+
+class Digester:
+    """The digest of bytes that come piece by piece."""
+
+    def __init__(self) -> None:
+        self._hasher = xxhash.xxh3_128()
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Add the next piece."""
+        self._hasher.update(data)
+
+    @property
+    def digest(self) -> str:
+        """Of all pieces so far: `xxh3-128:<32 hex digits>`."""
+        return f"{_PREFIX}{self._hasher.hexdigest()}"
+
+
+class FileDigester:
+    """The digest of a file, and of its parts, from pieces in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._digester = Digester()
+        self._in_part = 0
+        self._size = 0
+
+    def update(self, piece: memoryview) -> None:
+        """Add the next piece."""
+        self._size += len(piece)
+        while piece:
+            head = piece[: PART_BYTES - self._in_part]
+            self._digester.update(head)
+            self._in_part += len(head)
+            piece = piece[len(head) :]
+            if self._in_part == PART_BYTES:
+                self._end_part()
+
+    def _end_part(self) -> None:
+        self._parts.append(self._digester.digest)
+        self._digester = Digester()
+        self._in_part = 0
+
+    def result(self) -> FileDigest:
+        """Of all pieces; nothing can be added any more."""
+        if self._in_part or not self._parts:
+            self._end_part()
+        if len(self._parts) == 1:
+            return FileDigest(size_bytes=self._size, digest=self._parts[0])
+        return FileDigest(size_bytes=self._size, digest=digest_of_parts(self._parts), parts=tuple(self._parts))
+
+
+def digest_of_parts(parts: Sequence[str]) -> str:
+    """The digest of a file from those of its parts, all of them `xxh3-128:<32 hex digits>`."""
+    return digest_bytes(b"".join(bytes.fromhex(part.removeprefix(_PREFIX)) for part in parts))
+
+
+def num_parts(size_bytes: int) -> int:
+    """How many digests of parts a file of this size has; 0 when the file is one part."""
+    return 0 if size_bytes <= PART_BYTES else -(-size_bytes // PART_BYTES)
+
+
+def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> FileDigest:
+    """Read `path` once.
+
+    Args:
+        path: a regular file; links are not followed.
+        progress: called with the number of bytes read since the last call.
+
+    Raises:
+        OSError: unreadable, a link, or not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        buffer = memoryview(bytearray(_CHUNK_BYTES))
+        digester = FileDigester()
+        while count := file.readinto(buffer):
+            digester.update(buffer[:count])
+            if progress is not None:
+                progress(count)
+    return digester.result()

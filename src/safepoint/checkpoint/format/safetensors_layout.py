@@ -1,0 +1,95 @@
+"""The layout of a safetensors file, from names, types and shapes.
+
+The format: 8 bytes with the length of a JSON header, the header, the tensors without gaps. As in the library's own
+files, tensors are sorted by the size of their elements, largest first, and then by name, and the header is padded to
+8 bytes, so that every tensor is aligned.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+KINDS = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+"""Names of torch's types → the format's."""
+# The order of the library: by the size of an element, and within one size by its own list of types.
+SIZES = {
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+    **dict.fromkeys(("F32", "U32", "I32"), 4),
+    **dict.fromkeys(("BF16", "F16", "U16", "I16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
+}
+_RANKS = {kind: rank for rank, kind in enumerate(SIZES)}
+
+
+class Shape(NamedTuple):
+    """A tensor of the file.
+
+    Args:
+        name: in the file.
+        kind: of its elements, one of KINDS' values.
+        sizes: of its dimensions.
+    """
+
+    name: str
+    kind: str
+    sizes: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its data."""
+        return math.prod(self.sizes) * SIZES[self.kind]
+
+
+class Layout(NamedTuple):
+    """A file.
+
+    Args:
+        header: everything before the first tensor.
+        places: tensors in their order, and where the data of each begins.
+        size_bytes: of the file.
+    """
+
+    header: bytes
+    places: list[tuple[Shape, int]]
+    size_bytes: int
+
+
+def lay_out(shapes: Iterable[Shape], metadata: Mapping[str, str] | None) -> Layout:
+    """Lay a file out.
+
+    Args:
+        shapes: what is in it.
+        metadata: text for the header.
+
+    Raises:
+        ValueError: a name or a text cannot be encoded.
+    """
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    begins: list[tuple[Shape, int]] = []
+    for shape in sorted(shapes, key=lambda shape: (_RANKS[shape.kind], shape.name)):
+        begin, end = end, end + shape.num_bytes
+        header[shape.name] = {"dtype": shape.kind, "shape": list(shape.sizes), "data_offsets": [begin, end]}
+        begins.append((shape, begin))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return Layout(head, [(shape, len(head) + begin) for shape, begin in begins], len(head) + end)

@@ -1,0 +1,169 @@
+"""Whether a folder is the checkpoint its manifest describes.
+
+Promises: any changed, missing, added or linked file is found before a byte of it is used; links are never
+followed, and nothing outside the folder is opened.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.checkpoint.format.digest import digest_file
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest
+from safepoint.errors import ManifestError
+from safepoint.foundation.files import regular_files
+from safepoint.foundation.units import ByteCounter, printable
+
+_MISSING = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong with a checkpoint.
+
+    Args:
+        file: path within the checkpoint, or `.` for the folder itself.
+        reason: what is wrong with it, as the end of a sentence that begins with the file.
+    """
+
+    file: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{printable(self.file)}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What verification found.
+
+    Args:
+        manifest: what the checkpoint says it is; None when that cannot be read.
+        faults: empty for a valid checkpoint.
+    """
+
+    manifest: Manifest | None
+    faults: tuple[Fault, ...]
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the checkpoint may be used."""
+        return self.manifest is not None and not self.faults
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of the checkpoint in `folder`.
+
+    Raises:
+        ManifestError: no manifest, a link instead of a file, or unacceptable content.
+    """
+    return Manifest.from_bytes(read_record(folder, MANIFEST_NAME))
+
+
+def read_record(folder: Path, name: str) -> bytes:
+    """The bytes of Safepoint's own file `name` in `folder`.
+
+    Raises:
+        ManifestError: there is none, it is a link instead of a file, or larger than any.
+    """
+    path = folder / name
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise ManifestError("there is none, so this is not a checkpoint") from error
+    except OSError as error:
+        reason = "it is a link" if path.is_symlink() else f"it cannot be read: {error.strerror}"
+        raise ManifestError(reason) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # asked first: fdopen refuses a folder, and keeps it open
+        os.close(descriptor)
+        raise ManifestError("it is not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            return file.read(MAX_MANIFEST_BYTES + 1)
+        except OSError as error:
+            raise ManifestError(f"it cannot be read: {error.strerror}") from error
+
+
+def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], None] | None = None) -> Verdict:
+    """Compare the folder with its manifest.
+
+    Args:
+        folder: a checkpoint.
+        deep: also read every file and compare its digest; otherwise names, kinds and sizes only.
+        progress: called with bytes read so far and bytes in all.
+    """
+    if folder.is_symlink():
+        return Verdict(manifest=None, faults=(Fault(file=".", reason="the folder is a link"),))
+    try:
+        manifest = read_manifest(folder)
+        found = list_files(folder)
+    except ManifestError as error:
+        return Verdict(manifest=None, faults=(Fault(file=MANIFEST_NAME, reason=str(error)),))
+    except OSError as error:
+        reason = f"it cannot be listed: {error.strerror}"
+        return Verdict(manifest=None, faults=(Fault(file=".", reason=reason),))
+    found.pop(MANIFEST_NAME, None)
+    shallow = compare_listing(manifest.files, found, extra=True)
+    if shallow or not deep:
+        return Verdict(manifest=manifest, faults=tuple(shallow))
+    return Verdict(manifest=manifest, faults=tuple(compare_content(folder, manifest.files, progress)))
+
+
+def list_files(folder: Path) -> dict[str, int | None]:
+    """What is in the folder: path → size in bytes, None for links and special files.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    return {path: status.st_size if stat.S_ISREG(status.st_mode) else None for path, status in regular_files(folder)}
+
+
+def compare_listing(
+    entries: Iterable[FileEntry], found: Mapping[str, int | None], *, extra: bool = False
+) -> list[Fault]:
+    """Compare names, kinds and sizes with what a manifest says.
+
+    Args:
+        entries: of the manifest.
+        found: path → size in bytes, None for what is no regular file.
+        extra: whether what the manifest does not name is a fault.
+    """
+    faults: list[Fault] = []
+    unnamed = dict(found)
+    for entry in entries:
+        size_bytes = unnamed.pop(entry.path, _MISSING)
+        if size_bytes == _MISSING:
+            faults.append(Fault(file=entry.path, reason="it is missing"))
+        elif size_bytes is None:
+            faults.append(Fault(file=entry.path, reason="it is a link or a special file"))
+        elif size_bytes != entry.size_bytes:
+            reason = f"it has {size_bytes} bytes, the manifest says {entry.size_bytes}"
+            faults.append(Fault(file=entry.path, reason=reason))
+    if extra:
+        faults += [Fault(file=path, reason="it is not in the manifest") for path in unnamed]
+    return faults
+
+
+def compare_content(
+    folder: Path, entries: Sequence[FileEntry], progress: Callable[[int, int], None] | None = None
+) -> list[Fault]:
+    """Read every file and compare its digest with what a manifest says; names and sizes have been compared.
+
+    Args:
+        folder: where.
+        entries: of the manifest.
+        progress: called with bytes read so far and bytes in all.
+    """
+    counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
+    faults: list[Fault] = []
+    for entry in entries:
+        try:
+            found = digest_file(folder / entry.path, counter.add)
+        except OSError as error:
+            faults.append(Fault(file=entry.path, reason=f"it cannot be read: {error.strerror or error}"))
+            continue
+        if (found.size_bytes, found.digest) != (entry.size_bytes, entry.digest):
+            faults.append(Fault(file=entry.path, reason="its content changed: the digest does not match"))
+    return faults

@@ -1,0 +1,205 @@
+"""The folder a run writes to: who may write, which checkpoints it holds, and what dead runs left in it."""
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from safepoint.checkpoint.format.node_part import read_manifest_of_any
+from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
+from safepoint.errors import ConflictError, ManifestError, StorageError
+from safepoint.foundation import clock, files
+from safepoint.foundation.environment import host_name
+from safepoint.foundation.files import FolderLock
+
+_CONTROL = ".safepoint"
+
+
+class OutputFolder:
+    """The folder a run writes to: checkpoints by name, and Safepoint's own files under `.safepoint/`.
+
+    Args:
+        root: the folder; need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.control = root / _CONTROL
+        self.work = self.control / "work"
+        self.trash = self.control / "trash"
+        self.events = self.control / "events.jsonl"
+        self.progress = self.control / "progress.json"
+        self.keeper_lock = self.control / "keeper"
+        """Held by the keeper that writes here, also after the run that claimed the folder has died."""
+        self._lock: FolderLock | None = None
+
+    def check_usable(self) -> None:
+        """Whether the folder can exist; cheap, creates the folder and nothing in it.
+
+        Raises:
+            StorageError: it cannot be created, or is a file.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error, "; training was not started") from error
+
+    def _unusable(self, error: OSError, consequence: str = "") -> StorageError:
+        is_file = isinstance(error, NotADirectoryError | FileExistsError)
+        what = "is not a folder" if is_file else "cannot be used"
+        return StorageError(
+            f"the output folder {self.root} {what}: {error.strerror}{consequence}", hint="name a writable folder"
+        )
+
+    def prepare(self) -> None:
+        """Create what is missing and prove that it can be written.
+
+        Raises:
+            StorageError: it cannot be created or written.
+        """
+        try:
+            self.work.mkdir(parents=True, exist_ok=True)
+            self.trash.mkdir(exist_ok=True)
+            probe = self.trash / uuid.uuid4().hex  # other ranks may be doing the same
+            files.write_atomic(probe, b"", durable=False)
+            probe.unlink()
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def claim(self, *, wait_s: float, waiting: Callable[[str], None], keeper_pid: int = 0) -> bool:
+        """Become the one writer, waiting for one that is just leaving.
+
+        Args:
+            wait_s: how long a leaving writer may take.
+            waiting: told once who is being waited for.
+            keeper_pid: the keeper of this run itself, which may hold the folder from an earlier start; 0 for none.
+
+        Returns:
+            Whether the file system has locks; without them nothing is cleaned up.
+
+        Raises:
+            ConflictError: another run still holds the folder.
+        """
+        path = self.control / "lock"
+        owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}  # for whoever is refused
+        deadline = clock.monotonic_s() + wait_s
+        told = False
+        while True:
+            held = path
+            try:
+                self._lock = FolderLock.acquire(path, owner)
+                held = self.keeper_lock
+                self._wait_not_for(keeper_pid, owner)
+            except BlockingIOError as error:
+                self.release()
+                holder = files.read_lock_owner(held)
+                who = f"pid {holder.get('pid', '?')} on {holder.get('host', '?')} since {holder.get('since', '?')}"
+                if clock.monotonic_s() >= deadline:
+                    raise ConflictError(
+                        f"{self.root} is in use by another run ({who}); nothing was changed",
+                        hint="stop that run first, or name another output folder",
+                    ) from error
+                if not told:
+                    waiting(who)
+                    told = True
+                clock.sleep(0.2)
+            else:
+                return self._lock is not None
+
+    def _wait_not_for(self, keeper_pid: int, owner: dict[str, Any]) -> None:
+        """See that no keeper writes for a run that has died.
+
+        Raises:
+            BlockingIOError: one does, and it is not `keeper_pid`.
+        """
+        holder = files.read_lock_owner(self.keeper_lock)
+        if (holder.get("pid"), holder.get("host")) != (keeper_pid, owner["host"]):
+            lock = FolderLock.acquire(self.keeper_lock, owner)
+            if lock is not None:
+                lock.release()
+
+    def release(self, attempt_id: str | None = None) -> None:
+        """Let the next run in; the attempt's own working folder is deleted while the lock is still held."""
+        if attempt_id is not None and self._lock is not None:
+            files.delete_tree(self.work / attempt_id)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def clean(self) -> int:
+        """Delete the working folders of dead runs; call it only after `claim` returned True.
+
+        Returns:
+            How many were deleted.
+        """
+        leftovers = [*self.work.iterdir(), *self.trash.iterdir()]
+        leftovers += self.control.glob(".*.????????????????????????????????")
+        for path in leftovers:
+            files.delete_tree(path)
+        return len(leftovers)
+
+    def next_attempt(self, run_id: str, *, after: int) -> int:
+        """Count one more start of the run; call it while holding the folder.
+
+        Args:
+            run_id: the run.
+            after: the attempt that wrote the checkpoint to go on from, 0 for none.
+        """
+        path = self.control / "attempt.json"
+        counted = 0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            record = json.loads(path.read_bytes())
+            counted = int(record["attempt"]) if record["run_id"] == run_id else 0
+        attempt = max(counted, after) + 1
+        files.write_atomic(path, json.dumps({"run_id": run_id, "attempt": attempt}).encode(), durable=True)
+        return attempt
+
+    def open_attempt(self, attempt_id: str) -> None:
+        """Create a working folder."""
+        (self.work / attempt_id).mkdir()
+
+    def committed(self) -> list[Path]:
+        """Every checkpoint, or node's part of one, whose record can be read, newest first; not verified."""
+        return [path for path, _ in self.manifests()]
+
+    def manifests(self) -> list[tuple[Path, Manifest]]:
+        """What `committed` says, each with its manifest."""
+        found: list[tuple[Path, Manifest]] = []
+        for path in list_checkpoints(self.root):
+            with contextlib.suppress(ManifestError):
+                if not path.is_symlink():
+                    found.append((path, read_manifest_of_any(path)))
+        return found
+
+    def superseded(self, policies: Sequence[Policy], *, protected: Collection[int] = ()) -> list[Path]:
+        """The checkpoints that no policy keeps, oldest first; see `select_superseded`."""
+        candidates = {
+            step: Candidate.of(manifest)
+            for path, manifest in self.manifests()
+            if (step := step_of(path)) == manifest.step
+        }
+        steps = select_superseded(list(candidates.values()), policies, now_s=clock.wall_s(), protected=protected)
+        return [self.root / checkpoint_name(step) for step in steps]
+
+    def prune(self, paths: Sequence[Path]) -> list[Path]:
+        """Delete checkpoints in one visible step each, except those that somebody is reading or uploading.
+
+        Returns:
+            Those that were deleted.
+        """
+        pruned: list[Path] = []
+        for path in paths:
+            if not is_in_use(path):
+                files.discard(path, trash=self.trash)
+                pruned.append(path)
+        return pruned
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether somebody reads or uploads the checkpoint in `folder`, or the part."""
+    return any(files.is_being_read(folder / name) for name in (MANIFEST_NAME, PART_NAME))

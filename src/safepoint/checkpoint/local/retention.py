@@ -1,0 +1,210 @@
+"""Which checkpoints may go. Pure: it looks at facts and decides; it deletes nothing.
+
+A policy says what it keeps. Several together keep what any of them keeps, so that adding one never deletes more.
+Whatever they say, these stay: the newest, the newest valid one, what somebody reads or uploads, and what the caller
+protects. Age alone deletes nothing. Only committed checkpoints count and only they are chosen, so that a damaged or
+foreign folder neither takes a good one's place nor disappears.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:  # every command reads policies, and few of them manifests
+    from safepoint.checkpoint.format.manifest import Manifest
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_FORMS = "newest=N, every=STEPS, best=N:METRIC[:max], younger=2h (s, m, h, d), separated by commas"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What is known of a committed checkpoint.
+
+    Args:
+        step: optimizer steps done.
+        created_s: seconds since 1970; infinite when it does not say.
+        metrics: what was measured at its step.
+        is_valid: False when it is known to be damaged.
+        is_in_use: whether somebody reads or uploads it.
+    """
+
+    step: int
+    created_s: float = float("inf")
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    is_valid: bool = True
+    is_in_use: bool = False
+
+    @classmethod
+    def of(cls, manifest: "Manifest", *, is_valid: bool = True, is_in_use: bool = False) -> "Candidate":
+        """From what a checkpoint says of itself."""
+        try:
+            created_s = datetime.fromisoformat(manifest.created).timestamp()
+        except (ValueError, OverflowError):
+            created_s = float("inf")
+        return cls(
+            step=manifest.step,
+            created_s=created_s,
+            metrics=manifest.metrics,
+            is_valid=is_valid,
+            is_in_use=is_in_use,
+        )
+
+
+class Policy(Protocol):
+    """Says which checkpoints are worth keeping."""
+
+    is_limit: ClassVar[bool]
+    """Whether what it does not keep may go; a policy that is none only spares."""
+
+    def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
+        """The steps to keep, of `candidates` newest first; `protected` ones are kept in any case."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeepNewest:
+    """The newest `count`, protected ones counted in, as the Trainer does it."""
+
+    count: int
+    is_limit: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _at_least_one("newest", self.count)
+
+    def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
+        """See `Policy`."""
+        steps = [candidate.step for candidate in candidates]
+        kept = set(steps[:1]) | (set(protected) & set(steps))
+        for step in steps:
+            if len(kept) >= self.count:
+                break
+            kept.add(step)
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvery:
+    """Those of every `steps` steps, as a history of the run."""
+
+    steps: int
+    is_limit: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _at_least_one("every", self.steps)
+
+    def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
+        """See `Policy`."""
+        return {candidate.step for candidate in candidates if candidate.step % self.steps == 0}
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBest:
+    """The best `count` by `metric`; those without the figure are not among them. Of equals, the newer is better."""
+
+    count: int
+    metric: str
+    larger_is_better: bool = False
+    is_limit: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _at_least_one("best", self.count)
+
+    def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
+        """See `Policy`."""
+        sign = -1.0 if self.larger_is_better else 1.0
+        measured = [candidate for candidate in candidates if self.metric in candidate.metrics]
+        measured.sort(key=lambda candidate: (sign * candidate.metrics[self.metric], -candidate.step))
+        return {candidate.step for candidate in measured[: self.count]}
+
+
+@dataclass(frozen=True, slots=True)
+class KeepYounger:
+    """Those younger than `seconds`: others may go when they are at least that old. It is no limit by itself."""
+
+    seconds: float
+    is_limit: ClassVar[bool] = False
+
+    def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
+        """See `Policy`."""
+        return {candidate.step for candidate in candidates if now_s - candidate.created_s < self.seconds}
+
+
+def select_superseded(
+    candidates: Sequence[Candidate],
+    policies: Sequence[Policy],
+    *,
+    now_s: float,
+    protected: Collection[int] = (),
+) -> list[int]:
+    """Choose the steps that no policy keeps, oldest first.
+
+    Args:
+        candidates: the committed checkpoints, in any order.
+        policies: none, or none that is a limit: everything stays.
+        now_s: seconds since 1970, by the clock that wrote `created_s`.
+        protected: steps that are never chosen, such as that of the best model so far.
+    """
+    newest_first = sorted(candidates, key=lambda candidate: -candidate.step)
+    if not any(policy.is_limit for policy in policies):
+        return []
+    kept = {candidate.step for candidate in newest_first if candidate.is_in_use} | set(protected)
+    kept |= {candidate.step for candidate in newest_first[:1]}
+    kept |= {candidate.step for candidate in [one for one in newest_first if one.is_valid][:1]}
+    for policy in policies:
+        kept |= policy.keeps(newest_first, now_s=now_s, protected=protected)
+    return [candidate.step for candidate in reversed(newest_first) if candidate.step not in kept]
+
+
+def parse_policies(text: str | None) -> tuple[Policy, ...]:
+    """Read `newest=2,every=1000,best=3:eval_loss,younger=2h`; None and an empty text mean none.
+
+    Raises:
+        ValueError: it cannot be meant.
+    """
+    readers: dict[str, Callable[[str], Policy]] = {
+        "newest": lambda value: KeepNewest(_count(value)),
+        "every": lambda value: KeepEvery(_count(value)),
+        "best": _read_best,
+        "younger": _read_younger,
+    }
+    policies: list[Policy] = []
+    for item in (text or "").split(","):
+        name, _, value = item.strip().partition("=")
+        if not name and not value:
+            continue
+        if name not in readers:
+            raise ValueError(f"the policy {item.strip()!r} is unknown; use {_FORMS}")
+        try:
+            policies.append(readers[name](value))
+        except ValueError as error:
+            raise ValueError(f"the policy {item.strip()!r} cannot be meant ({error}); use {_FORMS}") from error
+    return tuple(policies)
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("it needs a whole number")
+    return int(text)
+
+
+def _read_best(value: str) -> KeepBest:
+    count, _, rest = value.partition(":")
+    metric, _, order = rest.partition(":")
+    if not metric or order not in {"", "min", "max"}:
+        raise ValueError("it needs a metric, and then min or max")
+    return KeepBest(_count(count), metric, larger_is_better=order == "max")
+
+
+def _read_younger(value: str) -> KeepYounger:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
+    if match is None:
+        raise ValueError("it needs a number and a unit")
+    return KeepYounger(float(match[1]) * _SECONDS[match[2]])
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} {value} must be at least 1")

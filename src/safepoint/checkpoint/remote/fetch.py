@@ -1,0 +1,260 @@
+"""Bringing a checkpoint from a store into a folder: parallel ranged reads, checked while they arrive.
+
+Promises: the target folder appears whole and verified, durably, or not at all; only a part that arrived damaged is
+fetched again; nothing is written outside the working folder; memory is bounded by the parts in flight; the disk's
+free space is looked at before the first byte.
+"""
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from safepoint.checkpoint.format.digest import PART_BYTES, Digester
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
+from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError
+from safepoint.foundation import files
+from safepoint.foundation.units import format_bytes
+from safepoint.storage.store import Store
+
+_IN_FLIGHT = 4
+_NUM_TRIES = 3
+_SPARE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A window of one file that is fetched and checked by itself.
+
+    Args:
+        path: the file, within the checkpoint.
+        start: where it begins.
+        size_bytes: its size.
+        digest: of its bytes.
+    """
+
+    path: str
+    start: int
+    size_bytes: int
+    digest: str
+
+
+def windows_of(entries: Iterable[FileEntry]) -> list[Window]:
+    """All parts of these files, in their order."""
+    return [part for entry in entries for part in _windows_of_file(entry)]
+
+
+def share(parts: Sequence[Window], *, index: int, count: int) -> list[Window]:
+    """The parts that one of `count` nodes fetches: disjoint, together all, of about equal size."""
+    loads = [0] * count
+    mine: list[Window] = []
+    for part in sorted(parts, key=lambda part: (-part.size_bytes, part.path, part.start)):
+        lightest = loads.index(min(loads))
+        loads[lightest] += part.size_bytes
+        if lightest == index:
+            mine.append(part)
+    return mine
+
+
+def check_listing(store: Store, name: str, manifest: Manifest, *, deadline_s: float | None = None) -> None:
+    """Compare the sizes that the store lists with the manifest, before anything is fetched.
+
+    Objects that the manifest does not name are left alone: nothing of them is fetched.
+
+    Raises:
+        CheckpointError: a file is missing or has another size.
+        StorageError: the store cannot be read.
+    """
+    found = {item.key.removeprefix(f"{name}/"): item.size_bytes for item in store.list(name, deadline_s=deadline_s)}
+    for fault in compare_listing(manifest.files, found):
+        raise CheckpointError(f"{store.location.child(name)} is damaged: {fault}")
+
+
+def prepare(entries: Sequence[FileEntry], folder: Path) -> None:
+    """Create files of a checkpoint at their full size, empty of content.
+
+    Raises:
+        StorageError: the disk has too little room; nothing was created.
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    size_bytes = sum(entry.size_bytes for entry in entries)
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < size_bytes + _SPARE_BYTES:
+        raise StorageError(
+            f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)}; "
+            "nothing was fetched",
+            hint="make room, or name another local folder with --local-dir",
+        )
+    for entry in entries:
+        path = folder / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            if entry.size_bytes:
+                _allocate(descriptor, entry.size_bytes)
+        finally:
+            os.close(descriptor)
+
+
+def fetch(
+    store: Store,
+    name: str,
+    parts: Sequence[Window],
+    folder: Path,
+    *,
+    progress: Callable[[int], None] | None = None,
+    deadline_s: float | None = None,
+) -> None:
+    """Fetch `parts` of the checkpoint `name` into the prepared `folder`, and make them durable.
+
+    Args:
+        store: where it is.
+        name: such as `checkpoint-20`.
+        parts: which; see `share`.
+        folder: after `prepare`, by this node or another one of a shared folder.
+        progress: told the bytes that have arrived and been checked since its last call, one call at a time.
+        deadline_s: when to give up.
+
+    Raises:
+        CheckpointError: a part is missing, or stayed damaged after it was fetched again.
+        StorageError: the store cannot be read.
+        OSError: the disk is full or gone.
+    """
+    lock = threading.Lock()
+    stopped = threading.Event()
+
+    def one(part: Window) -> None:
+        if stopped.is_set():
+            return
+        descriptor = os.open(folder / part.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _fetch_window(store, f"{name}/{part.path}", part, descriptor, deadline_s)
+        finally:
+            os.close(descriptor)
+        if progress is not None:
+            with lock:
+                progress(part.size_bytes)
+
+    with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-fetch") as threads:
+        futures: list[Future[None]] = [threads.submit(one, part) for part in parts]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        stopped.set()
+    for future in futures:
+        future.result()
+    for path in sorted({part.path for part in parts}):
+        files.fsync_file(folder / path)
+
+
+def check(
+    store: Store,
+    name: str,
+    parts: Sequence[Window],
+    *,
+    progress: Callable[[int], None] | None = None,
+    deadline_s: float | None = None,
+) -> dict[str, str]:
+    """Read `parts` of the checkpoint `name` and compare them with their digests, keeping nothing.
+
+    Args:
+        store: where it is.
+        name: such as `checkpoint-20`; empty for the store's own location.
+        parts: which.
+        progress: told the bytes that were read since its last call, one call at a time.
+        deadline_s: when to give up.
+
+    Returns:
+        What is wrong, by path; empty when all is well.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    lock = threading.Lock()
+    wrong: dict[str, str] = {}
+
+    def one(part: Window) -> None:
+        reason = ""
+        try:
+            _fetch_window(store, f"{name}/{part.path}".lstrip("/"), part, None, deadline_s)
+        except CheckpointError as error:
+            reason = error.message
+        with lock:
+            if reason:
+                wrong.setdefault(part.path, reason)
+            if progress is not None:
+                progress(part.size_bytes)
+
+    with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-check") as threads:
+        for future in [threads.submit(one, part) for part in parts]:
+            future.result()
+    return wrong
+
+
+def publish(manifest: Manifest, working: Path, target: Path, *, trash: Path) -> None:
+    """Give the fetched checkpoint its manifest and its name; all parts are there and durable."""
+    parents = {parent for entry in manifest.files for parent in PurePosixPath(entry.path).parents}
+    for parent in sorted(parents - {PurePosixPath()}, reverse=True):
+        files.fsync_folder(working / parent)
+    files.write_atomic(working / MANIFEST_NAME, manifest.to_bytes(), durable=True)
+    files.publish_folder(working, target, trash=trash)
+
+
+def _windows_of_file(entry: FileEntry) -> list[Window]:
+    if not entry.parts:
+        return [Window(path=entry.path, start=0, size_bytes=entry.size_bytes, digest=entry.digest)]
+    return [
+        Window(
+            path=entry.path,
+            start=index * PART_BYTES,
+            size_bytes=min(PART_BYTES, entry.size_bytes - index * PART_BYTES),
+            digest=digest,
+        )
+        for index, digest in enumerate(entry.parts)
+    ]
+
+
+def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, deadline_s: float | None) -> None:
+    end = part.start + part.size_bytes
+    for _ in range(_NUM_TRIES):
+        digester = Digester()
+        position = part.start
+
+        def take(block: memoryview, digester: Digester = digester) -> None:
+            nonlocal position
+            digester.update(block)
+            if descriptor is not None:
+                _write_at(descriptor, block, position)
+            position += len(block)
+
+        try:
+            store.stream(key, take, start=part.start, length=part.size_bytes, deadline_s=deadline_s)
+        except ObjectNotFoundError as error:
+            raise CheckpointError(f"{key} is missing in {store.location}") from error
+        if digester.digest == part.digest:
+            return
+    raise CheckpointError(
+        f"{key} in {store.location} is damaged: bytes {part.start} to {end} do not match their digest, "
+        f"also when fetched {_NUM_TRIES} times"
+    )
+
+
+def _allocate(descriptor: int, size_bytes: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        # Some network file systems cannot; a sparse file does as well, only later.
+        if error.errno in {errno.EOPNOTSUPP, errno.EINVAL}:
+            os.truncate(descriptor, size_bytes)
+        else:
+            raise
+
+
+def _write_at(descriptor: int, data: memoryview, start: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, start)
+        data, start = data[count:], start + count

@@ -1,0 +1,299 @@
+"""Checkpoints in an object store: which are there, how one is published, and who may (docs/adr/0007).
+
+Promises: a checkpoint is in the store exactly while its manifest is, and the manifest is written last and deleted
+first; a writer that was replaced by a newer attempt publishes nothing; what Safepoint has not begun itself is never
+deleted. While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` says so.
+"""
+
+import contextlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from safepoint.checkpoint.local.final_record import FINAL
+from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
+from safepoint.errors import (
+    ConditionError,
+    ConflictError,
+    ManifestError,
+    ObjectNotFoundError,
+)
+from safepoint.foundation import clock
+from safepoint.storage.access import PROBE_PREFIX
+from safepoint.storage.store import ABSENT, Condition, Store, StoredObject
+
+ATTEMPT_KEY = ".safepoint/attempt.json"
+UNFINISHED = ".safepoint/unfinished"
+PARTS = ".safepoint/parts"
+"""`<name>/<manifest's digest>/<node>-of-<nodes>` holds the manifest of which that node has uploaded its files, and
+`…/begun` says that a node is about to."""
+_PROBE_LIVES_S = 3600.0
+_MAX_ATTEMPT_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who may publish.
+
+    Args:
+        run_id: the run.
+        attempt: which start of it.
+        attempt_id: unique to this start.
+        since: RFC 3339 UTC.
+        host: where its first rank runs, for people.
+    """
+
+    run_id: str
+    attempt: int
+    attempt_id: str
+    since: str
+    host: str
+
+
+class RemoteFolder:
+    """The checkpoints of a run in an object store.
+
+    Args:
+        store: at the run's location.
+        attempt_id: this start of the run, once it has claimed the location; None is for looking, and for work
+            while nobody has.
+        passed_over: steps whose checkpoints this start found damaged: they count for no policy.
+    """
+
+    def __init__(self, store: Store, *, attempt_id: str | None = None, passed_over: Collection[int] = ()) -> None:
+        self.store = store
+        self._passed_over = set(passed_over)
+        self._attempt_id = attempt_id
+        self._candidates: dict[int, Candidate] = {}
+        self._seen_claim: str | None = None
+        self._has_looked = False
+
+    @classmethod
+    def as_guest(cls, store: Store) -> "RemoteFolder":
+        """For work beside a run, which may be using the location: nothing is written once another run takes over."""
+        holder = cls(store).claimed_by()
+        return cls(store, attempt_id=holder.attempt_id if holder else None)
+
+    # ---- looking --------------------------------------------------------------------------------------------
+
+    def steps(self, *, deadline_s: float | None = None) -> list[int]:
+        """The steps of the checkpoints that have a manifest, newest first."""
+        found = self._by_checkpoint(deadline_s)
+        return sorted((step for step, keys in found.items() if _manifest_key(step) in keys), reverse=True)
+
+    def foreign_steps(self, *, deadline_s: float | None = None) -> list[int]:
+        """Folders with a checkpoint's name, without a manifest, and not begun by Safepoint; newest first."""
+        unfinished = self.unfinished(deadline_s=deadline_s)
+        found = self._by_checkpoint(deadline_s)
+        steps = [step for step, keys in found.items() if _manifest_key(step) not in keys]
+        return sorted((step for step in steps if checkpoint_name(step) not in unfinished), reverse=True)
+
+    def unfinished(self, *, deadline_s: float | None = None) -> set[str]:
+        """The names under which Safepoint has begun to write or delete, and not ended."""
+        names = {
+            item.key.removeprefix(f"{UNFINISHED}/") for item in self.store.list(UNFINISHED, deadline_s=deadline_s)
+        }
+        return {name for name in names if is_name(name)}  # whatever else somebody has put there names nothing
+
+    def manifest(self, step: int, *, deadline_s: float | None = None) -> Manifest:
+        """The manifest of the checkpoint of `step`.
+
+        Raises:
+            ManifestError: there is none, or it is unacceptable.
+        """
+        manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
+        if manifest.step != step:
+            raise ManifestError(f"it says step {manifest.step}, the folder's name says {step}")
+        return manifest
+
+    def manifest_of(self, folder: str, *, deadline_s: float | None = None) -> Manifest:
+        """The manifest in `folder`, such as `final`.
+
+        Raises:
+            ManifestError: there is none, or it is unacceptable.
+        """
+        data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
+        if data is None:
+            raise ManifestError("there is none, so this is not a checkpoint")
+        return Manifest.from_bytes(data)
+
+    def bytes_of_manifest(self, folder: str, *, deadline_s: float | None = None) -> bytes | None:
+        """The manifest in `folder` as it is, or None when there is none.
+
+        Raises:
+            ManifestError: it is too large to be one.
+        """
+        key = f"{folder}/{MANIFEST_NAME}"
+        try:
+            size_bytes = self.store.stat(key, deadline_s=deadline_s).size_bytes
+            if size_bytes > MAX_MANIFEST_BYTES:
+                raise ManifestError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
+            return bytes(self.store.read(key, length=size_bytes, deadline_s=deadline_s))
+        except ObjectNotFoundError:
+            return None
+
+    def superseded(self, policies: Sequence[Policy], *, deadline_s: float | None = None) -> list[int]:
+        """The steps that no policy keeps, oldest first; see `select_superseded`."""
+        steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
+        if all(isinstance(policy, KeepNewest) for policy in policies):  # needs to know nothing but the steps
+            candidates = [Candidate(step=step) for step in steps]
+        else:
+            candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
+        return select_superseded(candidates, policies, now_s=clock.wall_s())
+
+    def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
+        if step not in self._candidates:
+            try:
+                self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s))
+            except ManifestError:
+                return None
+        return self._candidates[step]
+
+    def _by_checkpoint(self, deadline_s: float | None) -> dict[int, dict[str, StoredObject]]:
+        found: dict[int, dict[str, StoredObject]] = {}
+        for item in self.store.list(deadline_s=deadline_s):
+            step = step_of(Path(item.key.partition("/")[0]))
+            if step is not None and "/" in item.key:
+                found.setdefault(step, {})[item.key] = item
+        return found
+
+    # ---- who may --------------------------------------------------------------------------------------------
+
+    def claimed_by(self, *, deadline_s: float | None = None) -> Claim | None:
+        """Who may publish now; a `claim` that follows replaces this one and no other."""
+        self._has_looked = True
+        holder, self._seen_claim = self._read_claim(deadline_s)
+        return holder
+
+    def claim(self, claim: Claim, *, deadline_s: float | None = None) -> None:
+        """Become the one who may publish; whoever could before, as `claimed_by` said, no longer can.
+
+        Raises:
+            ConflictError: another attempt has claimed the location since.
+        """
+        if not self._has_looked:
+            self.claimed_by(deadline_s=deadline_s)
+        condition = ABSENT if self._seen_claim is None else Condition(version=self._seen_claim)
+        data = json.dumps(asdict(claim)).encode()
+        try:
+            self._seen_claim = self.store.write(ATTEMPT_KEY, data, condition=condition, deadline_s=deadline_s)
+        except ConditionError as error:
+            raise ConflictError(
+                f"another run began to use {self.store.location} at the same moment; training was not started",
+                hint="stop one of them, or give each a location of its own",
+            ) from error
+        self._attempt_id = claim.attempt_id
+
+    def fence(self, *, deadline_s: float | None = None) -> None:
+        """Go on only while nobody else has claimed the location.
+
+        Raises:
+            ConflictError: somebody has.
+        """
+        holder = self._read_claim(deadline_s)[0]
+        if (holder.attempt_id if holder else None) != self._attempt_id:
+            if holder is None:
+                who = "no longer this attempt's: .safepoint/attempt.json is gone"
+            else:
+                who = f"now used by attempt {holder.attempt} of run {holder.run_id[:8]} on {holder.host}"
+            raise ConflictError(
+                f"{self.store.location} is {who}; nothing more is written there",
+                hint="what was to be uploaded remains where it is",
+            )
+
+    def _read_claim(self, deadline_s: float | None) -> tuple[Claim | None, str | None]:
+        try:
+            found = self.store.stat(ATTEMPT_KEY, deadline_s=deadline_s)
+            length = min(found.size_bytes, _MAX_ATTEMPT_BYTES)
+            data = bytes(self.store.read(ATTEMPT_KEY, length=length, deadline_s=deadline_s))
+        except ObjectNotFoundError:
+            return None, None
+        try:
+            return Claim(**json.loads(data)), found.version
+        except (ValueError, TypeError):
+            return None, found.version
+
+    def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
+        """Delete what dead attempts left unfinished; call it after `claim`.
+
+        Args:
+            keep: names of checkpoints that this attempt holds itself and is going to upload.
+            deadline_s: when to give up.
+
+        Returns:
+            How many objects and uploads were deleted.
+        """
+        num_deleted = 0
+        for name in sorted(self.unfinished(deadline_s=deadline_s) | self._with_parts(deadline_s)):
+            if name in keep:
+                continue
+            named: set[str] = set()
+            with contextlib.suppress(ManifestError):
+                manifest = self.manifest_of(name, deadline_s=deadline_s)
+                named = {MANIFEST_NAME, *(entry.path for entry in manifest.files)}
+            num_deleted += self.delete_but(name, named, deadline_s)
+            self.forget(name, deadline_s)
+        for item in list(self.store.list(".safepoint", deadline_s=deadline_s)):
+            if item.key.startswith(PROBE_PREFIX) and clock.wall_s() - item.modified_s > _PROBE_LIVES_S:
+                self.store.delete(item.key, deadline_s=deadline_s)
+                num_deleted += 1
+        return num_deleted + self.store.sweep(
+            chosen=lambda key: _is_ours(key) and key.partition("/")[0] not in keep, deadline_s=deadline_s
+        )
+
+    def _with_parts(self, deadline_s: float | None) -> set[str]:
+        keys = [item.key.removeprefix(f"{PARTS}/") for item in self.store.list(PARTS, deadline_s=deadline_s)]
+        return {name for key in keys if is_name(name := key.partition("/")[0])}
+
+    def delete_but(self, name: str, named: Collection[str], deadline_s: float | None) -> int:
+        """Delete what is in the folder `name` and not called one of `named`; say how much that was."""
+        # What is listed before the fence is what is deleted: a successor may have written the same keys since.
+        keys = [item.key for item in self.store.list(name, deadline_s=deadline_s)]
+        doomed = [key for key in keys if key.removeprefix(f"{name}/") not in named]
+        self.fence(deadline_s=deadline_s)
+        for key in doomed:
+            self.store.delete(key, deadline_s=deadline_s)
+        return len(doomed)
+
+    def forget(self, name: str, deadline_s: float | None) -> None:
+        """Delete the marks of what is finished or gone."""
+        for item in list(self.store.list(f"{PARTS}/{name}", deadline_s=deadline_s)):
+            self.store.delete(item.key, deadline_s=deadline_s)
+        self.store.delete(f"{UNFINISHED}/{name}", deadline_s=deadline_s)
+
+    def note_commit(self, step: int) -> None:
+        """A checkpoint of this step was published: what was known of an earlier one no longer holds."""
+        self._candidates.pop(step, None)
+        self._passed_over.discard(step)
+
+    def take_down(self, folder: str, *, deadline_s: float | None = None) -> None:
+        """Delete the checkpoint in `folder`, such as `checkpoint-20`, its manifest first.
+
+        Raises:
+            ConflictError: another attempt has claimed the location.
+        """
+        self.fence(deadline_s=deadline_s)
+        self.store.write(f"{UNFINISHED}/{folder}", b"", deadline_s=deadline_s)
+        self.store.delete(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s)
+        self.delete_but(folder, (), deadline_s)
+        # What another node has written meanwhile keeps its marks, for the next start to clean up.
+        if next(iter(self.store.list(folder, deadline_s=deadline_s)), None) is None:
+            self.forget(folder, deadline_s)
+
+
+def _is_ours(key: str) -> bool:
+    """Whether Safepoint writes under this key, and nobody else who shares the bucket."""
+    top, slash, _ = key.partition("/")
+    return bool(slash) and (top == ".safepoint" or is_name(top))
+
+
+def is_name(text: str) -> bool:
+    """Whether a checkpoint or the final model can be called so."""
+    return text == FINAL or (step_of(Path(text)) is not None and "/" not in text)
+
+
+def _manifest_key(step: int) -> str:
+    return f"{checkpoint_name(step)}/{MANIFEST_NAME}"

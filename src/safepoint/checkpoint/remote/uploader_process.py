@@ -1,0 +1,206 @@
+"""The mover's process: started by the first rank, it outlives it, and shares nothing with it but the folder.
+
+    python -m safepoint.checkpoint.remote.uploader_process PLAN
+
+PLAN is a `MoverPlan` as JSON. Commands come on stdin, one JSON object a line: `{"newest_only": …, "deadline_s": … or
+null}` asks to finish, with a deadline by the monotonic clock. The end of stdin without one means that the training's
+process died: the newest checkpoint then gets the grace period. Exit code 0: everything is in the store.
+"""
+
+import dataclasses
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.checkpoint.remote.patience import FIRST_PAUSE_S, LONGEST_PAUSE_S, patience_s
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.uploader import Uploader
+from safepoint.errors import ConflictError, ExitCode, SafepointError
+from safepoint.foundation import clock, files
+from safepoint.foundation.events import console
+from safepoint.foundation.events.stream import Event, EventLog
+from safepoint.foundation.priority import Priority
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
+
+_LOOK_EVERY_S = 0.25
+_KEEPER_S = 10.0
+"""How long a keeper may take with the last snapshot of a training that died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploaderPlan:
+    """What a mover is to do.
+
+    Args:
+        folder: the local output folder.
+        location: where its checkpoints go, as text.
+        attempt_id: of the attempt that has claimed the location.
+        keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
+        node: see `Mover`.
+        num_nodes: likewise.
+        passed_over: steps whose checkpoints in the store were found damaged at the start.
+        grace_s: how long to go on for the newest one after the training's process has died.
+        verbosity: of the console.
+        events: a stream of the job's for what happens, besides the one in the output folder.
+    """
+
+    folder: str
+    location: str
+    attempt_id: str
+    keep: str | None = None
+    node: int = 0
+    num_nodes: int = 1
+    passed_over: tuple[int, ...] = ()
+    grace_s: float = 30.0
+    verbosity: int = 0
+    events: str | None = None
+
+
+class _Process:
+    """The mover's process: the moving on one thread, commands on the main thread."""
+
+    def __init__(self, plan: UploaderPlan) -> None:
+        output = OutputFolder(Path(plan.folder))
+        log = console.set_up(plan.verbosity)
+        events = EventLog(output.events, Path(plan.events) if plan.events else None, actor="mover")
+
+        def report(event: Event) -> None:
+            events.write(event)
+            (log.warning if event.is_warning else log.info)("%s", event.line)
+
+        self._priority = Priority()
+        self._priority.give_way()
+        store = open_store(parse_location(plan.location))
+        self._plan = plan
+        self._log = log
+        self._mover = Uploader(
+            output,
+            RemoteFolder(store, attempt_id=plan.attempt_id, passed_over=plan.passed_over),
+            policies=parse_policies(plan.keep),
+            report=report,
+            node=plan.node,
+            num_nodes=plan.num_nodes,
+        )
+        self._wake = threading.Event()
+        self._finishing = threading.Event()
+        self._finishing_since_s = 0.0
+        self._left_out_final = False
+        self._ended = threading.Event()
+        self._exit_code = ExitCode.OK
+
+    def run(self) -> int:
+        threading.Thread(target=self._work, name="safepoint-mover", daemon=True).start()
+        self._obey()
+        self._ended.wait()
+        return self._exit_code
+
+    def _work(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                while self._mover.move_next():
+                    pause_s = FIRST_PAUSE_S
+                if self._finishing.is_set():
+                    self._mover.check_arrived()
+            except ConflictError as error:
+                self._log.warning("%s", error)
+                self._exit_code = ExitCode.CONFLICT
+                break
+            except SafepointError as error:
+                if self._is_last_moment(error):
+                    self._exit_code = ExitCode.STORAGE
+                    break
+                self._wait(_LOOK_EVERY_S if self._mover.is_waiting else pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            except Exception:  # noqa: BLE001  the thread must not die and leave the training waiting for it
+                self._log.exception("the mover failed")
+                self._exit_code = ExitCode.FAILED
+                break
+            else:
+                if self._finishing.is_set():
+                    self._exit_code = ExitCode.STORAGE if self._left_out_final else ExitCode.OK
+                    break
+                self._wait(_LOOK_EVERY_S)
+        self._ended.set()
+
+    def _wait(self, pause_s: float) -> None:
+        self._wake.wait(pause_s)
+        self._wake.clear()
+
+    def _is_last_moment(self, error: SafepointError) -> bool:
+        """Whether trying again makes no sense, when nothing else is to be done meanwhile."""
+        if not self._finishing.is_set():
+            return False
+        now_s, deadline_s = clock.monotonic_s(), self._mover.deadline_s
+        if deadline_s is not None:
+            return now_s + 0.5 > deadline_s
+        return now_s - max(self._finishing_since_s, self._mover.last_progress_s) > patience_s(error)
+
+    def _obey(self) -> None:
+        pending: bytes = b""
+        while not self._ended.is_set():
+            ready, _, _ = select.select([0], [], [], 0.2)
+            if not ready:
+                continue
+            data: bytes = os.read(0, 4096)
+            pending += data
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                command = json.loads(line)
+                self._finish(newest_only=command["newest_only"], deadline_s=command["deadline_s"])
+            if not data:
+                self._wait_for_keeper()
+                if not self._finishing.is_set():
+                    self._finish(newest_only=True, deadline_s=clock.monotonic_s() + self._plan.grace_s)
+                return
+
+    def _wait_for_keeper(self) -> None:
+        """The training has died; what its keeper commits now is to be moved too."""
+        deadline_s = clock.monotonic_s() + min(_KEEPER_S, self._plan.grace_s / 3)
+        lock = OutputFolder(Path(self._plan.folder)).keeper_lock
+        while files.is_locked(lock) and clock.monotonic_s() < deadline_s:
+            clock.sleep(0.1)
+
+    def _finish(self, *, newest_only: bool, deadline_s: float | None) -> None:
+        if self._mover.with_final and newest_only:  # what was to be finished in peace is now to be left
+            self._left_out_final = True
+        self._mover.takes_open = True
+        self._mover.newest_only = newest_only
+        self._mover.with_final = not newest_only
+        self._mover.deadline_s = deadline_s
+        if deadline_s is not None:
+            end = threading.Timer(max(0.0, deadline_s - clock.monotonic_s()), os._exit, (int(ExitCode.STORAGE),))
+            end.daemon = True
+            end.start()
+        if not self._finishing.is_set():
+            self._finishing_since_s = clock.monotonic_s()
+        self._finishing.set()
+        self._priority.hurry()
+        self._wake.set()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the mover that `arguments[0]`, a `MoverPlan` as JSON, describes, until it is told to finish."""
+    # Some platforms signal every process of a job. What ends this one is its training, at the end of stdin.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return _Process(UploaderPlan(**json.loads(arguments[0]))).run()
+
+
+def plan_text(plan: UploaderPlan) -> str:
+    """`plan` as `main` reads it."""
+    return json.dumps(dataclasses.asdict(plan))
+
+
+if __name__ == "__main__":
+    # Threads of the store's library must not hold up the end.
+    sys.stdout.flush()
+    os._exit(main(sys.argv[1:]))

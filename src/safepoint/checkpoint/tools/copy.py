@@ -1,0 +1,224 @@
+"""Copies of checkpoints and of models, from any location to any other, verified on the way.
+
+Promises: the copy appears whole or not at all, and only with the content that the manifest names; what is at the
+target already is never replaced.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest, Trigger
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.fetch import fetch, prepare, publish, windows_of
+from safepoint.checkpoint.remote.model_upload import Describe
+from safepoint.checkpoint.remote.publish import Publisher
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.tools.atomic_export import ModelFile, check_empty, fill_folder, fill_store
+from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
+from safepoint.errors import CheckpointError, ConflictError, StorageError
+from safepoint.foundation import clock, files
+from safepoint.foundation.units import ByteCounter
+from safepoint.storage.location import Location, Scheme
+from safepoint.storage.opening import open_store
+from safepoint.storage.read_ahead import Stretch, stream_ahead
+from safepoint.storage.store import Content, Store
+
+Progress = Callable[[int, int], None]
+"""Told bytes done and bytes in all."""
+
+_TRAINING_ONLY = re.compile(
+    r"optimizer\..*|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|training_args\.bin"
+    r"|safepoint_(state_.*|reference)\.pt|latest|zero_to_\w+\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+/.*"
+    r"|pytorch_model_fsdp.*\.bin|scheduler.*\.bin|sampler.*\.bin|dl_state_dict.*\.bin|random_states_\d+\.pkl"
+    r"|custom_checkpoint_\d+\.pkl|rank_\d+\.pt|sharded/.*"
+)
+_WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
+
+
+def is_whole(name: str) -> bool:
+    """Whether a file of this name holds a model, or a part of it, as `from_pretrained` reads it."""
+    return _WEIGHTS.fullmatch(name) is not None and _TRAINING_ONLY.fullmatch(name) is None
+
+
+def copy(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> bool:
+    """Copy one checkpoint into another output location, under its own name.
+
+    Args:
+        source: where it is.
+        item: which.
+        target: the output location that gets it; a folder is created.
+        progress: see `Progress`; bytes that are fetched and bytes that are uploaded both count.
+
+    Returns:
+        False when the same checkpoint is there already.
+
+    Raises:
+        CheckpointError: it is not complete, or damaged.
+        ConflictError: another checkpoint has this name at the target, or a run is using the target.
+        StorageError: a store cannot be used, or the disk has too little room.
+    """
+    manifest = _complete(item)
+    store = open_store(target)
+    if is_there(item, target):
+        return False
+    if target.scheme is Scheme.FILE:
+        _into_folder(source, item, manifest, target.folder, progress)
+    else:
+        _into_store(source, item, manifest, store, progress)
+    return True
+
+
+def is_there(item: Item, target: Location) -> bool:
+    """Whether the same checkpoint is at the target already.
+
+    Raises:
+        CheckpointError: it is not complete.
+        ConflictError: something else has its name there.
+        StorageError: the target cannot be read.
+    """
+    manifest = _complete(item)
+    present = RemoteFolder(open_store(target)).bytes_of_manifest(item.name)
+    if present == manifest.to_bytes():
+        return True
+    if present is not None:
+        raise ConflictError(
+            f"{target} has another {item.name}; nothing was copied",
+            hint="copy to another location, or delete that one first",
+        )
+    if target.scheme is Scheme.FILE and os.path.lexists(target.folder / item.name):
+        raise ConflictError(
+            f"{target.child(item.name)} is there already, and not a checkpoint; nothing was copied",
+            hint="copy to another location, or move it away first",
+        )
+    return False
+
+
+def _into_folder(source: Inventory, item: Item, manifest: Manifest, folder: Path, progress: Progress | None) -> None:
+    output = OutputFolder(folder)
+    output.prepare()
+    output.claim(wait_s=0, waiting=lambda who: None)
+    working = output.work / f"copy-{uuid.uuid4().hex}"
+    try:
+        _bring(source, item, manifest.files, working, ByteCounter(progress, manifest.size_bytes))
+        publish(manifest, working, output.root / item.name, trash=output.trash)
+    finally:
+        files.delete_tree(working)
+        output.release()
+
+
+def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store, progress: Progress | None) -> None:
+    counter = ByteCounter(progress, 2 * manifest.size_bytes)
+    with _staging(source.folder) as staging:
+        working = staging / item.name
+        _bring(source, item, manifest.files, working, counter)
+        files.write_atomic(working / MANIFEST_NAME, manifest.to_bytes(), durable=False)
+        record = staging / "sent.json"
+        Publisher(RemoteFolder.as_guest(store)).publish(working, name=item.name, record=record, progress=counter.add)
+
+
+def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
+    """Copy what `from_pretrained` needs, and nothing of the training, to a place of its own.
+
+    Between two object stores, and from a folder into one, nothing is written to a disk of this machine.
+
+    Args:
+        source: where the checkpoint is.
+        item: which.
+        target: a folder or a prefix in which there is nothing yet.
+        progress: see `Progress`.
+
+    Returns:
+        The files, sorted by path.
+
+    Raises:
+        CheckpointError: it is damaged, or holds no whole weights.
+        ConflictError: there is something at the target.
+        StorageError: a store cannot be used, or the disk has too little room.
+    """
+    manifest = _complete(item)
+    entries = tuple(entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path))
+    if not any(is_whole(entry.path) for entry in entries):
+        raise CheckpointError(
+            f"{item.where} holds no model in a form that is known here (strategy {manifest.strategy}); nothing was "
+            "exported",
+            hint="resume from it and save the model from there",
+        )
+    counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
+    check_empty(target, has_manifest=True)
+    if target.scheme is Scheme.FILE:
+        fill_folder(target, lambda working: _bring(source, item, entries, working, counter))
+    else:
+        with _leased(source, item):
+            model = [ModelFile(entry.path, _source_of(source, item, entry), entry) for entry in entries]
+            fill_store(target, model, describe=as_final(manifest), progress=counter.add)
+    return [entry.path for entry in entries]
+
+
+def as_final(manifest: Manifest) -> Describe:
+    """How to make a manifest for the model that is taken out of a checkpoint."""
+
+    def describe(entries: tuple[FileEntry, ...]) -> Manifest:
+        return dataclasses.replace(manifest, trigger=Trigger.FINAL, created=clock.utc_now(), files=entries)
+
+    return describe
+
+
+def _source_of(source: Inventory, item: Item, entry: FileEntry) -> Path | Content:
+    if source.folder is not None:
+        return source.folder / item.prefix / entry.path
+    key, size_bytes = f"{item.prefix}/{entry.path}", entry.size_bytes
+    return Content(
+        size_bytes=size_bytes, pour=lambda sink: stream_ahead([Stretch(source.store, key, 0, size_bytes)], sink)
+    )
+
+
+def _complete(item: Item) -> Manifest:
+    if item.kind is Kind.PART:
+        raise CheckpointError(
+            f"{item.where} is one node's part of a checkpoint; nothing was copied",
+            hint="the whole is in the object store of its run, and on every node that resumed from it",
+        )
+    if item.manifest is None or item.faults:
+        raise CheckpointError(
+            f"{item.where} is not a complete checkpoint: {item.faults[0]}; nothing was copied",
+            hint="see `safepoint checkpoints verify`",
+        )
+    return item.manifest
+
+
+def _bring(source: Inventory, item: Item, entries: Sequence[FileEntry], working: Path, counter: ByteCounter) -> None:
+    prepare(entries, working)
+    parts = windows_of(entries)
+    with _leased(source, item):
+        try:
+            fetch(source.store, item.prefix, parts, working, progress=counter.add)
+        except OSError as error:
+            raise StorageError(f"{working} cannot be written: {error}; nothing was copied") from error
+
+
+@contextlib.contextmanager
+def _leased(source: Inventory, item: Item) -> Generator[None]:
+    """Or retention of a running training takes it away meanwhile."""
+    with contextlib.ExitStack() as lease:
+        if source.folder is not None:
+            lease.enter_context(files.reading(source.folder / item.prefix / MANIFEST_NAME))
+        yield
+
+
+@contextlib.contextmanager
+def _staging(source: Path | None) -> Generator[Path]:
+    """A folder for what is on its way from one store to another; on the source's disk when it has one."""
+    beside = OutputFolder(source).work if source is not None else None
+    place = beside if beside is not None and os.access(beside, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="copy-", dir=place))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,284 @@
+"""The model alone, out of checkpoints that `from_pretrained` does not read as they are: those of
+torch.distributed.checkpoint and DeepSpeed's ZeRO, in pieces, and files of `torch.save`, of sessions and Lightning.
+
+Written by Safepoint or not, in a folder or in an object store. Nothing is loaded: bytes go from file to file, one
+stretch after the other. Of a checkpoint in a store ranges are read, into a store parts are sent, and nothing of
+either is kept on a disk.
+"""
+
+import contextlib
+import functools
+import re
+import shutil
+import stat
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
+
+from safepoint.checkpoint.format.digest import PART_BYTES, digest_file
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from safepoint.checkpoint.format.verify import read_manifest
+from safepoint.checkpoint.remote.fetch import Window, check, windows_of
+from safepoint.checkpoint.remote.model_upload import Describe, put_verified
+from safepoint.checkpoint.tools import copy as copying
+from safepoint.checkpoint.tools.atomic_export import ModelFile, check_empty, fill_folder, fill_store, size_of
+from safepoint.checkpoint.tools.copy import Progress
+from safepoint.checkpoint.weights.dcp_weights import METADATA, dcp_weights
+from safepoint.checkpoint.weights.gathering import gather
+from safepoint.checkpoint.weights.state_dict_weights import state_dict_file, state_dict_weights
+from safepoint.checkpoint.weights.weight import StoredWeight
+from safepoint.checkpoint.weights.zero_weights import zero_folder, zero_weights
+from safepoint.errors import CheckpointError, StorageError, UsageError
+from safepoint.foundation import files
+from safepoint.foundation.units import ByteCounter, format_bytes
+from safepoint.storage.browsing import ReadablePath, StorePath, browse
+from safepoint.storage.local_folder import LocalStore
+from safepoint.storage.location import Location, Scheme
+from safepoint.storage.store import Store
+
+_Path = TypeVar("_Path", bound=ReadablePath)
+_DCP_FOLDERS = (".", "pytorch_model_fsdp_0", "sharded", "model")
+_BESIDE = re.compile(
+    r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|vocab\..*|merges\.txt|chat_template\..*"
+    r"|preprocessor_config\.json|processor_config\.json|.*\.model"
+)
+"""Small files that belong to a model."""
+_ROOM = 64 << 20
+
+
+def is_in_pieces(folder: ReadablePath) -> bool:
+    """Whether a folder holds a model in pieces, or in a file of torch's, and in no form for `from_pretrained`."""
+    if not folder.is_dir() or any(copying.is_whole(path.name) for path in folder.iterdir()):
+        return False
+    return _place_of(folder) is not None
+
+
+def _place_of(folder: _Path) -> _Path | None:
+    """The folder of the pieces, or the file."""
+    return _dcp_folder(folder) or zero_folder(folder) or state_dict_file(folder)
+
+
+def _dcp_folder(folder: _Path) -> _Path | None:
+    return next((folder / name for name in _DCP_FOLDERS if (folder / name / METADATA).is_file()), None)
+
+
+class _Model(NamedTuple):
+    """A model that was found in a checkpoint.
+
+    Args:
+        files: as `from_pretrained` reads them.
+        describe: makes its manifest; None where the checkpoint has none.
+    """
+
+    files: list[ModelFile]
+    describe: Describe | None
+
+
+def export_pieces(folder: Path, target: Location, *, progress: Progress | None = None) -> list[str]:
+    """Write the model in `folder` as `from_pretrained` reads it.
+
+    Args:
+        folder: see `is_in_pieces`.
+        target: a folder or a prefix in which there is nothing yet.
+        progress: see `copying.Progress`.
+
+    Returns:
+        The files, sorted.
+
+    Raises:
+        CheckpointError: it is damaged.
+        ConflictError: there is something at the target.
+        StorageError: a store cannot be used, or the disk has too little room.
+    """
+    with contextlib.ExitStack() as lease:
+        if (folder / MANIFEST_NAME).is_file():  # or retention of a running training takes it away meanwhile
+            lease.enter_context(files.reading(folder / MANIFEST_NAME))
+        try:
+            _check_files(folder)
+            manifest = read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
+            pieces = _pieces_of(folder)
+            check_empty(target, has_manifest=manifest is not None)
+            if manifest is not None:
+                _check_manifest(folder, pieces, manifest)
+            return _deliver(_model(folder, _weights(folder, pieces), manifest), target, progress)
+        except OSError as error:
+            raise StorageError(f"the model cannot be exported: {error}") from error
+
+
+def export_stored_pieces(
+    store: Store, prefix: str, target: Location, *, progress: Progress | None = None
+) -> list[str]:
+    """The same of a checkpoint in a store, by reading ranges of its objects.
+
+    What is read to find the weights, and the weights, is compared with the manifest's digests before the first byte
+    is written: it is read twice.
+
+    Args:
+        store: where it is.
+        prefix: its key; empty for the store's own location.
+        target: see `export_pieces`.
+        progress: likewise.
+
+    Returns:
+        The files, sorted.
+
+    Raises:
+        CheckpointError: it is damaged, or changed meanwhile.
+        ConflictError: there is something at the target.
+        StorageError: a store cannot be used, or the disk has too little room.
+    """
+    looked_at: set[tuple[str, int]] = set()
+
+    def note(key: str, start: int, length: int) -> None:
+        looked_at.update(
+            (key, number) for number in range(start // PART_BYTES, (start + length - 1) // PART_BYTES + 1)
+        )
+
+    folder = browse(store, prefix, on_read=note)
+    if (folder / "pytorch_model_fsdp_1").is_dir():
+        raise _several(folder)
+    manifest = _stored_manifest(folder)
+    looked_at.clear()
+    pieces = _pieces_of(folder)
+    check_empty(target, has_manifest=manifest is not None)
+    if manifest is not None:
+        _check_whole(folder, manifest)
+    weights = _weights(folder, pieces)
+    folder.forget_blocks()
+    if manifest is not None:
+        for weight in weights:
+            for run in weight.runs:
+                note(cast("StorePath", run.path).key, run.offset, run.num_bytes)
+        _check_windows(folder, store, prefix, manifest, looked_at)
+    model = _model(folder, weights, manifest)
+
+    def is_same() -> None:
+        changed = folder.changed()
+        if changed is not None:
+            raise CheckpointError(f"{folder / changed} has changed while it was read; nothing was exported")
+
+    return _deliver(model, target, progress, check=is_same)
+
+
+def _stored_manifest(folder: StorePath) -> Manifest | None:
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        return None
+    if path.size_bytes > MAX_MANIFEST_BYTES:
+        raise CheckpointError(f"{path} is larger than any manifest; nothing was exported")
+    return Manifest.from_bytes(path.read_bytes())
+
+
+def _pieces_of(folder: _Path) -> _Path:
+    pieces = _place_of(folder)
+    if pieces is None:
+        raise CheckpointError(f"{folder} holds no model in pieces")
+    return pieces
+
+
+def _weights(folder: ReadablePath, pieces: ReadablePath) -> list[StoredWeight]:
+    try:
+        if pieces.is_file():
+            weights = state_dict_weights(pieces)
+        else:
+            weights = dcp_weights(pieces) if (pieces / METADATA).is_file() else zero_weights(pieces)
+    except (CheckpointError, StorageError, OSError):
+        raise
+    except Exception as error:  # whatever hostile content makes of it
+        raise CheckpointError(f"{folder} is not laid out in a way that is known here: {error!r}") from error
+    if len({weight.shape.name for weight in weights}) != len(weights):
+        raise CheckpointError(f"two weights in {folder} have one name; nothing was exported")
+    return weights
+
+
+def _model(folder: Path | StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None) -> _Model:
+    entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
+    model = [ModelFile(file.name, file.content) for file in gather(weights)]
+    for path in folder.iterdir():
+        if path.is_file() and _BESIDE.fullmatch(path.name):
+            source = path.content if isinstance(path, StorePath) else path
+            model.append(ModelFile(path.name, source, entries.get(path.name)))
+    return _Model(model, None if manifest is None else copying.as_final(manifest))
+
+
+def _deliver(
+    model: _Model, target: Location, progress: Progress | None, *, check: Callable[[], None] = lambda: None
+) -> list[str]:
+    size_bytes = sum(size_of(file) for file in model.files)
+    counter = ByteCounter(progress, size_bytes)
+    if target.scheme is Scheme.FILE:
+        fill_folder(target, functools.partial(_fill, model, size_bytes, counter, check))
+    else:
+        fill_store(target, model.files, describe=model.describe, progress=counter.add, check=check)
+    return sorted(file.path for file in model.files)
+
+
+def _fill(model: _Model, size_bytes: int, counter: ByteCounter, check: Callable[[], None], working: Path) -> None:
+    working.mkdir()
+    needed = size_bytes + _ROOM
+    free = shutil.disk_usage(working).free
+    if free < needed:
+        raise StorageError(
+            f"{working.parent} has {format_bytes(free)} free, the model needs {format_bytes(needed)}; "
+            "nothing was exported"
+        )
+    place = LocalStore(Location(scheme=Scheme.FILE, path=str(working)))
+    for file in model.files:
+        put_verified(place, file.path, file.source, expected=file.expected, fence=None, progress=counter.add)
+    check()
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse what is not the checkpoint's own, and what would be half of it."""
+    for path, status in files.regular_files(folder):
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} in {folder} is a link or a special file; nothing was exported")
+    if (folder / "pytorch_model_fsdp_1").exists():
+        raise _several(folder)
+
+
+def _several(folder: ReadablePath) -> CheckpointError:
+    return CheckpointError(f"{folder} holds several models, and one of them is meant; nothing was exported")
+
+
+def _check_whole(folder: ReadablePath, manifest: Manifest) -> None:
+    """Refuse adapters."""
+    if manifest.base is not None:
+        raise UsageError(
+            f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, not in the layout that "
+            "PEFT reads; nothing was exported",
+            hint="resume from it, and call the model's save_pretrained from there",
+        )
+
+
+def _check_manifest(folder: Path, pieces: Path, manifest: Manifest) -> None:
+    """Refuse adapters, and compare every file that is going to be read with the manifest."""
+    _check_whole(folder, manifest)
+    digests = {entry.path: entry.digest for entry in manifest.files}
+    for path in [pieces] if pieces.is_file() else [pieces / path for path, _ in files.regular_files(pieces)]:
+        name = path.relative_to(folder).as_posix()
+        if name != MANIFEST_NAME and digests.get(name) != digest_file(path).digest:
+            raise _altered(folder, name)
+
+
+def _check_windows(
+    folder: StorePath, store: Store, prefix: str, manifest: Manifest, windows: Collection[tuple[str, int]]
+) -> None:
+    """Compare what is going to be used of each object with the manifest, in the pieces that have digests."""
+    entries = {entry.path: entry for entry in manifest.files}
+    chosen: list[Window] = []
+    for key in sorted({key for key, _ in windows}):
+        if key not in entries or entries[key].size_bytes != (folder / key).size_bytes:
+            raise _altered(folder, key)
+        parts = windows_of([entries[key]])
+        chosen += [part for number, part in enumerate(parts) if (key, number) in windows]
+    wrong = check(store, prefix, chosen)
+    if wrong:
+        raise _altered(folder, min(wrong))
+
+
+def _altered(folder: object, name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name} in {folder} is not what was saved; nothing was exported",
+        hint="see `safepoint checkpoints verify --deep`",
+    )

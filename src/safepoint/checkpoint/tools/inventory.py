@@ -1,0 +1,283 @@
+"""What a location holds, for people and commands: the same look at a folder and at an object store.
+
+Promises: looking changes nothing; a hostile name or manifest is reported and never used as a path; what is said to
+be complete has every file at its size, and after `verify` with its content.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from safepoint.checkpoint.format.node_part import read_part, verify_part
+from safepoint.checkpoint.format.verify import Fault, compare_listing, read_manifest, verify
+from safepoint.checkpoint.local.final_record import FINAL, final_folder
+from safepoint.checkpoint.local.output_folder import OutputFolder, is_in_use
+from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
+from safepoint.checkpoint.remote.fetch import check, windows_of
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.errors import ManifestError, NotFoundError, NothingValidError, StorageError
+from safepoint.foundation import clock
+from safepoint.foundation.units import ByteCounter
+from safepoint.storage.location import Location, Scheme, claim_folder, parse_location
+from safepoint.storage.opening import open_store
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.store import Store, StoredObject
+
+_ANSWER_WITHIN_S = 20.0
+_FINAL_IN_FOLDER = final_folder(OutputFolder(Path())).as_posix()
+"""Where a run keeps the final model that waits for the store."""
+
+
+class Kind(StrEnum):
+    """What something with a checkpoint's name is."""
+
+    CHECKPOINT = "checkpoint"
+    """It has a manifest."""
+    UNFINISHED = "unfinished"
+    """It has none, and Safepoint has begun to write or to delete it."""
+    FOREIGN = "foreign"
+    """It has none, and Safepoint has not written it: a checkpoint of another tool, for example. Only looked at."""
+    PART = "part"
+    """One node's part of a checkpoint whose other parts are in the folders of the other nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One checkpoint, or what looks like one.
+
+    Args:
+        name: `checkpoint-<step>` or `final`.
+        prefix: the same as a key of the store.
+        where: in full, for people.
+        manifest: what it says of itself; None when that cannot be read.
+        faults: what is wrong without looking at contents.
+        kind: whether it is a checkpoint at all.
+        num_files: what is there, the manifest not counted.
+        size_bytes: the size of all that.
+        modified_s: when something in it was last written, seconds since 1970.
+        created_s: when it was saved, as its manifest says; `modified_s` where there is none.
+    """
+
+    name: str
+    prefix: str
+    where: str
+    manifest: Manifest | None
+    faults: tuple[Fault, ...]
+    kind: Kind
+    num_files: int
+    size_bytes: int
+    modified_s: float
+    created_s: float
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that the manifest names is there at its size."""
+        return self.kind is Kind.CHECKPOINT and self.manifest is not None and not self.faults
+
+
+class Inventory:
+    """The checkpoints at one location.
+
+    Args:
+        store: at the location.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        location = store.location
+        self.folder = location.folder if location.scheme is Scheme.FILE else None
+        """The folder, when it is one."""
+
+    def items(self) -> list[Item]:
+        """All of them, newest first, the final model last.
+
+        Raises:
+            StorageError: the location cannot be read, or the folder does not exist.
+        """
+        if self.folder is not None and not self.folder.is_dir():
+            raise StorageError(f"there is no folder {self.folder}", hint="check the path")
+        found: dict[str, list[StoredObject]] = {}
+        for item in self.store.list():
+            top = item.key.partition("/")[0]
+            prefix = _FINAL_IN_FOLDER if item.key.startswith(f"{_FINAL_IN_FOLDER}/") else top
+            if prefix == _FINAL_IN_FOLDER or "/" in item.key:
+                found.setdefault(prefix, []).append(item)
+        steps = sorted((step for prefix in found if (step := step_of(Path(prefix))) is not None), reverse=True)
+        prefixes = [checkpoint_name(step) for step in steps]
+        # In a folder, what is not committed yet lies elsewhere: a folder of this name without a manifest is foreign.
+        unfinished = RemoteFolder(self.store).unfinished() if self.folder is None else set[str]()
+        for prefix in (FINAL, _FINAL_IN_FOLDER):
+            # A script's own `final/` has no manifest, and is none of ours.
+            is_ours = any(item.key == f"{prefix}/{MANIFEST_NAME}" for item in found.get(prefix, []))
+            if is_ours or (prefix in unfinished and prefix in found):
+                prefixes.append(prefix)
+        return [self._item(prefix, found[prefix], is_unfinished=prefix in unfinished) for prefix in prefixes]
+
+    def item(self, name: str | None = None) -> Item:
+        """The one called `name`, or the newest complete one.
+
+        Raises:
+            NotFoundError: there is none of that name.
+            NothingValidError: none is complete.
+        """
+        items = self.items()
+        if name is not None:
+            for item in items:
+                if item.name == name:
+                    return item
+            raise NotFoundError(
+                f"there is no {name} in {self.store.location}", hint="see `safepoint checkpoints list`"
+            )
+        for item in items:
+            if item.is_complete and item.name != FINAL:
+                return item
+        raise NothingValidError(f"{self.store.location} holds no complete checkpoint")
+
+    def _item(self, prefix: str, objects: Sequence[StoredObject], *, is_unfinished: bool) -> Item:
+        contents = {item.key.removeprefix(f"{prefix}/"): item.size_bytes for item in objects}
+        kind = Kind.CHECKPOINT
+        if contents.pop(MANIFEST_NAME, None) is None:
+            is_part = contents.pop(PART_NAME, None) is not None and self.folder is not None
+            kind = Kind.PART if is_part else Kind.UNFINISHED if is_unfinished else Kind.FOREIGN
+        manifest, faults = self._look_at_part(prefix) if kind is Kind.PART else self._look(prefix, contents)
+        name = FINAL if prefix == _FINAL_IN_FOLDER else prefix
+        if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
+            faults = (Fault(file=MANIFEST_NAME, reason=f"it says step {manifest.step}"), *faults)
+        modified_s = max(item.modified_s for item in objects)
+        created_s = Candidate.of(manifest).created_s if manifest is not None else modified_s
+        return Item(
+            name=name,
+            prefix=prefix,
+            where=str(self.store.location.child(prefix)),
+            manifest=manifest,
+            faults=faults,
+            kind=kind,
+            num_files=len(contents),
+            size_bytes=sum(contents.values()),
+            modified_s=modified_s,
+            created_s=created_s if created_s < float("inf") else modified_s,
+        )
+
+    def _look_at_part(self, prefix: str, *, deep: bool = False) -> tuple[Manifest | None, tuple[Fault, ...]]:
+        assert self.folder is not None
+        try:
+            part = read_part(self.folder / prefix)
+        except ManifestError as error:
+            return None, (Fault(file=PART_NAME, reason=str(error)),)
+        return part.manifest, verify_part(self.folder / prefix, part, deep=deep)
+
+    def _look(self, prefix: str, contents: dict[str, int]) -> tuple[Manifest | None, tuple[Fault, ...]]:
+        if self.folder is not None:  # sees links and special files too, which a store does not list
+            verdict = verify(self.folder / prefix, deep=False)
+            return verdict.manifest, verdict.faults
+        try:
+            manifest = RemoteFolder(self.store).manifest_of(prefix)
+        except ManifestError as error:
+            return None, (Fault(file=MANIFEST_NAME, reason=str(error)),)
+        return manifest, tuple(compare_listing(manifest.files, contents, extra=True))
+
+    def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
+        """Every fault, contents included.
+
+        Args:
+            item: of this inventory.
+            progress: told bytes read so far and bytes in all.
+        """
+        if item.kind is Kind.PART:
+            return self._look_at_part(item.prefix, deep=True)[1]
+        if self.folder is not None:
+            verdict = verify(self.folder / item.prefix, progress=progress)
+            return (*[fault for fault in item.faults if fault not in verdict.faults], *verdict.faults)
+        if item.manifest is None:
+            return item.faults
+        missing = {fault.file for fault in item.faults}
+        parts = [part for part in windows_of(item.manifest.files) if part.path not in missing]
+        counter = ByteCounter(progress, sum(part.size_bytes for part in parts))
+        wrong = check(self.store, item.prefix, parts, progress=counter.add)
+        return (*item.faults, *(Fault(file=path, reason=reason) for path, reason in sorted(wrong.items())))
+
+    # ---- deleting -------------------------------------------------------------------------------------------
+
+    def superseded(self, policies: Sequence[Policy]) -> list[Item]:
+        """What no policy keeps, oldest first; nothing that is read, never the newest complete one, and no parts."""
+        by_step = {
+            item.manifest.step: item
+            for item in self.items()
+            if item.manifest is not None and item.kind is Kind.CHECKPOINT and item.name != FINAL
+        }
+        candidates = [
+            Candidate.of(item.manifest, is_valid=item.is_complete, is_in_use=self.is_in_use(item))
+            for item in by_step.values()
+            if item.manifest is not None
+        ]
+        steps = select_superseded(candidates, policies, now_s=clock.wall_s())
+        return [by_step[step] for step in steps]
+
+    def is_in_use(self, item: Item) -> bool:
+        """Whether a process of this machine, or of another one on the folder, reads or uploads it."""
+        return self.folder is not None and is_in_use(self.folder / item.prefix)
+
+    def delete(self, item: Item) -> bool:
+        """Delete it, so that it is whole or gone at every moment.
+
+        Returns:
+            False when somebody is reading it.
+
+        Raises:
+            ConflictError: a run has begun to use the object store meanwhile.
+        """
+        if self.folder is None:
+            RemoteFolder.as_guest(self.store).take_down(item.prefix)
+            return True
+        output = OutputFolder(self.folder)
+        output.prepare()
+        return bool(output.prune([self.folder / item.prefix]))
+
+
+def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[Inventory, str | None]:
+    """From what a person wrote: an output location, or one checkpoint in it.
+
+    Args:
+        text: what was written.
+        options: how to reach an object store; from the environment when None.
+
+    Returns:
+        The inventory, and the checkpoint's name when one was named.
+
+    Raises:
+        ValueError: it cannot be meant.
+        StorageError: the store does not answer.
+    """
+    location = parse_location(text)
+    if location.scheme is Scheme.PVC:
+        location = claim_folder(location)
+    parent, _, last = location.path.rpartition("/")
+    is_checkpoint = step_of(Path(last)) is not None
+    is_final = last == FINAL and _has_manifest(location)
+    if not is_checkpoint and not is_final:
+        return Inventory(_reachable(location, options)), None
+    if location.scheme is Scheme.FILE:
+        parent = parent or ("/" if location.path.startswith("/") else ".")
+    parent_location = Location(scheme=location.scheme, bucket=location.bucket, path=parent)
+    return Inventory(_reachable(parent_location, options)), last
+
+
+def _reachable(location: Location, options: StorageOptions | None) -> Store:
+    """The store there, asked once: a person waits for no answer as long as a run would."""
+    store = open_store(location, options)
+    if location.is_remote:
+        next(iter(store.list(deadline_s=clock.monotonic_s() + _ANSWER_WITHIN_S)), None)
+    return store
+
+
+def _has_manifest(location: Location) -> bool:
+    if location.scheme is not Scheme.FILE:
+        return True
+    try:
+        read_manifest(location.folder)
+    except ManifestError:
+        return False
+    return True

@@ -1,0 +1,152 @@
+"""Takes away what is no checkpoint: what a run that died left half done, and, when asked, what is damaged.
+
+What somebody may still be working on is left alone: in a folder the lock tells, in an object store only age does.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from safepoint.checkpoint.format.catalog import set_aside
+from safepoint.checkpoint.format.verify import Fault
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder, is_name
+from safepoint.checkpoint.tools.atomic_export import clean_export
+from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
+from safepoint.foundation import clock
+
+Progress = Callable[[str, int, int], None]
+"""Told the checkpoint that is read, bytes done, and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A checkpoint that is not what its manifest says.
+
+    Args:
+        item: which.
+        faults: all of them.
+    """
+
+    item: Item
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """What was found and, unless it was only looked at, done.
+
+    Args:
+        unfinished: begun by Safepoint, never committed, and dropped; in a store only, a folder's are leftovers.
+        recent: the same, and left, because somebody may be writing it.
+        foreign: without a manifest and not Safepoint's; never touched.
+        damaged: with a manifest that does not fit; dropped or moved aside only when asked.
+        moved_to: where damaged ones of a folder are now, or None.
+        num_leftovers: working folders, unfinished uploads and marks that were deleted, and what unfinished exports to
+            this place had left.
+    """
+
+    unfinished: tuple[Item, ...]
+    recent: tuple[Item, ...]
+    foreign: tuple[Item, ...]
+    damaged: tuple[Damage, ...]
+    moved_to: str | None = None
+    num_leftovers: int = 0
+
+
+def repair(
+    inventory: Inventory,
+    *,
+    deep: bool,
+    drop_damaged: bool,
+    dry_run: bool,
+    idle_s: float,
+    progress: Progress | None = None,
+) -> Repair:
+    """Find what is unfinished or damaged, and take away what may go.
+
+    Args:
+        inventory: where.
+        deep: also read every file, or damaged contents are not found.
+        drop_damaged: also take damaged checkpoints away: a folder's are moved aside, a store's deleted.
+        dry_run: only look.
+        idle_s: in an object store, nothing younger is touched.
+        progress: see `Progress`.
+
+    Raises:
+        ConflictError: a run is using the place.
+        StorageError: it cannot be read or written.
+    """
+    items = inventory.items()
+    damaged: list[Damage] = []
+    for item in items:
+        if item.kind in {Kind.CHECKPOINT, Kind.PART}:
+            faults = inventory.verify(item, progress=_named(progress, item)) if deep else item.faults
+            if faults:
+                damaged.append(Damage(item=item, faults=faults))
+    foreign = tuple(item for item in items if item.kind is Kind.FOREIGN)
+    if inventory.folder is not None:
+        return _in_folder(OutputFolder(inventory.folder), foreign, damaged, drop_damaged, dry_run)
+    before_s = clock.wall_s() - idle_s
+    unfinished = [item for item in items if item.kind is Kind.UNFINISHED]
+    recent = tuple(item for item in unfinished if item.modified_s >= before_s)
+    unfinished = [item for item in unfinished if item not in recent]
+    num_leftovers = 0
+    if not dry_run:
+        for item in [*unfinished, *([damage.item for damage in damaged] if drop_damaged else [])]:
+            inventory.delete(item)
+        num_leftovers = clean_export(inventory.store, before_s=before_s)
+        num_leftovers += _drop_marks(inventory, before_s, keep={item.name for item in items})
+        num_leftovers += inventory.store.sweep(begun_before_s=before_s)
+    return Repair(
+        unfinished=tuple(unfinished),
+        recent=recent,
+        foreign=foreign,
+        damaged=tuple(damaged),
+        num_leftovers=num_leftovers,
+    )
+
+
+def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str]) -> int:
+    """Delete marks of what was begun and of which nothing is there."""
+    marks = {
+        item.key.removeprefix(f"{UNFINISHED}/")
+        for item in inventory.store.list(UNFINISHED)
+        if item.modified_s < before_s
+    }
+    doomed = sorted(name for name in marks if is_name(name) and name not in keep)
+    for name in doomed:
+        RemoteFolder.as_guest(inventory.store).take_down(name)
+    return len(doomed)
+
+
+def _in_folder(
+    output: OutputFolder,
+    foreign: tuple[Item, ...],
+    damaged: list[Damage],
+    drop_damaged: bool,
+    dry_run: bool,
+) -> Repair:
+    if dry_run or not output.control.is_dir():  # a folder that was never Safepoint's gets nothing of its own
+        return Repair(unfinished=(), recent=(), foreign=foreign, damaged=tuple(damaged))
+    output.prepare()
+    has_locks = output.claim(wait_s=0, waiting=lambda who: None)
+    try:
+        moved_to = set_aside(output.root, [output.root / damage.item.prefix for damage in damaged if drop_damaged])
+        num_leftovers = output.clean() if has_locks else 0
+    finally:
+        output.release()
+    return Repair(
+        unfinished=(),
+        recent=(),
+        foreign=foreign,
+        damaged=tuple(damaged),
+        moved_to=str(moved_to) if moved_to else None,
+        num_leftovers=num_leftovers,
+    )
+
+
+def _named(progress: Progress | None, item: Item) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    tell = progress
+    return lambda done_bytes, total_bytes: tell(item.name, done_bytes, total_bytes)

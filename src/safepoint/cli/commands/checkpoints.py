@@ -1,0 +1,459 @@
+"""`safepoint checkpoints …`: look at, check, copy and tidy checkpoints, in a folder or an object store alike.
+
+People read lines on stdout, programs one JSON document with `--json`; progress goes to stderr.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.format.verify import Fault
+from safepoint.checkpoint.local.retention import KeepBest, parse_policies
+from safepoint.checkpoint.tools import copy as copying
+from safepoint.checkpoint.tools import export as exporting
+from safepoint.checkpoint.tools.difference import Change, compare
+from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, open_inventory
+from safepoint.checkpoint.tools.repair import repair
+from safepoint.cli.output import print_answer, table
+from safepoint.cli.place import Connection, find_place
+from safepoint.errors import CheckpointError, NothingValidError, PartlyDoneError, UsageError
+from safepoint.foundation import clock
+from safepoint.foundation.events import console
+from safepoint.foundation.events.console import ProgressLine
+from safepoint.foundation.units import format_age, format_bytes, plural, printable
+from safepoint.storage.browsing import browse
+from safepoint.storage.location import Location, Scheme, claim_folder, parse_location
+from safepoint.storage.opening import open_store
+
+app = typer.Typer(
+    name="checkpoints",
+    help="Look at, check, copy and tidy checkpoints, in a folder or an object store.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOCATION",
+        help="An output folder, s3://bucket/prefix or job:NAME, or one checkpoint in it: …/checkpoint-20, …/final.",
+        callback=find_place,
+    ),
+]
+_OURS = (Kind.CHECKPOINT, Kind.PART)
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+
+
+@app.command("list")
+def list_(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
+    """List the checkpoints, newest first: step, age, trigger, size, files, and whether they are complete."""
+    inventory, name = _open(location)
+    items = inventory.items() if name is None else [inventory.item(name)]
+    rows: list[list[str]] = []
+    documents: list[dict[str, Any]] = []
+    for item in items:
+        faults = inventory.verify(item, progress=ProgressLine(f"reading {item.name}").update) if deep else item.faults
+        state = _state(item, faults, deep=deep)
+        manifest = item.manifest
+        documents.append({**_document(item, faults), "state": state})
+        rows.append(
+            [
+                item.name,
+                format_age(clock.wall_s() - item.created_s),
+                str(manifest.trigger) if manifest else "-",
+                format_bytes(item.size_bytes),
+                plural(item.num_files, "file"),
+                state,
+            ]
+        )
+    lines = table(["CHECKPOINT", "AGE", "TRIGGER", "SIZE", "FILES", "STATE"], rows)
+    print_answer(as_json, documents, lines if rows else [f"no checkpoints in {inventory.store.location}"])
+
+
+@app.command()
+def show(location: _Place, connection: Connection = None, as_json: _Json = False) -> None:
+    """Show what a checkpoint says of itself, and its files; the newest complete one unless one is named."""
+    inventory, name = _open(location)
+    item = _pick(inventory, name)
+    document = _document(item, item.faults)
+    lines = [f"{item.where}: {_state(item, item.faults, deep=False)}"]
+    if item.manifest is not None:
+        record = json.loads(item.manifest.to_bytes())
+        document["manifest"] = record
+        lines += [
+            f"  {field}: {printable(_text(value))}"
+            for field, value in record.items()
+            if field not in {"files", "format", "manifest_digest"} and value != {}
+        ]
+        lines += table(
+            ["  FILE", "SIZE", "DIGEST"],
+            [[f"  {entry.path}", format_bytes(entry.size_bytes), entry.digest] for entry in item.manifest.files],
+        )
+    lines += [f"  fault: {fault}" for fault in item.faults]
+    print_answer(as_json, document, lines)
+
+
+@app.command()
+def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
+    """Check one checkpoint, or all of a location, and explain every fault; exit code 14 when there is one."""
+    inventory, name = _open(location)
+    # Of all, what is no checkpoint is not at fault; what is named is expected to be one.
+    everything = [inventory.item(name)] if name else inventory.items()
+    items = [item for item in everything if name or item.kind in _OURS]
+    if not items:
+        others = f", only {plural(len(everything), 'folder')} that Safepoint has not written" if everything else ""
+        raise NothingValidError(f"there is no checkpoint in {inventory.store.location}{others}")
+    documents: list[dict[str, Any]] = []
+    lines: list[str] = []
+    num_damaged = 0
+    for item in items:
+        progress = ProgressLine(f"reading {item.name}").update
+        faults = inventory.verify(item, progress=progress) if deep else item.faults
+        num_damaged += bool(faults)
+        documents.append({**_document(item, faults), "valid": not faults})
+        lines.append(f"{item.where}: {_state(item, faults, deep=deep)}")
+        lines += [f"  {fault}" for fault in faults]
+    lines += [f"{item.where}: {item.kind}" for item in everything if item not in items]
+    print_answer(as_json, documents, lines)
+    if num_damaged:
+        raise CheckpointError(
+            f"{num_damaged} of {plural(len(items), 'checkpoint')} in {inventory.store.location} "
+            f"{'is' if num_damaged == 1 else 'are'} damaged",
+            hint="see the faults; a resume takes the newest valid one"
+            if num_damaged < len(items)
+            else "see the faults; none is left to go on from: restore one, or begin anew with --from-scratch",
+        )
+
+
+@app.command()
+def prune(
+    location: _Place,
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="What stays: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
+        ),
+    ],
+    connection: Connection = None,
+    as_json: _Json = False,
+    dry_run: _DryRun = False,
+) -> None:
+    """Delete what no policy keeps; never the newest complete checkpoint, never one that is being read."""
+    inventory, name = _open(location)
+    if name is not None:
+        raise UsageError(f"{location} is one checkpoint", hint="name the output location around it")
+    try:
+        policies = parse_policies(keep)
+    except ValueError as error:
+        raise UsageError(f"--keep: {error}") from error
+    if not any(policy.is_limit for policy in policies):
+        raise UsageError(f"--keep {keep!r} would delete nothing", hint="add newest=N, every=STEPS or best=N:METRIC")
+    known = {metric for item in inventory.items() if item.manifest is not None for metric in item.manifest.metrics}
+    for policy in policies:
+        if isinstance(policy, KeepBest) and policy.metric not in known:
+            there = f"there are {', '.join(sorted(known))}" if known else "no checkpoint has any figure"
+            raise UsageError(
+                f"--keep {keep!r}: no checkpoint has the figure {policy.metric!r}; nothing was deleted", hint=there
+            )
+    doomed = inventory.superseded(policies)
+    gone = doomed if dry_run else [item for item in doomed if inventory.delete(item)]
+    size_bytes = sum(item.size_bytes for item in gone)
+    document = {"deleted": [item.where for item in gone], "bytes": size_bytes, "dry_run": dry_run}
+    did = "would delete" if dry_run else "deleted"
+    lines = [f"{did} {item.where} ({format_bytes(item.size_bytes)})" for item in gone]
+    lines.append(f"{did} {plural(len(gone), 'checkpoint')}, {format_bytes(size_bytes)}")
+    print_answer(as_json, document, lines)
+
+
+@app.command("copy")
+def copy(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", callback=find_place, help="A checkpoint, or an output location for all of it."),
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="DST", help="The output location that gets it, under its own name.")
+    ],
+    connection: Connection = None,
+    as_json: _Json = False,
+) -> None:
+    """Copy one checkpoint, or all complete ones of a location, from any storage to any, verified on the way."""
+    inventory, name = _open(source)
+    place = _place_around(target, name)
+    items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
+    if not items:
+        raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
+    for item in items:  # before the first byte
+        copying.is_there(item, place)
+    documents: list[dict[str, Any]] = []
+    lines: list[str] = []
+    num_damaged = 0
+    for item in reversed(items):  # oldest first: if it is cut off, nobody takes an older one for the newest
+        where = str(place.child(item.name))
+        document: dict[str, Any] = {"name": item.name, "from": item.where, "to": where}
+        try:
+            is_new = copying.copy(inventory, item, place, progress=ProgressLine(f"copying {item.name}").update)
+        except CheckpointError as error:
+            num_damaged += 1
+            documents.append({**document, "copied": False, "error": error.message})
+            lines.append(f"{item.where} is not copied: {error.message}")
+            continue
+        documents.append({**document, "copied": is_new})
+        did = "copied to" if is_new else "is already there:"
+        lines.append(f"{item.where} {did} {where} ({format_bytes(item.size_bytes)})")
+    print_answer(as_json, documents, lines)
+    if num_damaged:
+        kind = CheckpointError if num_damaged == len(items) else PartlyDoneError
+        raise kind(
+            f"{num_damaged} of {plural(len(items), 'checkpoint')} could not be copied, because they are damaged",
+            hint="see the faults with `safepoint checkpoints verify`",
+        )
+
+
+@app.command()
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            callback=find_place,
+            help="A checkpoint, or an output location for its final or newest model.",
+        ),
+    ],
+    target: Annotated[str, typer.Argument(metavar="DST", help="A new folder or prefix.")],
+    connection: Connection = None,
+    as_json: _Json = False,
+) -> None:
+    """Write the model alone, as `from_pretrained` reads it, to a place of its own.
+
+    Also from a folder that Safepoint has not written: of torch.distributed.checkpoint, or DeepSpeed's ZeRO. From and
+    to object stores without a copy on this machine's disks.
+    """
+    place, progress = _place(target), ProgressLine("exporting").update
+    location = _place_of_pieces(source)
+    if location is not None and location.scheme is Scheme.FILE:
+        where, paths = str(location), exporting.export_pieces(location.folder, place, progress=progress)
+    elif location is not None:
+        where = str(location)
+        paths = exporting.export_stored_pieces(open_store(location), "", place, progress=progress)
+    else:
+        inventory, name = _open(source)
+        finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
+        item = finals[0] if finals and name is None else _pick(inventory, name)
+        where, paths = item.where, _export_item(inventory, item, place, progress)
+    document = {"from": where, "to": str(place), "files": paths}
+    lines = [f"exported {where} to {place}:", *(f"  {path}" for path in paths)]
+    if not any(path.endswith("config.json") for path in paths):
+        lines.append(
+            "weights only: it has no config.json, so the model is made by the script, and not from_pretrained"
+        )
+    print_answer(as_json, document, lines)
+
+
+@app.command()
+def diff(
+    before: Annotated[
+        str, typer.Argument(metavar="A", callback=find_place, help="A checkpoint, or a location for its newest one.")
+    ],
+    after: Annotated[str, typer.Argument(metavar="B", callback=find_place, help="Likewise.")],
+    connection: Connection = None,
+    as_json: _Json = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read the tensors, and say which changed.")] = False,
+) -> None:
+    """Say what changed from A to B: settings, files, tensors."""
+    places = [_open(text) for text in (before, after)]
+    old, new = ((inventory, _pick(inventory, name)) for inventory, name in places)
+    found = compare(old, new, deep=deep, progress=ProgressLine("comparing").update)
+    document = {"before": old[1].where, "after": new[1].where, **dataclasses.asdict(found)}
+    lines = [f"from {old[1].where}", f"to   {new[1].where}"]
+    for title, changes in (("settings", found.settings), ("files", found.files), ("tensors", found.tensors)):
+        lines.append(f"{title}: {plural(len(changes), 'change')}" if changes else f"{title}: the same")
+        lines += [f"  {_sentence(change)}" for change in changes]
+    if not deep and any(change.name.endswith(".safetensors") for change in found.files):
+        lines.append("the contents of tensors were not compared; see --deep")
+    print_answer(as_json, document, lines)
+
+
+@app.command("repair")
+def repair_(
+    location: _Place,
+    connection: Connection = None,
+    as_json: _Json = False,
+    deep: _Deep = False,
+    dry_run: _DryRun = False,
+    drop_damaged: Annotated[
+        bool,
+        typer.Option(
+            "--drop-damaged",
+            help="Also take damaged checkpoints away: a folder's are moved aside, a store's deleted.",
+        ),
+    ] = False,
+    idle: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="In an object store, touch nothing younger.")
+    ] = 3600,
+) -> None:
+    """Drop what dead runs left unfinished; exit code 14 while a checkpoint is damaged."""
+    inventory, name = _open(location)
+    if name is not None:
+        raise UsageError(f"{location} is one checkpoint", hint="name the output location around it")
+
+    def progress(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
+        ProgressLine(f"reading {checkpoint}").update(done_bytes, total_bytes)
+
+    found = repair(inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=progress)
+    is_gone = drop_damaged and not dry_run
+    document = {
+        "dropped": [item.where for item in found.unfinished],
+        "recent": [item.where for item in found.recent],
+        "foreign": [item.where for item in found.foreign],
+        "damaged": [{"where": damage.item.where, "faults": _faults(damage.faults)} for damage in found.damaged],
+        "moved_to": found.moved_to,
+        "leftovers": found.num_leftovers,
+        "dry_run": dry_run,
+    }
+    did = "would drop" if dry_run else "dropped"
+    lines = [f"{did} {item.where}: it never became a checkpoint" for item in found.unfinished]
+    lines += [f"left {item.where}: it is not finished, and may be being written" for item in found.recent]
+    lines += [f"left {item.where}: Safepoint has not written it" for item in found.foreign]
+    for damage in found.damaged:
+        lines.append(f"{damage.item.where} is damaged ({_fate(found.moved_to, drop_damaged, dry_run)}):")
+        lines += [f"  {fault}" for fault in damage.faults]
+    if found.num_leftovers:
+        lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of dead runs")
+    print_answer(as_json, document, lines or ["nothing to repair"])
+    if found.damaged and not is_gone:
+        raise CheckpointError(
+            f"{plural(len(found.damaged), 'checkpoint')} in {location} "
+            f"{'is' if len(found.damaged) == 1 else 'are'} damaged and still there",
+            hint="--drop-damaged takes them away",
+        )
+
+
+def _fate(moved_to: str | None, drop_damaged: bool, dry_run: bool) -> str:
+    if not drop_damaged:
+        return "left; see --drop-damaged"
+    if dry_run:
+        return "would be taken away"
+    return f"moved to {moved_to}" if moved_to else "deleted"
+
+
+def _pick(inventory: Inventory, name: str | None) -> Item:
+    """The one that was named, or the newest complete one; what is passed over is said."""
+    item = inventory.item(name)
+    if name is None:
+        passed_over: list[str] = []
+        for other in inventory.items():
+            if other.name == item.name:
+                break
+            passed_over.append(f"{other.name} ({_state(other, other.faults, deep=False)})")
+        if passed_over:
+            console.set_up(0).warning("%s is taken; newer, and not complete: %s", item.name, ", ".join(passed_over))
+    return item
+
+
+def _place_around(text: str, name: str | None) -> Location:
+    """Where copies go; `…/checkpoint-20` can be meant as the name that the copy of checkpoint-20 gets."""
+    place = _place(text)
+    parent, _, last = place.path.rpartition("/")
+    if step_of(Path(last)) is None:
+        return place
+    if last != name:
+        raise UsageError(
+            f"{text} is named like a checkpoint, and a copy keeps its own name",
+            hint="name the output location around it",
+        )
+    if place.scheme is Scheme.FILE:
+        parent = parent or ("/" if place.path.startswith("/") else ".")
+    return Location(scheme=place.scheme, bucket=place.bucket, path=parent)
+
+
+def _export_item(inventory: Inventory, item: Item, place: Location, progress: copying.Progress) -> list[str]:
+    if inventory.folder is not None and exporting.is_in_pieces(inventory.folder / item.prefix):
+        return exporting.export_pieces(inventory.folder / item.prefix, place, progress=progress)
+    is_read = inventory.folder is None and item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
+    if is_read and exporting.is_in_pieces(browse(inventory.store, item.prefix)):
+        return exporting.export_stored_pieces(inventory.store, item.prefix, place, progress=progress)
+    return copying.export(inventory, item, place, progress=progress)
+
+
+def _place_of_pieces(text: str) -> Location | None:
+    """The place that was named, when it holds a model in pieces itself, and is none of a run's own names."""
+    try:
+        location = parse_location(text)
+        location = claim_folder(location) if location.scheme is Scheme.PVC else location
+    except ValueError:
+        return None
+    if location.scheme is Scheme.FILE:
+        return location if exporting.is_in_pieces(location.folder) else None
+    inventory, name = _open(text)
+    return location if name is None and exporting.is_in_pieces(browse(inventory.store)) else None
+
+
+def _open(text: str) -> tuple[Inventory, str | None]:
+    console.set_up(0)
+    try:
+        return open_inventory(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _place(text: str) -> Location:
+    try:
+        location = parse_location(text)
+        location = claim_folder(location) if location.scheme is Scheme.PVC else location
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if any(step_of(Path(part)) is not None for part in location.path.split("/")[:-1]):
+        raise UsageError(f"{text} lies inside a checkpoint, which it would damage", hint="name another place")
+    return location
+
+
+def _state(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
+    if item.kind is not Kind.CHECKPOINT and (item.kind not in _OURS or not faults):
+        return item.kind
+    if faults:
+        return "damaged"
+    return "verified" if deep else "complete"
+
+
+def _document(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
+    manifest = item.manifest
+    return {
+        "name": item.name,
+        "where": item.where,
+        "step": manifest.step if manifest else None,
+        "created": manifest.created if manifest else None,
+        "trigger": str(manifest.trigger) if manifest else None,
+        "kind": item.kind,
+        "files": item.num_files,
+        "bytes": item.size_bytes,
+        "faults": _faults(faults),
+    }
+
+
+def _faults(faults: Sequence[Fault]) -> list[dict[str, str]]:
+    return [{"file": fault.file, "reason": fault.reason} for fault in faults]
+
+
+def _sentence(change: Change) -> str:
+    name, before, after = printable(change.name), printable(change.before), printable(change.after)
+    if not before:
+        return f"+ {name}: {after}"
+    if not after:
+        return f"- {name}: {before}"
+    return f"{name}: {before} -> {after}" if before != after else f"{name}: {before}, other content"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    said = cast("dict[str, Any]", value)
+    return ", ".join(f"{name} {item}" for name, item in said.items() if item != "")

@@ -1,0 +1,93 @@
+"""`safepoint doctor`: whether a training can rely on this machine and its place for checkpoints."""
+
+import dataclasses
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from safepoint.cli.defaults import effective
+from safepoint.cli.lazy import CommandGroup
+from safepoint.cli.output import print_answer
+from safepoint.cli.place import Connection
+from safepoint.doctor.examination import examine
+from safepoint.doctor.finding import Finding, Status
+from safepoint.errors import SafepointError
+from safepoint.foundation.configuration import Configuration
+from safepoint.foundation.units import plural, printable
+from safepoint.settings.output_place import place_output
+from safepoint.settings.run_settings import RunSettings
+
+_COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
+
+
+def doctor(
+    context: typer.Context,
+    output_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOCATION",
+            help="Where checkpoints would go: a path, s3://, gs://, az:// or pvc://.  [as `safepoint run` would]",
+        ),
+    ] = None,
+    local_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="The folder in front of an object store.  [as `safepoint run` would]"),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time between SIGTERM and SIGKILL that the platform grants.  [as `safepoint run` would]",
+        ),
+    ] = None,
+    connection: Connection = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Check this machine and the place for checkpoints, before a training relies on them.
+
+    Each check says what was found and, unless all is well, why it matters and what to do. Nothing is changed and
+    nothing is left behind. Exit codes: 0 without a failure, 1 with one.
+    """
+    said: dict[str, Any] = {"output-dir": output_dir, "local-dir": local_dir, "grace": grace}
+    of_run = _settings_of_run(context)
+    said = {name: of_run[name] if value is None else value for name, value in said.items()}
+    settings = RunSettings(output_dir=said["output-dir"], local_dir=said["local-dir"], grace_s=said["grace"])
+    place = None
+    if settings.output_dir is not None:
+        place = place_output(settings.output_dir, local_dir=settings.local_dir)
+    findings = examine(place, grace_s=settings.grace_s, margin_s=settings.margin_s)
+    document = {"findings": [dataclasses.asdict(finding) for finding in findings]}
+    print_answer(as_json, document, _lines(findings, is_placed=place is not None))
+    num_failures = sum(finding.status is Status.FAILURE for finding in findings)
+    if num_failures:
+        raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="see what to do beside each")
+
+
+def _settings_of_run(context: typer.Context) -> dict[str, object]:
+    root = context.find_root().command
+    assert isinstance(root, CommandGroup)
+    command = root.load("run")
+    assert isinstance(command, TyperCommand)
+    return {item.option: item.value for item in effective(command, ("run",), Configuration.load())}
+
+
+def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:
+    width = max(len(finding.check) for finding in findings)
+    lines: list[str] = []
+    for finding in findings:
+        status = finding.status.ljust(len(Status.FAILURE))
+        lines.append(f"{_coloured(status, finding.status)}  {finding.check.ljust(width)}  {printable(finding.found)}")
+        if finding.fix:
+            indent = " " * (len(Status.FAILURE) + width + 4)
+            lines += [f"{indent}why: {finding.why}", f"{indent}fix: {printable(finding.fix)}"]
+    if not is_placed:
+        lines.append("not looked at: the place for checkpoints; name it with --output-dir")
+    return lines
+
+
+def _coloured(text: str, status: Status) -> str:
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or not sys.stdout.isatty()
+    return text if is_plain else typer.style(text, fg=_COLOURS[status])

@@ -1,0 +1,221 @@
+"""The options that `run` and `submit` have in common, written down once.
+
+Typer makes options of a function's parameters. `with_options` lets a command take some of them as one value:
+for Typer each field of the value's class is a parameter of the command.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run is asked to do; the fields are those of `training.settings.RunSettings`."""
+
+    output_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="SAFEPOINT_OUTPUT_DIR",
+            help="Where checkpoints go, instead of the script's own folder: a path, s3://, gs://, az:// or pvc://.",
+        ),
+    ] = None
+    save_strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="steps|epoch|no",
+            envvar="SAFEPOINT_SAVE_STRATEGY",
+            help="When to save periodically. A termination signal always saves.",
+        ),
+    ] = None
+    save_steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            envvar="SAFEPOINT_SAVE_STEPS",
+            help="Save every N optimizer steps; implies --save-strategy steps.",
+        ),
+    ] = None
+    save_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|auto",
+            envvar="SAFEPOINT_SAVE_EVERY",
+            help="Save periodically by time, such as 10m; auto: by what a save costs. Instead of steps and epochs.",
+        ),
+    ] = None
+    save_total_limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            envvar="SAFEPOINT_SAVE_TOTAL_LIMIT",
+            help="Keep the newest N checkpoints; the last good one is never deleted.",
+        ),
+    ] = None
+    local_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="SAFEPOINT_LOCAL_DIR",
+            help="The folder in front of an object store.  [one below ~/.cache/safepoint]",
+        ),
+    ] = None
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            envvar="SAFEPOINT_KEEP",
+            help="Keep these in the folder: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
+        ),
+    ] = None
+    store_keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            envvar="SAFEPOINT_STORE_KEEP",
+            help="Keep these in the object store, likewise.  [all]",
+        ),
+    ] = None
+    on_upload_failure: Annotated[
+        str,
+        typer.Option(
+            metavar="continue|stop",
+            envvar="SAFEPOINT_ON_UPLOAD_FAILURE",
+            help="What to do when checkpoints do not arrive in the object store.",
+        ),
+    ] = "continue"
+    verify_access: Annotated[
+        bool,
+        typer.Option(
+            "--verify-access/--no-verify-access",
+            envvar="SAFEPOINT_VERIFY_ACCESS",
+            help="Try the object store before the model is loaded.",
+        ),
+    ] = True
+    snapshot_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            envvar="SAFEPOINT_SNAPSHOT_STEPS",
+            help="Take a snapshot in memory every N steps, besides those of saves; auto: as often as they cost less "
+            "than 1 %.",
+        ),
+    ] = None
+    snapshot_slots: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            envvar="SAFEPOINT_SNAPSHOT_SLOTS",
+            help="How many snapshots host memory may hold; 0: training waits for every save.  [by the state's size]",
+        ),
+    ] = None
+    snapshot_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            envvar="SAFEPOINT_SNAPSHOT_MEMORY",
+            help="How much memory all snapshots of one node may take, such as 8Gi.  [by the slots]",
+        ),
+    ] = None
+    snapshot_sharing: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|on|off",
+            envvar="SAFEPOINT_SNAPSHOT_SHARING",
+            help="Under DDP the ranks of a node copy each snapshot together; auto: from CUDA devices.",
+        ),
+    ] = "auto"
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            envvar="SAFEPOINT_GRACE",
+            help="Time between SIGTERM and SIGKILL that the platform grants.",
+        ),
+    ] = 30.0
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            envvar="SAFEPOINT_METRICS_PORT",
+            help="Serve how far the run is at http://…:PORT/metrics, on node 0; 0: nowhere.  [0]",
+        ),
+    ] = None
+    resume: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|never|PATH",
+            envvar="SAFEPOINT_RESUME",
+            help="Where to begin: the newest valid checkpoint, step 0, or one checkpoint.",
+        ),
+    ] = "auto"
+    from_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--from-scratch",
+            envvar="SAFEPOINT_FROM_SCRATCH",
+            help="Begin a new run; checkpoints in the folder are moved aside, not deleted.",
+        ),
+    ] = False
+    allow_batch_change: Annotated[
+        bool,
+        typer.Option(
+            "--allow-batch-change",
+            envvar="SAFEPOINT_ALLOW_BATCH_CHANGE",
+            help="Resume although a step would see another number of samples.",
+        ),
+    ] = False
+    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more.", show_default=False)] = 0
+
+    def settings(self) -> Any:
+        """The `RunSettings`, with what only variables say.
+
+        Raises:
+            UsageError: an option or a variable cannot be meant.
+        """
+        from safepoint.settings.run_settings import RunSettings
+
+        environment = RunSettings.from_environment()
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return RunSettings(
+            grace_s=values.pop("grace"),
+            peer_timeout_s=environment.peer_timeout_s,
+            metrics_host=environment.metrics_host,
+            termination_log=environment.termination_log,
+            job_dir=environment.job_dir,
+            verbosity=max(values.pop("verbose"), environment.verbosity),
+            **values,
+        )
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its parameter `options` as options of its own, behind those that it has."""
+    hints = get_type_hints(command, include_extras=True)
+    options = hints.pop("options")
+
+    @functools.wraps(command)
+    def spread(**given: Any) -> Any:
+        values = {item.name: given.pop(item.name) for item in fields(options)}
+        return command(**given, options=options(**values))
+
+    own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "options"]
+    types = get_type_hints(options, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            item.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if item.default is MISSING else item.default,
+            annotation=types[item.name],
+        )
+        for item in fields(options)
+    ]
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    spread.__signature__ = inspect.Signature([*parameters, *shared])  # type: ignore[attr-defined]
+    spread.__annotations__ = {**hints, **{item.name: types[item.name] for item in fields(options)}}
+    del spread.__wrapped__  # Typer would follow it to the function with `options` in it
+    return spread

@@ -1,0 +1,138 @@
+"""`safepoint submit`: `safepoint run` in the background, as a job that any later command finds."""
+
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from safepoint.cli.commands.run import check_resume
+from safepoint.cli.commands.run_options import RunOptions, with_options
+from safepoint.cli.output import print_answer
+from safepoint.errors import UsageError
+from safepoint.foundation.environment import current_folder
+from safepoint.foundation.events import console
+
+
+@with_options
+def submit(
+    program: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script, unchanged, and its own arguments."),
+    ],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The job's name.  [the script's, and four characters]")
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for `python -m`.", show_default=False)
+    ] = False,
+    nproc_per_node: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            envvar="SAFEPOINT_NPROC_PER_NODE",
+            help="Ranks on each node; auto: one per GPU, or per core without one.",
+        ),
+    ] = "1",
+    nnodes: Annotated[
+        int,
+        typer.Option(
+            metavar="N", envvar="SAFEPOINT_NNODES", help="Number of nodes; each is a launcher of its own here."
+        ),
+    ] = 1,
+    cpu: Annotated[
+        int | None, typer.Option(metavar="N", help="Slots that each node takes.  [one per rank]", min=0)
+    ] = None,
+    gpu: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="GPUs that each node takes.  [one per rank, where there are some]", min=0),
+    ] = None,
+    priority: Annotated[
+        int, typer.Option(metavar="N", help="A job goes before those of lower priority, and stops them if need be.")
+    ] = 0,
+    max_restarts: Annotated[
+        int,
+        typer.Option(metavar="N", envvar="SAFEPOINT_MAX_RESTARTS", help="Restarts after a failure of a rank."),
+    ] = 3,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="A variable for the program; may be repeated. No secrets."),
+    ] = None,
+    connection: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The object store's keys: a table in ~/.config/safepoint/connections.toml."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    *,
+    options: RunOptions,
+) -> None:
+    """Run a training script in the background, as a job.
+
+    Takes the options of `run`. The job outlives this shell; `list`, `status`, `watch`, `logs`, `suspend`, `resume`,
+    `scale` and `delete` find it by its name.
+    """
+    from safepoint.cli.job_answers import job_document
+    from safepoint.jobs.local.local_jobs import LocalJobs
+    from safepoint.jobs.local.slots import count_slots, remark_on
+    from safepoint.jobs.model.spec import JobSpec, name_from, names_of_secrets
+    from safepoint.training.launcher.launch import LaunchPlan
+
+    machine = count_slots()
+    ranks = _ranks(nproc_per_node, machine.gpu or machine.cpu)
+    gpus = (ranks if machine.gpu else 0) if gpu is None else gpu
+    settings = options.settings()
+    log = console.set_up(settings.verbosity)
+    check_resume(settings.resume)
+    LaunchPlan(program=tuple(program), is_module=module)  # looks for the program
+    spec = JobSpec(
+        name=name_from(Path(program[0]).stem, secrets.token_hex(2)) if name is None else name,
+        program=tuple(program),
+        is_module=module,
+        python=sys.executable,
+        working_dir=current_folder(),
+        num_nodes=nnodes,
+        ranks_per_node=ranks,
+        cpu_per_node=ranks if cpu is None else cpu,
+        gpu_per_node=gpus,
+        settings=settings,
+        max_restarts=max_restarts,
+        env=dict(_variable(text) for text in env or ()),
+        data_connection=connection,
+        priority=priority,
+    )
+    doubtful = names_of_secrets(spec.env)
+    if doubtful:
+        log.warning(
+            "--env has %s, and is written down in the job history: if they are secrets, keep them elsewhere",
+            ", ".join(doubtful),
+        )
+    with LocalJobs() as jobs:
+        job = jobs.submit(spec)
+        if remark := remark_on(spec, machine):
+            typer.echo(f"safepoint: warning: {remark}", err=True)
+        lines = [
+            f"job {job.name} is {job.state}",
+            "",
+            f"  safepoint status {job.name}",
+            f"  safepoint logs -f {job.name}",
+            f"  safepoint suspend {job.name}",
+        ]
+        print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
+
+
+def _ranks(text: str, automatic: int) -> int:
+    if text == "auto":
+        return automatic
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--nproc-per-node {text!r} must be a positive number or auto")
+    return int(text)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise UsageError(f"--env {text!r} must be NAME=VALUE")
+    return name, value

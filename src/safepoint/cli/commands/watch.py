@@ -1,0 +1,162 @@
+"""`safepoint watch`: the jobs, live."""
+
+import json
+import shutil
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from safepoint.cli.job_names import complete_job
+from safepoint.cli.output import table, versioned
+from safepoint.errors import UsageError
+from safepoint.foundation import clock
+
+if TYPE_CHECKING:
+    from safepoint.jobs.local.local_jobs import LocalJobs
+    from safepoint.jobs.model.records import JobRecord
+    from safepoint.progress.record import Progress
+
+_BARS = "▁▂▃▄▅▆▇█"
+_POINTS = 500
+_CURVE = "LOSS CURVE"
+_GAP = 2
+
+
+def watch(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]", help="One job; all that are active when none is named.", autocompletion=complete_job
+        ),
+    ] = None,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Look this often.", min=0.1)] = 1.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document, in a line, for each change of a job.")
+    ] = False,
+) -> None:
+    """Show jobs as they go, with the curve of the loss; Ctrl-C ends it, and stops no job.
+
+    Watching one job ends with the job.
+    """
+    from safepoint.jobs.local.local_jobs import LocalJobs
+
+    if not (as_json or sys.stdout.isatty()):
+        raise UsageError("watch needs a terminal", hint="use --json, or `safepoint list`")
+    show: Any = _Changes() if as_json else _Screen()
+    with LocalJobs() as jobs:
+        try:
+            for found in _looks(jobs, name, interval):
+                show([(job, jobs.progress_of(job)) for job in found])
+        except KeyboardInterrupt:
+            return
+
+
+def _looks(jobs: "LocalJobs", name: str | None, interval_s: float) -> "Iterator[list[JobRecord]]":
+    """The jobs to show, again and again; one that has just ended is shown once more."""
+    before: set[str] = set()
+    while True:
+        if name is not None:
+            found = [jobs.job(name)]
+            name = found[0].name  # the beginning of it may come to mean another one
+        else:
+            found = [job for job in jobs.jobs() if job.state.is_active or job.name in before]
+            before = {job.name for job in found if job.state.is_active}
+        yield found
+        if name is not None and not found[0].needs_supervisor:
+            return
+        clock.sleep(interval_s)
+
+
+class _Changes:
+    """A JSON document for every job that is not as it was."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, str] = {}
+
+    def __call__(self, found: "Sequence[tuple[JobRecord, Progress | None]]") -> None:
+        from safepoint.cli.job_answers import job_document
+
+        for job, progress in found:
+            text = json.dumps(versioned(job_document(job, progress)))
+            if self._told.get(job.name) != text:
+                self._told[job.name] = text
+                typer.echo(text)
+
+
+class _Screen:
+    """A table that is written over the one before."""
+
+    def __init__(self) -> None:
+        self._losses: dict[str, Losses] = {}
+        self._width = self._height = 0
+
+    def __call__(self, found: "Sequence[tuple[JobRecord, Progress | None]]") -> None:
+        from safepoint.cli.job_answers import HEAD, row
+
+        for job, progress in found:
+            curve = self._losses.setdefault(job.name, Losses())
+            if progress is not None and progress.loss is not None:
+                curve.add(progress.step, progress.loss)
+        size = shutil.get_terminal_size()
+        rows = [row(job, progress)[:-1] for job, progress in found]
+        curves = [self._losses[job.name].values for job, _ in found]
+        lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
+        if len(lines) >= size.lines:
+            lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]
+        # Where the terminal has another width now, nobody knows where the last picture began.
+        back = f"\033[{self._height}F" if self._height and self._width == size.columns else "\033[H\033[2J"
+        sys.stdout.write((back if self._width else "") + "".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
+        sys.stdout.flush()
+        # A line that is too long for the terminal goes on in the next one.
+        self._height = sum(max(1, -(-len(line) // size.columns)) for line in lines)
+        self._width = size.columns
+
+
+def picture(
+    head: Sequence[str], rows: Sequence[Sequence[str]], curves: Sequence[Sequence[float]], width: int
+) -> list[str]:
+    """The table with a curve of the losses behind each row, in what the terminal has left for it.
+
+    Args:
+        head: titles of the columns.
+        rows: a row for each job; no cell is ever cut.
+        curves: its losses, oldest first; the newest are shown.
+        width: of the terminal, in characters.
+    """
+    lines = table(head, rows)
+    begin = max(map(len, lines)) + _GAP
+    room = width - begin
+    if room < 1:
+        return lines
+    drawn = [_CURVE if room >= len(_CURVE) else "", *(sparkline(values[-room:]) for values in curves)]
+    return [f"{line.ljust(begin)}{curve}".rstrip() for line, curve in zip(lines, drawn, strict=True)]
+
+
+class Losses:
+    """The losses that were seen, the newest of each step."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[int, float]] = deque(maxlen=_POINTS)
+
+    def add(self, step: int, loss: float) -> None:
+        """Note the loss that was last told at `step`."""
+        if self._points and self._points[-1][1] == loss:
+            return  # not told anew
+        self._points.append((step, loss))
+
+    @property
+    def values(self) -> list[float]:
+        """Oldest first."""
+        return [loss for _, loss in self._points]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One character for each value, its height between the lowest and the highest of them."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)

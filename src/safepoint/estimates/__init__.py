@@ -1,0 +1,1 @@
+"""Figures that pods and planning both compute: pure arithmetic."""

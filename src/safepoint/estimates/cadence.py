@@ -1,0 +1,42 @@
+"""When a snapshot is taken in memory, apart from when one is made durable."""
+
+import math
+
+_SHARE = 0.01
+"""The part of the time that snapshots may cost when the user leaves the choice to us."""
+
+
+class Cadence:
+    """Snapshots every so many steps.
+
+    Every figure that is given to it is one that all ranks have agreed on; so they all come to the same answer.
+
+    Args:
+        setting: a number of steps, `auto`, or None for none but those of saves.
+    """
+
+    def __init__(self, setting: str | None) -> None:
+        self._setting = setting
+
+    def is_due(self, *, step: int, last: int | None, cost_s: float | None, step_s: float) -> bool:
+        """Whether to take one at this boundary.
+
+        Args:
+            step: optimizer steps done.
+            last: the step of the newest snapshot, or None.
+            cost_s: seconds by which a snapshot holds up the training, or None before the first.
+            step_s: seconds that a step takes, or 0 when none was measured.
+        """
+        if self._setting is None or step == last:
+            return False
+        if last is None:
+            return True
+        return step - last >= self.interval(cost_s=cost_s, step_s=step_s)
+
+    def interval(self, *, cost_s: float | None, step_s: float) -> int:
+        """Steps from one snapshot to the next."""
+        if self._setting is not None and self._setting != "auto":
+            return int(self._setting)
+        if not cost_s or not step_s:
+            return 1
+        return max(1, math.ceil(cost_s / (_SHARE * step_s)))

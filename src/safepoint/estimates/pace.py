@@ -1,0 +1,80 @@
+"""How fast an attempt steps: pure arithmetic on the times of its steps.
+
+A step is measured from the end of the boundary before it, so that evaluations and saves are no part of it. What they
+take is counted apart, and only from the second one on: one that comes two steps after a resume says nothing about how
+often there will be another.
+"""
+
+from collections import deque
+
+_MOST_STEPS = 64
+"""How many of the last steps count: enough to even them out, few enough to follow a change."""
+_SHARE = 0.2
+"""A boundary that takes less than this part of a step belongs to the step: log lines, callbacks."""
+
+
+class Pace:
+    """The pace of one attempt; all times are of one monotonic clock, in seconds.
+
+    One thread tells, others may read: a figure is of this step or of the one before.
+    """
+
+    def __init__(self) -> None:
+        self._steps_s: deque[float] = deque()
+        self._sum_s = 0.0
+        self._mean_s: float | None = None
+        self._num_steps = 0
+        self._first_s = 0.0
+        self._mark_s: float | None = None
+        self._small_s = 0.0
+        self._first_pause: int | None = None
+        self._last_pause = 0
+        self._paused_s = 0.0
+
+    def begins(self, now_s: float) -> None:
+        """The loop begins."""
+        self._mark_s = now_s
+
+    def step_ends(self, now_s: float) -> None:
+        """The optimizer has stepped."""
+        if self._mark_s is None:
+            return
+        took_s = now_s - self._mark_s + self._small_s
+        self._mark_s, self._small_s = now_s, 0.0
+        self._num_steps += 1
+        # The first step is cold: workers start, kernels are chosen or compiled, memory is touched for the first time.
+        if self._num_steps > 1:
+            self._steps_s.append(took_s)
+            self._sum_s += took_s
+            if len(self._steps_s) > _MOST_STEPS:
+                self._sum_s -= self._steps_s.popleft()
+            self._mean_s = max(0.0, self._sum_s) / len(self._steps_s)
+        else:
+            self._first_s = took_s
+
+    def boundary_ends(self, now_s: float) -> None:
+        """Log line, evaluation and save are done, and the next step begins; may be called again before it does."""
+        if self._mark_s is None:
+            return
+        took_s = now_s - self._mark_s
+        self._mark_s = now_s
+        if not self._num_steps:
+            return  # what an earlier attempt has left to be done
+        if took_s <= _SHARE * (self.step_s or self._first_s):
+            self._small_s += took_s
+        elif self._first_pause is None:
+            self._first_pause = self._last_pause = self._num_steps
+        elif self._num_steps > self._first_pause:
+            self._last_pause = self._num_steps
+            self._paused_s += took_s
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step, the mean of the last ones; None until two steps were measured."""
+        return self._mean_s
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds that evaluations and saves add to each step, as far as they have come again."""
+        num_steps = 0 if self._first_pause is None else self._last_pause - self._first_pause
+        return self._paused_s / num_steps if num_steps else 0.0

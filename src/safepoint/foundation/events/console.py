@@ -1,0 +1,109 @@
+"""Lines for a person, on stderr: one per event, plain where nobody watches, coloured on a terminal.
+
+NO_COLOR and CI are honoured. stdout belongs to the user's program.
+"""
+
+import logging
+import os
+import sys
+from typing import Any
+
+from safepoint.foundation import clock
+from safepoint.foundation.units import format_bytes, format_duration
+
+_LOGGER_NAME = "safepoint"
+_COLOURS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m"}
+
+
+class _Line(logging.Formatter):
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__("safepoint: %(message)s")
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if record.levelno >= logging.ERROR:
+            text = text.replace("safepoint: ", "safepoint: error: ", 1)
+        elif record.levelno >= logging.WARNING:
+            text = text.replace("safepoint: ", "safepoint: warning: ", 1)
+        start = _COLOURS.get(record.levelno, "\033[2m" if record.levelno < logging.INFO else "")
+        return f"{start}{text}\033[0m" if self._colour and start else text
+
+
+class _CurrentStderr(logging.Handler):
+    """Writes to whatever `sys.stderr` is now, in one write per line, so that lines of ranks do not mix."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        try:
+            if not _write_beside_bars(text):
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
+        except (OSError, ValueError):
+            return  # a closed terminal must not end the training
+
+
+def _write_beside_bars(text: str) -> bool:
+    """Write a line of its own where the program is drawing a tqdm bar; it would be glued to the bar otherwise."""
+    module: Any = sys.modules.get("tqdm")
+    try:
+        if module is None or not len(module.tqdm._instances):
+            return False
+        module.tqdm.write(text, file=sys.stderr)
+    except (AttributeError, TypeError):  # not the tqdm that is known here
+        return False
+    return True
+
+
+def is_interactive() -> bool:
+    """Whether a person watches stderr: a terminal, and not a CI system."""
+    return sys.stderr.isatty() and not os.environ.get("CI")
+
+
+class ProgressLine:
+    """A line that is rewritten in place, for long work on a terminal; silent everywhere else.
+
+    Args:
+        what: what is being done, such as `verifying`.
+        least_bytes: work below this is over before anybody reads the line.
+    """
+
+    def __init__(self, what: str, *, least_bytes: int = 256 << 20) -> None:
+        self._what = what
+        self._least_bytes = least_bytes
+        self._shown = -1
+        self._watched = is_interactive()
+        self._started_s = clock.monotonic_s()
+        self._width = 0
+
+    def update(self, done_bytes: int, total_bytes: int) -> None:
+        """Show `done_bytes` of `total_bytes`."""
+        percent = 100 * done_bytes // max(total_bytes, 1)
+        if not self._watched or total_bytes < self._least_bytes or percent == self._shown:
+            return
+        self._shown = percent
+        rate = done_bytes / max(clock.monotonic_s() - self._started_s, 1e-3)
+        text = f"safepoint: {self._what} {format_bytes(done_bytes)} of {format_bytes(total_bytes)}, {percent} %"
+        text += f", {format_bytes(round(rate))}/s"
+        if done_bytes < total_bytes and rate > 0:
+            text += f", {format_duration((total_bytes - done_bytes) / rate)} left"
+        end = "\n" if done_bytes >= total_bytes else ""
+        sys.stderr.write(f"\r{text.ljust(self._width)}{end}")  # what was longer before is covered
+        sys.stderr.flush()
+        self._width = len(text)
+
+
+def set_up(verbosity: int) -> logging.Logger:
+    """Give the logger `safepoint` its one handler.
+
+    Args:
+        verbosity: 0 events, 1 and more also what they were made of.
+    """
+    logger = logging.getLogger(_LOGGER_NAME)
+    logger.setLevel(logging.DEBUG if verbosity else logging.INFO)
+    logger.propagate = False
+    logger.handlers.clear()
+    handler = _CurrentStderr()
+    handler.setFormatter(_Line(colour=is_interactive() and not os.environ.get("NO_COLOR")))
+    logger.addHandler(handler)
+    return logger

@@ -1,0 +1,385 @@
+"""Everything that can happen to a run, as typed records (docs/progress.md).
+
+`event_stream` is how they are told; `store_events` are those between a folder and an object store.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from safepoint.foundation.events.stream import Event
+from safepoint.foundation.units import format_bytes, format_duration, plural, printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Event):
+    """Somebody started the job on a node."""
+
+    is_quiet: ClassVar[bool] = True
+    user: str
+    host: str
+    pid: int
+    node: int
+    num_nodes: int
+    grace_s: float
+
+    def _sentence(self) -> str:
+        return f"started by {self.user}@{self.host}, launcher {self.pid}, node {self.node} of {self.num_nodes}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted:
+    """One rank of an attempt; part of `AttemptStarted`."""
+
+    rank: int
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted(Event):
+    """The ranks have found each other and begin to train."""
+
+    attempt: int
+    run_id: str
+    world_size: int
+    global_batch: int
+    ranks: tuple[RankStarted, ...]
+
+    def _sentence(self) -> str:
+        pids = ", ".join(str(rank.pid) for rank in self.ranks[:8])
+        return (
+            f"training on {plural(self.world_size, 'rank')} (pid {pids}), "
+            f"{self.global_batch} samples per step, run {self.run_id[:8]}, attempt {self.attempt}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRejected(Event):
+    """A checkpoint was found damaged and is passed over."""
+
+    is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
+    path: str
+    file: str
+    reason: str
+
+    def _sentence(self) -> str:
+        return f"{self.path} is not used: {printable(self.file)}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Event):
+    """The run goes on from a verified checkpoint."""
+
+    step: int
+    path: str
+    num_files: int
+    size_bytes: int
+    duration_s: float
+
+    def _sentence(self) -> str:
+        return (
+            f"resuming from step {self.step}: {self.path}, {plural(self.num_files, 'file')}, "
+            f"{format_bytes(self.size_bytes)} verified in {format_duration(self.duration_s)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedFromMemory(Event):
+    """Ranks that were started anew go on from the snapshot that the last ones have left in memory."""
+
+    step: int
+    num_files: int
+    size_bytes: int
+
+    def _sentence(self) -> str:
+        return (
+            f"resuming from step {self.step}: the snapshot in memory, {plural(self.num_files, 'file')}, "
+            f"{format_bytes(self.size_bytes)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside(Event):
+    """Checkpoints that this run does not continue were moved out of its way."""
+
+    num_checkpoints: int
+    path: str
+
+    def _sentence(self) -> str:
+        return f"{plural(self.num_checkpoints, 'checkpoint')} moved to {self.path}; nothing is deleted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchKept(Event):
+    """Another number of ranks: gradient accumulation was adapted so that a step sees the same samples."""
+
+    world_size_before: int
+    world_size: int
+    accumulation_before: int
+    accumulation: int
+    global_batch: int
+
+    def _sentence(self) -> str:
+        return (
+            f"{self.world_size_before} → {plural(self.world_size, 'rank')}: gradient accumulation "
+            f"{self.accumulation_before} → {self.accumulation} keeps {self.global_batch} samples per step"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalReceived(Event):
+    """A launcher, or a rank by itself, got a signal; what a launcher passes on to its ranks is not said again."""
+
+    is_quiet: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "signal"
+    signal: str
+    rank: int | None
+
+    def _sentence(self) -> str:
+        who = "the launcher" if self.rank is None else f"rank {self.rank}"
+        return f"{who} got {self.signal}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineChoice(Event):
+    """After a stop request: what is done with the running step, and the figures that decided it.
+
+    `choice` is `finish_step`, `give_up_step` or `commit_snapshot`; the seconds are what the running step and its save
+    are expected to need, what is left, and what committing the newest snapshot would need.
+    """
+
+    is_quiet: ClassVar[bool] = True
+    choice: str
+    step: int
+    needed_s: float
+    available_s: float
+    snapshot_step: int | None
+    commit_s: float | None
+
+    def _sentence(self) -> str:
+        does = {
+            "finish_step": "is finished and saved",
+            "give_up_step": "is given up, and the one before it is saved",
+            "commit_snapshot": f"is given up, and the snapshot of step {self.snapshot_step} is committed",
+        }.get(self.choice, self.choice)
+        return f"step {self.step} {does}: {self.needed_s:.1f} s are needed, {self.available_s:.1f} s are left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repartitioned(Event):
+    """A checkpoint of DeepSpeed's ZeRO was copied into a layout that other ranks, or another stage, can load."""
+
+    step: int
+    stage_before: str
+    stage: int
+    world_size_before: int
+    world_size: int
+    num_weights: int
+    size_bytes: int
+    duration_s: float
+
+    def _sentence(self) -> str:
+        before = f"ZeRO-{self.stage_before} on {plural(self.world_size_before, 'rank')}"
+        rate = format_bytes(round(self.size_bytes / max(self.duration_s, 1e-3)))
+        return (
+            f"step {self.step}, {before} → ZeRO-{self.stage} on {plural(self.world_size, 'rank')}: "
+            f"{plural(self.num_weights, 'weight')} and their optimizer state, {format_bytes(self.size_bytes)}, "
+            f"copied into DeepSpeed's universal layout in {format_duration(self.duration_s)}, {rate}/s"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(Event):
+    """All ranks agreed to stop here because at least one was told to."""
+
+    cause_field: ClassVar[str] = "signal"
+    signal: str
+    rank: int
+    step: int
+
+    def _sentence(self) -> str:
+        return f"{self.signal} on rank {self.rank}: all ranks stop at step {self.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGivenUp(Event):
+    """The rest of the running step would have missed the deadline; the step before it is saved instead."""
+
+    step: int
+    micro_batches_left: int
+    needed_s: float
+    available_s: float
+
+    def _sentence(self) -> str:
+        return (
+            f"step {self.step} given up with {plural(self.micro_batches_left, 'micro-batch')} to go: it needs about "
+            f"{format_duration(self.needed_s)}, {format_duration(max(self.available_s, 0))} are left"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken(Event):
+    """The state of a step is in memory, or being copied there; `is_wanted` says that it is to become a checkpoint.
+
+    Those in memory only are told at most once in ten seconds; `count` is how many there were since the last one told.
+    """
+
+    is_quiet: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "trigger"
+    step: int
+    trigger: str
+    is_wanted: bool
+    stall_s: float
+    size_bytes: int
+    count: int
+
+    def _sentence(self) -> str:
+        return (
+            f"snapshot of step {self.step} ({self.trigger}): {format_bytes(self.size_bytes)} on the first rank, "
+            f"training waited {format_duration(self.stall_s)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved(Event):
+    """A checkpoint is committed: complete, durable, named in its manifest."""
+
+    cause_field: ClassVar[str] = "trigger"
+    step: int
+    trigger: str
+    path: str
+    num_files: int
+    size_bytes: int
+    duration_s: float
+
+    def _sentence(self) -> str:
+        return (
+            f"saved step {self.step} ({self.trigger}): {self.path}, {plural(self.num_files, 'file')}, "
+            f"{format_bytes(self.size_bytes)} in {format_duration(self.duration_s)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSuperseded(Event):
+    """A snapshot waited for the disk, and a newer one took its place."""
+
+    is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "trigger"
+    step: int
+    trigger: str
+    by: int
+
+    def _sentence(self) -> str:
+        return f"step {self.step} ({self.trigger}) was not written: step {self.by} came before its turn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed(Event):
+    """A save did not become a checkpoint; what was written of it is gone."""
+
+    is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
+    step: int
+    trigger: str
+    reason: str
+    consequence: str
+
+    def _sentence(self) -> str:
+        return f"step {self.step} ({self.trigger}) could not be saved: {self.reason}; {self.consequence}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resealed(Event):
+    """A callback added files to a committed checkpoint; its manifest was written anew to name them."""
+
+    step: int
+    files: tuple[str, ...]
+
+    def _sentence(self) -> str:
+        return f"checkpoint of step {self.step} now also names {', '.join(self.files)}, added by a callback"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned(Event):
+    """Retention removed a checkpoint."""
+
+    cause_field: ClassVar[str] = "reason"
+    step: int
+    path: str
+    reason: str = "retention"
+
+    def _sentence(self) -> str:
+        return f"pruned {self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Event):
+    """A rank, or the whole start, ended by an error; `rank` is None where no rank is to blame.
+
+    The exit code of a rank that was killed is the negative number of the signal; `error` is what its program raised.
+    """
+
+    is_quiet: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
+    rank: int | None
+    exit_code: int
+    reason: str
+    error: str = ""
+
+    def _sentence(self) -> str:
+        return f"failed with exit code {self.exit_code}: {self.reason}" + (f" ({self.error})" if self.error else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarted(Event):
+    """A rank failed, and the ranks were started anew."""
+
+    is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
+    restart: int
+    max_restarts: int
+    reason: str
+
+    def _sentence(self) -> str:
+        return f"{self.reason}; starting the ranks anew ({self.restart} of {plural(self.max_restarts, 'restart')})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAbandoned(Event):
+    """A step would not have ended before the deadline: the newest snapshot in memory was committed in its place."""
+
+    is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
+    step: int
+    snapshot_step: int | None
+    reason: str
+
+    def _sentence(self) -> str:
+        instead = "no snapshot was there" if self.snapshot_step is None else f"step {self.snapshot_step} is committed"
+        return f"step {self.step} is given up: {self.reason}; {instead}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted(Event):
+    """The run left after a stop, with or without a checkpoint of the last step."""
+
+    cause_field: ClassVar[str] = "reason"
+    step: int
+    saved: bool
+    reason: str
+
+    def _sentence(self) -> str:
+        if self.saved:
+            return f"interrupted, state of step {self.step} is saved; run the same command again to go on"
+        return f"interrupted at step {self.step}, not saved: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Event):
+    """Training came to its own end."""
+
+    step: int
+
+    def _sentence(self) -> str:
+        return f"training finished at step {self.step}"

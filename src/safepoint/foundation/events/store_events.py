@@ -1,0 +1,95 @@
+"""What can happen on the way to an object store and from it, as typed records (docs/progress.md)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from safepoint.foundation.events.stream import Event
+from safepoint.foundation.units import format_bytes, format_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded(Event):
+    """A checkpoint is committed in the object store too."""
+
+    step: int
+    location: str
+    size_bytes: int
+    duration_s: float
+
+    def _sentence(self) -> str:
+        return f"uploaded {self.location}, {_pace(self.size_bytes, self.duration_s)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadFailed(Event):
+    """A checkpoint did not arrive in the object store; it is tried again while the run lasts."""
+
+    is_warning: ClassVar[bool] = True
+    cause_field: ClassVar[str] = "reason"
+    step: int
+    name_in_store: str
+    reason: str
+
+    def _sentence(self) -> str:
+        where = "" if self.name_in_store == "final" else "it stands locally and "
+        return f"{self.name_in_store} is not uploaded yet: {self.reason}; {where}is tried again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadSuperseded(Event):
+    """A checkpoint is not uploaded, because a newer one took its turn."""
+
+    step: int
+
+    def _sentence(self) -> str:
+        return f"step {self.step} is not uploaded: a newer checkpoint took its turn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadUnfinished(Event):
+    """The run ends, and the object store does not have its newest checkpoint."""
+
+    is_warning: ClassVar[bool] = True
+    location: str
+    folder: str
+
+    def _sentence(self) -> str:
+        return (
+            f"the newest checkpoint did not arrive in {self.location} in time; it stands in {self.folder}, and the "
+            "same command on this machine goes on from it and uploads it"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalMissing(Event):
+    """The finished model is not in the object store; a checkpoint has the same weights."""
+
+    is_warning: ClassVar[bool] = True
+    step: int
+    location: str
+    reason: str
+    checkpoint: str | None
+
+    def _sentence(self) -> str:
+        again = "run the same command again"
+        if self.checkpoint is not None:
+            again = f"`safepoint checkpoints export {self.checkpoint} {self.location}` makes it, or {again}"
+        return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved: {again}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched(Event):
+    """A checkpoint was brought from the object store."""
+
+    step: int
+    location: str
+    size_bytes: int
+    duration_s: float
+
+    def _sentence(self) -> str:
+        return f"fetched {self.location}, {_pace(self.size_bytes, self.duration_s)}"
+
+
+def _pace(size_bytes: int, duration_s: float) -> str:
+    rate = format_bytes(round(size_bytes / max(duration_s, 1e-3)))
+    return f"{format_bytes(size_bytes)} in {format_duration(duration_s)}, {rate}/s"

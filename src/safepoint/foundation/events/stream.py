@@ -1,0 +1,87 @@
+"""The stream of events: for people on the console, for programs as JSON lines.
+
+Promises: one line per event, RFC 3339 UTC times, fields only ever added. Writing an event never stops the
+training: a full disk loses the event, not the run.
+Not here: figures that change every step (see `safepoint.progress.record`).
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from safepoint.foundation import clock
+
+EVENTS_NAME = "events.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event(ABC):
+    """Base of every event; the class name in snake case is the event's name in JSON."""
+
+    is_warning: ClassVar[bool] = False
+    is_quiet: ClassVar[bool] = False
+    """Whether it is for the stream, and for a console that says more."""
+    cause_field: ClassVar[str] = ""
+    """The field that says why it happened, a trigger, a signal or a reason: the record's `cause`."""
+
+    @property
+    def name(self) -> str:
+        """`AttemptStarted` → `attempt_started`."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        return self._sentence()
+
+    @property
+    def cause(self) -> str:
+        """Why it happened; empty where there is nothing to say."""
+        return str(getattr(self, self.cause_field)) if self.cause_field else ""
+
+    @abstractmethod
+    def _sentence(self) -> str: ...
+
+
+class EventLog:
+    """Appends events as JSON lines to files; several processes may append to the same one.
+
+    Args:
+        paths: the files; None stands for none.
+        actor: who speaks: `rank 3`, `launcher`, `keeper`, `mover`.
+    """
+
+    def __init__(self, *paths: Path | None, actor: str = "") -> None:
+        self._paths = [path for path in paths if path is not None]
+        self._actor = actor
+
+    def write(self, event: Event) -> None:
+        """Append one line; a line is one write, so that lines of several writers do not mix."""
+        if not self._paths:
+            return
+        fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+        record: dict[str, Any] = {"time": clock.utc_now(), "event": event.name}
+        if self._actor:
+            record["actor"] = self._actor
+        if event.cause:
+            record["cause"] = event.cause
+        line = json.dumps(record | fields, default=dataclasses.asdict) + "\n"
+        for path in self._paths:
+            append_lines(path, line.encode())
+
+
+def append_lines(path: Path, lines: bytes) -> None:
+    """Append to a stream of events; where that cannot be, they are lost."""
+    # The stream reports; it must not be the reason that a run ends.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, lines)
+        finally:
+            os.close(descriptor)

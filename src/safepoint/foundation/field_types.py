@@ -1,0 +1,106 @@
+"""What kind of value each field of a value takes, said in a table and checked in one place.
+
+Promises: what does not fit is a ValueError that names the field and, where that cannot be a secret, the value; and
+nothing is converted, because `"3"` for a count is a mistake that shows up later in worse ways.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a field takes.
+
+    Args:
+        words: for the message: `a whole number`.
+        fits: whether a value is of this kind, whatever it is.
+        least: the smallest number.
+        most: the greatest number.
+        is_optional: whether it may be None.
+        usual: a type of which every value fits, as far as `fits` is concerned; asking for it is cheaper.
+    """
+
+    words: str
+    fits: Callable[[Any], bool]
+    least: float | None = None
+    most: float | None = None
+    is_optional: bool = False
+    usual: type[Any] | None = None
+
+    @property
+    def optional(self) -> "Kind":
+        """The same, or None."""
+        return replace(self, is_optional=True)
+
+    def check(self, name: str, value: object) -> None:
+        """Raise ValueError when the field `name` cannot be `value`."""
+        given: Any = value
+        if value is None and self.is_optional:
+            return
+        if not self.fits(value):
+            # What is in a list or mapping may be a secret.
+            is_plain = value is None or isinstance(value, bool | int | float | str)
+            told = repr(value) if is_plain else f"a value of type {type(value).__name__}"
+            raise ValueError(f"{name} must be {self.words}{' or None' if self.is_optional else ''}, not {told}")
+        if (self.least is not None and given < self.least) or (self.most is not None and given > self.most):
+            reach = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+            raise ValueError(f"{name} {value} must be {reach}")
+
+
+def whole(least: int | None = None, most: int | None = None) -> Kind:
+    """A whole number; True is none."""
+    return Kind(words="a whole number", fits=_is_whole, usual=int, least=least, most=most)
+
+
+def texts(words: str = "a list of texts") -> Kind:
+    """A list or tuple of texts; one text alone is a mistake, not a list of letters."""
+    return Kind(words=words, fits=_are_texts)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in cast("list[Any]", value))
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value))
+
+
+def _are_variables(value: Any) -> bool:
+    return _is_named(value) and all(isinstance(text, str) for text in value.values())
+
+
+TEXT = Kind(words="a text", fits=lambda value: isinstance(value, str), usual=str)
+FLAG = Kind(words="True or False", fits=lambda value: isinstance(value, bool), usual=bool)
+PATH = Kind(words="a path", fits=lambda value: isinstance(value, str | os.PathLike))
+SECONDS = Kind(words="a positive number of seconds", fits=_is_positive)
+NAMED = Kind(words="a mapping with names as keys", fits=_is_named)
+VARIABLES = Kind(words="a mapping of names to texts", fits=_are_variables)
+
+
+def check_fields(value: object, kinds: Mapping[str, Kind]) -> None:
+    """Check fields of `value`.
+
+    Args:
+        value: has them as attributes.
+        kinds: what each of them takes, by its name.
+
+    Raises:
+        ValueError: one of them does not fit.
+    """
+    for name, kind in kinds.items():
+        given = getattr(value, name)
+        # A list of a thousand jobs asks sixteen thousand times.
+        if type(given) is not kind.usual or kind.least is not None:
+            kind.check(name, given)

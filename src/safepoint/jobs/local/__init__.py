@@ -1,0 +1,1 @@
+"""Jobs on this machine: their history, their supervisor, and who may start."""

@@ -1,0 +1,1 @@
+"""One attempt of a job: its launchers, packages, logs, and what its ranks report."""

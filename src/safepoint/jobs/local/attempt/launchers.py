@@ -1,0 +1,212 @@
+"""The launchers of one attempt: started, found again, stopped as pods would be, and asked how they ended."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safepoint.errors import ExitCode
+from safepoint.foundation import clock, processes
+from safepoint.foundation.processes import JOB_VARIABLE
+from safepoint.jobs.local.attempt import rank_reports
+from safepoint.jobs.local.attempt.node import read_exit_code, write_plan
+from safepoint.jobs.local.slots import VISIBLE
+from safepoint.jobs.model.connections import with_keys
+from safepoint.jobs.model.records import NodeRecord
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.settings.run_settings import RunSettings
+
+_RANK_LOGS = "SAFEPOINT_RANK_LOGS"
+_OURS = ("SAFEPOINT_", "PET_", "TORCHELASTIC_")
+_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+_KEPT = ("SAFEPOINT_VERIFY_TLS",)
+_AFTER_A_LOSS_S = 10.0
+"""How long launchers that lost one of their number may take to notice by themselves."""
+_KILLED_LATER_S = 2.0
+"""How long after the grace period what is left is killed: the launchers kill their ranks before."""
+_GONE_WITHIN_S = 30.0
+
+
+class Launchers:
+    """The launchers of one attempt of one job.
+
+    Args:
+        spec: the job.
+        folder: the job's.
+        attempt: which attempt.
+        nodes: those that were started.
+    """
+
+    def __init__(self, spec: JobSpec, folder: Path, attempt: int, nodes: Sequence[NodeRecord] = ()) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._attempt = attempt
+        self._nodes = list(nodes)
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._asked_s: float | None = None
+        self._lost_s: float | None = None
+        self._port: int | None = None
+
+    def start(self, node: int, environ: Mapping[str, str], gpus: tuple[str, ...] | None) -> NodeRecord:
+        """Start the launcher of one node.
+
+        Args:
+            node: its number.
+            environ: see `launcher_environment`.
+            gpus: the devices that it may see, none when empty; None where the machine has none.
+
+        Raises:
+            OSError: the interpreter cannot be started.
+        """
+        plan_file = self._plan_file(node)
+        plan_file.parent.mkdir(parents=True, exist_ok=True)
+        if self._spec.num_nodes > 1 and self._port is None:  # not before: packages take minutes
+            self._port = _free_port()
+        settings = replace(self._spec.settings, job_dir=str(self._folder))
+        if rank_reports.has_begun(self._folder):
+            settings = _gone_on_with(settings)
+        write_plan(plan_file, self._plan(node), settings)
+        output = self._folder / "logs" / f"node-{node}.log"
+        output.parent.mkdir(exist_ok=True)
+        with output.open("ab") as stream:
+            process = subprocess.Popen(
+                [self._spec.python, "-m", "safepoint.jobs.local.attempt.node", str(plan_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd=self._spec.working_dir,
+                env={**environ, **self._told(output.parent), **_devices(gpus, self._spec)},
+                start_new_session=True,
+            )
+        identity = processes.identify(process.pid)
+        if identity is None:
+            raise OSError(f"the launcher of node {node} ended at once")
+        self._children[process.pid] = process
+        record = NodeRecord(node=node, process=identity, gpus=gpus or ())
+        self._nodes.append(record)
+        return record
+
+    def _told(self, logs: Path) -> dict[str, str]:
+        return {JOB_VARIABLE: str(self._folder), _RANK_LOGS: str(logs)}
+
+    def _plan(self, node: int) -> dict[str, Any]:
+        spec = self._spec
+        return {
+            "program": spec.program,
+            "is_module": spec.is_module,
+            "nproc_per_node": str(spec.ranks_per_node),
+            "nnodes": spec.num_nodes,
+            "node_rank": node,
+            "master_addr": "127.0.0.1" if spec.num_nodes > 1 else None,
+            "master_port": self._port,
+            "max_restarts": spec.max_restarts,
+        }
+
+    def _plan_file(self, node: int) -> Path:
+        return self._folder / f"attempt-{self._attempt}" / f"node-{node}.json"
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether all of them were started; a supervisor may have been killed in between."""
+        return len(self._nodes) == self._spec.num_nodes
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether any of them is."""
+        alive = any(node.process.is_alive for node in self._nodes)
+        for process in self._children.values():
+            process.poll()  # after the look: one that ended in between would stay as a zombie
+        return alive
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to each, once, as pods get it; the grace period begins."""
+        if self._asked_s is None:
+            self._asked_s = clock.monotonic_s()
+            for node in self._nodes:
+                node.process.send(signal.SIGTERM)
+
+    def enforce(self) -> None:
+        """End what outlives its grace period; stop those that one of them has left behind. Call it often."""
+        now_s = clock.monotonic_s()
+        if self._asked_s is not None:
+            if now_s - self._asked_s >= self._spec.settings.grace_s + _KILLED_LATER_S:
+                self.kill()
+            return
+        if self._lost_s is None and any(self._has_failed(node) for node in self._nodes):
+            self._lost_s = now_s
+        if self._lost_s is not None and now_s - self._lost_s >= _AFTER_A_LOSS_S:
+            self.ask_to_stop()
+
+    def _has_failed(self, node: NodeRecord) -> bool:
+        return not node.process.is_alive and self._exit_code(node.node) != 0
+
+    def kill(self) -> None:
+        """End every process of the job at once."""
+        processes.kill(processes.processes_of(self._folder))
+        for node in self._nodes:  # one that was just started may have no variables yet, by which it is found
+            node.process.send(signal.SIGKILL)
+
+    def wait_until_gone(self) -> None:
+        """Until no process of the job is left: keepers end a moment after their launchers, with a commit perhaps."""
+        deadline_s = clock.monotonic_s() + max(_GONE_WITHIN_S, self._spec.settings.grace_s)
+        while self.are_alive or processes.processes_of(self._folder):
+            if clock.monotonic_s() >= deadline_s:
+                self.kill()
+            clock.sleep(0.05)
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        """How they ended, by node; None for one that was killed."""
+        return [self._exit_code(node) for node in range(self._spec.num_nodes)]
+
+    def _exit_code(self, node: int) -> int | None:
+        """What the launcher has left; where that is nothing and its parent is here, what the system says of it."""
+        code = read_exit_code(self._plan_file(node))
+        child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
+        if code is not None or child is None or child.poll() is None or child.returncode < 0:
+            return code
+        return child.returncode or ExitCode.FAILED  # 0 without a word: whatever that was, it was no launcher
+
+    def tidy(self) -> None:
+        """Remove what only this attempt needed."""
+        shutil.rmtree(self._plan_file(0).parent, ignore_errors=True)
+
+
+def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: Path | None) -> dict[str, str]:
+    """The environment of a job's launchers: the supervisor's without settings of a run, and what the job adds.
+
+    Args:
+        spec: the job.
+        secrets: the keys of its data connection.
+        extra_path: a folder with packages that were installed for it.
+    """
+    environ = {
+        name: text
+        for name, text in os.environ.items()
+        if name in _KEPT or (not name.startswith(_OURS) and name not in _TORCHRUN)
+    }
+    environ = {**with_keys(environ, secrets), **spec.env}
+    if extra_path is not None:
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(extra_path), environ.get("PYTHONPATH", ""))))
+    return environ
+
+
+def _gone_on_with(settings: RunSettings) -> RunSettings:
+    """Where to begin was asked of the job's first launcher; for a later one, what was saved since counts."""
+    resume = "auto" if settings.resume == "never" else settings.resume
+    return replace(settings, has_begun=True, from_scratch=False, resume=resume)
+
+
+def _devices(gpus: tuple[str, ...] | None, spec: JobSpec) -> dict[str, str]:
+    return {} if gpus is None or VISIBLE in spec.env else {VISIBLE: ",".join(gpus)}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,91 @@
+"""What the processes of a job have printed: a file for each rank, and one for each launcher."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safepoint.foundation import clock
+
+FOLDER = "logs"
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line.
+
+    Args:
+        source: who printed it: `rank 0`, `node 0` (its launcher), `packages`.
+        text: without the end of the line.
+    """
+
+    source: str
+    text: str
+
+
+@dataclass(slots=True)
+class _Tail:
+    path: Path
+    offset: int = 0
+    rest: bytes = field(default=b"")
+
+    @property
+    def source(self) -> str:
+        return self.path.stem.replace("-", " ")
+
+    def lines(self) -> Iterator[LogLine]:
+        """What has been added, in whole lines; nothing when the job was deleted meanwhile."""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            for chunk in iter(lambda: stream.read(1 << 20), b""):
+                self.offset += len(chunk)
+                *whole, self.rest = (self.rest + chunk).split(b"\n")
+                yield from (self._line(line) for line in whole)
+
+    def last(self) -> Iterator[LogLine]:
+        """A last line without an end."""
+        if self.rest:
+            yield self._line(self.rest)
+            self.rest = b""
+
+    def _line(self, line: bytes) -> LogLine:
+        return LogLine(source=self.source, text=line.decode(errors="replace").rstrip("\r"))
+
+
+def read_logs(
+    folder: Path, *, ranks: range | None = None, nodes: range | None = None, is_over: Callable[[], bool] | None = None
+) -> Iterator[LogLine]:
+    """The lines of a job.
+
+    Args:
+        folder: the job's.
+        ranks: of these ranks; None for all.
+        nodes: of the launchers of these nodes; None for all.
+        is_over: given to follow: new lines are waited for until it says yes.
+    """
+    tails: dict[Path, _Tail] = {}
+    while True:
+        over = is_over is None or is_over()  # asked first: what was printed before the end is read after it
+        for path in sorted((folder / FOLDER).glob("*.log"), key=_order):
+            if path not in tails and _is_meant(path, ranks, nodes):
+                tails[path] = _Tail(path)
+        for tail in tails.values():
+            yield from tail.lines()
+        if over:
+            for tail in tails.values():
+                yield from tail.last()
+            return
+        clock.sleep(_POLL_S)
+
+
+def _is_meant(path: Path, ranks: range | None, nodes: range | None) -> bool:
+    what, _, number = path.stem.partition("-")
+    wanted = {"rank": ranks, "node": nodes}.get(what)
+    return wanted is None or (number.isdecimal() and int(number) in wanted)
+
+
+def _order(path: Path) -> tuple[str, int]:
+    what, _, number = path.stem.partition("-")
+    # Ranks last: the last line of a training, or the error of one that failed, is what people look for.
+    return ({"packages": "a", "node": "b"}.get(what, "c"), int(number) if number.isdecimal() else 0)

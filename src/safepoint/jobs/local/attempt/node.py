@@ -1,0 +1,84 @@
+"""One node of a job: a launcher that leaves its exit code behind, for a supervisor that is not its parent.
+
+`python -m safepoint.jobs.local.attempt.node PLAN`, with what `Launchers` has written there.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from safepoint.errors import ExitCode, SafepointError
+from safepoint.foundation.files import write_atomic
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.launcher.launch import LaunchPlan, launch
+from safepoint.training.outcome.rank_record import exit_code_after
+
+_PORT_TAKEN = "EADDRINUSE"
+"""What torch's store says when somebody else listens at the nodes' meeting point."""
+
+
+def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> None:
+    """Write down what `main` reads.
+
+    Args:
+        path: the file.
+        plan: the fields of a `LaunchPlan`. It looks for the program when it is made, and has to do so there.
+        settings: of the run.
+    """
+    document = {
+        "plan": dict(plan),
+        "settings": {item.name: getattr(settings, item.name) for item in fields(settings)},
+    }
+    write_atomic(path, json.dumps(document).encode(), durable=False)
+
+
+def exit_file(plan: Path) -> Path:
+    """Where the launcher of this plan leaves its exit code."""
+    return plan.with_suffix(".exit")
+
+
+def read_exit_code(plan: Path) -> int | None:
+    """The exit code that the launcher left; None when it left none."""
+    try:
+        return int(exit_file(plan).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the node; the process ends in here, and says how, whatever happens."""
+    path = Path(arguments[0])
+
+    def leave(code: int) -> None:
+        write_atomic(exit_file(path), str(int(code)).encode(), durable=False)
+
+    try:
+        document: dict[str, Any] = json.loads(path.read_bytes())
+        document["plan"]["program"] = tuple(document["plan"]["program"])
+        plan = LaunchPlan(**document["plan"])
+        code = launch(plan, RunSettings(**document["settings"]), on_exit=leave)
+    except SafepointError as error:
+        sys.stderr.write(f"safepoint: error: {error}\n")
+        code = error.exit_code
+    except BaseException as error:  # noqa: BLE001  whatever it is, the job has to hear of it
+        traceback.print_exc()
+        code = _code_after(error)
+    leave(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # tearing down an interpreter with torch in it takes longer than a save
+
+
+def _code_after(error: BaseException) -> int:
+    if _PORT_TAKEN in str(error):  # since it was chosen, a moment ago; the next start takes another one
+        return ExitCode.TERMINATED_UNSAVED
+    return exit_code_after(error) or ExitCode.FAILED
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,460 @@
+"""The history of all jobs: one SQLite file, the only truth that commands and supervisors share.
+
+Promises: a change is there completely or not at all, and stays after a power cut; several processes may read and
+write at once; a file of a newer release is refused untouched.
+"""
+
+import contextlib
+import getpass
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from safepoint.errors import ConflictError, NotFoundError, SafepointError, StorageError
+from safepoint.foundation import clock
+from safepoint.foundation.environment import host_name
+from safepoint.foundation.processes import ProcessId
+from safepoint.jobs.local.paths import history_file, make_private
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary, NodeRecord, as_typed
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.state import JobState, Wanted
+
+_FIRST_SCHEMA = """
+CREATE TABLE job (
+  name TEXT PRIMARY KEY, spec TEXT NOT NULL, state TEXT NOT NULL, wanted TEXT NOT NULL, created TEXT NOT NULL,
+  changed TEXT NOT NULL, message TEXT NOT NULL DEFAULT '', exit_code INTEGER, attempt INTEGER NOT NULL DEFAULT 0,
+  safe_step INTEGER, setbacks INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX job_by_state ON job (state);
+CREATE TABLE attempt (
+  job TEXT NOT NULL REFERENCES job (name) ON DELETE CASCADE, number INTEGER NOT NULL, num_nodes INTEGER NOT NULL,
+  started TEXT NOT NULL, ended TEXT, outcome TEXT NOT NULL DEFAULT '', exit_code INTEGER, PRIMARY KEY (job, number)
+) STRICT;
+CREATE TABLE node (
+  job TEXT NOT NULL, attempt INTEGER NOT NULL, node INTEGER NOT NULL, pid INTEGER NOT NULL,
+  start_ticks INTEGER NOT NULL, boot TEXT NOT NULL, gpus TEXT NOT NULL, PRIMARY KEY (job, attempt, node),
+  FOREIGN KEY (job, attempt) REFERENCES attempt (job, number) ON DELETE CASCADE
+) STRICT;
+CREATE TABLE event (
+  id INTEGER PRIMARY KEY, job TEXT NOT NULL REFERENCES job (name) ON DELETE CASCADE, time TEXT NOT NULL,
+  name TEXT NOT NULL, actor TEXT NOT NULL, cause TEXT NOT NULL, detail TEXT NOT NULL
+) STRICT;
+CREATE INDEX event_by_job ON event (job, id);
+"""
+_SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
+"""What makes each version of the one before; a new file goes through all of them."""
+SCHEMA_VERSION = len(_SCHEMAS)
+_BUSY_S = 30.0
+_AGAIN_S = 0.01
+_OVER = (JobState.COMPLETE, JobState.FAILED)
+_log = logging.getLogger("safepoint")
+_Job = TypeVar("_Job", JobRecord, JobSummary)
+_COLUMNS = (
+    "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes"
+)
+
+
+class HistoryError(StorageError):
+    """The history cannot be used: a full disk, no permission, damage."""
+
+
+class History:
+    """The history, open for reading and writing.
+
+    Args:
+        path: the file; it is made when there is none.
+
+    Raises:
+        ConflictError: a newer release wrote it.
+        StorageError: it cannot be read or written, or is damaged.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = history_file() if path is None else path
+        self._unreadable: set[str] = set()
+        make_private(self._path.parent)
+        with self._explained():
+            self._db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self) -> None:
+        version = self._version()
+        if version > SCHEMA_VERSION:
+            raise ConflictError(
+                f"the job history {self._path} was written by a newer Safepoint (schema {version}; this release "
+                f"knows {SCHEMA_VERSION}); it was left untouched",
+                hint="install the newer release, or set XDG_STATE_HOME to another folder",
+            )
+        self._keep_a_log()
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+        if version < SCHEMA_VERSION:
+            self._make_private()
+            with self.transaction():
+                for schema in _SCHEMAS[self._version() :]:  # another process may have been first
+                    for statement in schema.split(";\n"):
+                        self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _keep_a_log(self) -> None:
+        """Let others read while one writes; of several processes that change a new file at once, all but one are told
+        that it is locked without having waited for it."""
+        deadline_s = clock.monotonic_s() + _BUSY_S
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or clock.monotonic_s() > deadline_s:
+                    raise
+                clock.sleep(_AGAIN_S)
+            else:
+                return
+
+    def _make_private(self) -> None:
+        try:
+            self._path.chmod(0o600)
+        except OSError as error:
+            raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
+
+    def _version(self) -> int:
+        return self._db.execute("PRAGMA user_version").fetchone()[0]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise HistoryError(
+                f"the job history {self._path} cannot be used: {error}",
+                hint="check the folder's permissions and free space; a damaged file can be moved aside: its jobs "
+                "are forgotten then, their checkpoints are not touched",
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Generator[None]:
+        """Everything inside happens at once; nobody else writes meanwhile. One inside another is part of it."""
+        if self._db.in_transaction:
+            yield
+            return
+        with self._explained():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # a full disk may have ended it already
+                    self._db.execute("ROLLBACK")
+                raise
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    def change_number(self) -> int:
+        """Another number than before, when another process has changed something meanwhile."""
+        with self._explained():
+            return self._db.execute("PRAGMA data_version").fetchone()[0]
+
+    def jobs(self, states: Sequence[JobState] | None = None) -> list[JobRecord]:
+        """All jobs, or those in some states, oldest first.
+
+        One whose entry cannot be read is left out, with a warning: it must not keep the others from their work.
+        """
+        if states is None:
+            return self._select("")
+        return self._select(f"WHERE state IN ({', '.join('?' * len(states))})", *map(str, states))
+
+    def unfinished(self) -> list[JobRecord]:
+        """Those that have not come to their end, or are to be removed: the others are many after a while."""
+        return self._select("WHERE state NOT IN (?, ?) OR wanted = ?", *map(str, _OVER), str(Wanted.DELETE))
+
+    def _select(self, condition: str, *values: str) -> list[JobRecord]:
+        with self._explained():
+            rows = self._db.execute(f"SELECT {_COLUMNS} FROM job {condition} ORDER BY created, name", values)
+            return [job for row in rows if (job := self._readable(_job, row)) is not None]
+
+    def summaries(self) -> list[JobSummary]:
+        """All jobs, oldest first, in short: what a list of thousands needs."""
+        with self._explained():
+            rows = self._db.execute("SELECT name, spec, state, created, safe_step FROM job ORDER BY created, name")
+            return [job for row in rows if (job := self._readable(_summary, row)) is not None]
+
+    def _readable(self, read: Callable[[tuple[Any, ...]], _Job], row: tuple[Any, ...]) -> _Job | None:
+        try:
+            return read(row)
+        except StorageError as error:
+            if row[0] not in self._unreadable:
+                self._unreadable.add(row[0])
+                _log.warning("%s", error)
+            return None
+
+    def find(self, name: str) -> JobRecord | None:
+        """The job of exactly this name."""
+        with self._explained():
+            row = self._db.execute(f"SELECT {_COLUMNS} FROM job WHERE name = ?", (name,)).fetchone()
+        return None if row is None else _job(row)
+
+    def knows(self, name: str) -> bool:
+        """Whether there is a job of exactly this name, readable or not."""
+        with self._explained():
+            return self._db.execute("SELECT 1 FROM job WHERE name = ?", (name,)).fetchone() is not None
+
+    def job(self, name: str) -> JobRecord:
+        """The job of this name, or the only one whose name begins so.
+
+        Raises:
+            NotFoundError: there is none.
+            ConflictError: there are several.
+        """
+        name = self.name_of(name)
+        job = self.find(name)
+        if job is None:
+            raise NotFoundError(f"there is no job {name!r} any more", hint="`safepoint list` shows all")
+        return job
+
+    def name_of(self, name: str) -> str:
+        """The name itself, or the only one that begins so; see `job`."""
+        if not name.isascii() or not name:  # every name is, and SQLite takes no text that is not UTF-8
+            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows all")
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", (len(name), name)
+            )
+            names = [row[0] for row in rows]
+        if name in names:
+            return name
+        if not names:
+            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows all")
+        if len(names) > 1:
+            shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+            raise ConflictError(f"{name!r} could be {len(names)} jobs: {shown}", hint="write more of the name")
+        return names[0]
+
+    def attempts(self, name: str) -> list[AttemptRecord]:
+        """The attempts of a job, oldest first."""
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT number, num_nodes, started, ended, outcome, exit_code FROM attempt WHERE job = ? "
+                "ORDER BY number",
+                (name,),
+            )
+            keys = ("number", "num_nodes", "started", "ended", "outcome", "exit_code")
+            return [AttemptRecord(**dict(zip(keys, row, strict=True))) for row in rows]
+
+    def nodes(self, name: str, attempt: int) -> list[NodeRecord]:
+        """The launchers of an attempt."""
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT node, pid, start_ticks, boot, gpus FROM node WHERE job = ? AND attempt = ? ORDER BY node",
+                (name, attempt),
+            )
+            return [
+                NodeRecord(
+                    node=node,
+                    process=ProcessId(pid=pid, start_ticks=ticks, boot=boot),
+                    gpus=tuple(map(str, json.loads(gpus))),
+                )
+                for node, pid, ticks, boot, gpus in rows
+            ]
+
+    def events(self, name: str) -> list[JobEvent]:
+        """What was done to a job, oldest first."""
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT time, name, actor, cause, detail FROM event WHERE job = ? ORDER BY id", (name,)
+            )
+            return [
+                JobEvent(time=time, name=event, actor=actor, cause=cause, detail=json.loads(detail))
+                for time, event, actor, cause, detail in rows
+            ]
+
+    # ---- what commands do -------------------------------------------------------------------------------------
+
+    def add(self, spec: JobSpec, *, actor: str) -> None:
+        """Write down a new job.
+
+        Raises:
+            ConflictError: there is one of this name.
+        """
+        now = clock.utc_now()
+        with self.transaction():
+            if self.knows(spec.name):
+                raise ConflictError(
+                    f"there is a job {spec.name!r} already",
+                    hint=f"choose another name, or `safepoint delete {spec.name}` first; checkpoints stay",
+                )
+            self._db.execute(
+                "INSERT INTO job (name, spec, state, wanted, created, changed) VALUES (?, ?, ?, ?, ?, ?)",
+                (spec.name, spec.to_json(), str(JobState.CREATED), str(Wanted.RUN), now, now),
+            )
+            self._note(spec.name, "submitted", actor)
+
+    def want(self, name: str, wanted: Wanted, *, actor: str, cause: str = "") -> None:
+        """Say what is wanted of a job."""
+        with self.transaction():
+            self._change(name, "wanted = ?", str(wanted))
+            self._note(name, f"{wanted}_requested", actor, cause)
+
+    def want_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
+        """Say how many nodes a job with launchers is to have; its supervisor stops, changes and starts it again."""
+        with self.transaction():
+            self._change(job.name, "target_nodes = ?", num_nodes)
+            self._note(job.name, "scale_requested", actor, f"to {num_nodes} nodes")
+
+    def change_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
+        """Give a job that has no launchers another number of nodes, which is then all that is wanted of it."""
+        spec = replace(job.spec, num_nodes=num_nodes)
+        with self.transaction():
+            self._change(job.name, "spec = ?, target_nodes = NULL", spec.to_json())
+            self._note(job.name, "changed", actor, f"{job.spec.num_nodes} → {num_nodes} nodes")
+
+    def forget(self, name: str) -> None:
+        """Remove a job and all that is known about it."""
+        with self._explained():
+            self._db.execute("DELETE FROM job WHERE name = ?", (name,))
+
+    # ---- what supervisors do ----------------------------------------------------------------------------------
+
+    def become(
+        self, name: str, state: JobState, *, actor: str, cause: str = "", message: str = "", **figures: Any
+    ) -> None:
+        """Change what a job is.
+
+        Args:
+            name: the job.
+            state: the new state.
+            actor: who says so.
+            cause: why.
+            message: for people who look at the job.
+            figures: columns of the job that change with it.
+        """
+        unknown = figures.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted"}
+        if unknown:
+            raise ValueError(f"a job has no {', '.join(sorted(unknown))}")
+        changes = "".join(f", {column} = ?" for column in figures)
+        changes += ", target_nodes = NULL" if state.is_over else ""  # nobody is left to see to it
+        values = (_plain(value) for value in figures.values())
+        with self.transaction():
+            self._change(
+                name, f"state = ?, changed = ?, message = ?{changes}", str(state), clock.utc_now(), message, *values
+            )
+            self._note(name, str(state).lower(), actor, cause or message, **figures)
+
+    def begin_attempt(self, name: str, number: int, num_nodes: int) -> None:
+        """Write down that an attempt begins."""
+        with self._explained():
+            self._db.execute(
+                "INSERT INTO attempt (job, number, num_nodes, started) VALUES (?, ?, ?, ?)",
+                (name, number, num_nodes, clock.utc_now()),
+            )
+
+    def add_node(self, name: str, attempt: int, node: NodeRecord) -> None:
+        """Write down a launcher as soon as it exists."""
+        process = node.process
+        with self._explained():
+            self._db.execute(
+                "INSERT OR REPLACE INTO node (job, attempt, node, pid, start_ticks, boot, gpus) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (name, attempt, node.node, process.pid, process.start_ticks, process.boot, json.dumps(node.gpus)),
+            )
+
+    def end_attempt(self, name: str, number: int, *, outcome: str, exit_code: int | None) -> None:
+        """Write down how an attempt ended."""
+        with self._explained():
+            self._db.execute(
+                "UPDATE attempt SET ended = ?, outcome = ?, exit_code = ? WHERE job = ? AND number = ?",
+                (clock.utc_now(), outcome, exit_code, name, number),
+            )
+
+    def _change(self, name: str, columns: str, *values: Any) -> None:
+        if self._db.execute(f"UPDATE job SET {columns} WHERE name = ?", (*values, name)).rowcount == 0:
+            raise NotFoundError(f"there is no job {name} any more")
+
+    def _note(self, name: str, event: str, actor: str, cause: str = "", **detail: Any) -> None:
+        self._db.execute(
+            "INSERT INTO event (job, time, name, actor, cause, detail) VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                name,
+                clock.utc_now(),
+                event,
+                actor,
+                cause,
+                json.dumps({key: _plain(value) for key, value in detail.items()}),
+            ),
+        )
+
+
+def this_user() -> str:
+    """Who acts, for the history: `name@host`."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{host_name()}"
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, (JobState, Wanted)) else value
+
+
+def _summary(row: tuple[Any, ...]) -> JobSummary:
+    name, text, state, created, safe_step = row
+    with _altered(name):
+        clock.parse_utc(created)
+        spec: dict[str, Any] = json.loads(text)
+        return JobSummary(
+            name=name,
+            state=JobState(state),
+            created=created,
+            safe_step=safe_step,
+            command=as_typed(spec["program"], is_module=spec["is_module"]),
+        )
+
+
+def _job(row: tuple[Any, ...]) -> JobRecord:
+    name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes = row
+    with _altered(name):
+        for time in (created, changed):
+            clock.parse_utc(time)
+        return JobRecord(
+            name=name,
+            spec=JobSpec.from_json(spec),
+            state=JobState(state),
+            wanted=Wanted(wanted),
+            created=created,
+            changed=changed,
+            message=message,
+            exit_code=exit_code,
+            attempt=attempt,
+            safe_step=safe_step,
+            setbacks=setbacks,
+            target_nodes=target_nodes,
+        )
+
+
+@contextlib.contextmanager
+def _altered(name: str) -> Generator[None]:
+    """What is read of a job's entry in here was changed by somebody else when it is not what it should be."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SafepointError) as error:
+        raise StorageError(
+            f"the history's entry of job {name!r} cannot be read: {error}", hint="it was altered; delete the job"
+        ) from error

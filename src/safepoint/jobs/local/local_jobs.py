@@ -1,0 +1,413 @@
+"""Jobs on this machine."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safepoint.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
+from safepoint.foundation import clock
+from safepoint.foundation.files import FolderLock, is_locked, write_atomic
+from safepoint.jobs.local.attempt import rank_reports
+from safepoint.jobs.local.attempt.logs import LogLine, read_logs
+from safepoint.jobs.local.history import History, this_user
+from safepoint.jobs.local.paths import job_folder, make_private, new_job_folder, supervisor_lock
+from safepoint.jobs.local.removal import remove_job, remove_remains
+from safepoint.jobs.local.slots import check_size, count_slots
+from safepoint.jobs.local.supervisor_start import revive, start_supervisor
+from safepoint.jobs.model.connections import keys_of
+from safepoint.jobs.model.output_location import output_of, place_of, with_claims
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.progress.record import Progress
+
+_POLL_S = 0.1
+_LEAVES_WITHIN_S = 15.0
+"""How long the supervisor of a job that has stopped may take to end."""
+
+
+class LocalJobs:
+    """The jobs of this user on this machine. A name may be the beginning of one, as long as it fits one job only.
+
+    Whoever opens it also revives: jobs whose supervisor was killed get a new one.
+
+    Args:
+        actor: who acts, for the history.
+    """
+
+    def __init__(self, *, actor: str | None = None) -> None:
+        self._actor = actor or this_user()
+        self._history = History()
+        with contextlib.suppress(ConflictError):
+            revive(self._history)
+
+    def close(self) -> None:
+        """Let go of the history."""
+        self._history.close()
+
+    def __enter__(self) -> "LocalJobs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- looking ----------------------------------------------------------------------------------------------
+
+    def jobs(self) -> list[JobRecord]:
+        """All jobs, oldest first."""
+        return self._history.jobs()
+
+    def summaries(self) -> list[JobSummary]:
+        """All jobs in short, oldest first."""
+        return self._history.summaries()
+
+    def job(self, name: str) -> JobRecord:
+        """One job, by its name or the beginning of it."""
+        return self._history.job(name)
+
+    def attempts(self, name: str) -> list[AttemptRecord]:
+        """Its starts, oldest first."""
+        return self._history.attempts(self.job(name).name)
+
+    def events(self, name: str) -> list[JobEvent]:
+        """What people, supervisors and ranks did, in the order of time."""
+        name = self.job(name).name
+        happened = self._history.events(name)
+        happened += [_as_job_event(event) for event in rank_reports.events(job_folder(name))]
+        return sorted(happened, key=lambda event: event.time)
+
+    def progress(self, name: str) -> Progress | None:
+        """What the first rank told last."""
+        return rank_reports.progress(job_folder(self.job(name).name))
+
+    def progress_of(self, job: JobRecord | JobSummary) -> Progress | None:
+        """Likewise, of a job that was looked up a moment ago."""
+        return rank_reports.progress(job_folder(job.name))
+
+    def logs(
+        self, name: str, *, ranks: range | None = None, nodes: range | None = None, follow: bool = False
+    ) -> Iterator[LogLine]:
+        """What the job has printed."""
+        name = self.job(name).name
+
+        def is_over() -> bool:
+            job = self._history.find(name)
+            return job is None or not job.needs_supervisor
+
+        yield from read_logs(job_folder(name), ranks=ranks, nodes=nodes, is_over=is_over if follow else None)
+
+    # ---- doing ------------------------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec, files: Mapping[str, bytes] | None = None) -> JobRecord:
+        """Take a job; it runs as soon as it fits."""
+        if not Path(spec.working_dir).is_dir():
+            raise UsageError(f"there is no folder {spec.working_dir} to run the job in")
+        if spec.data_connection is not None and spec.settings.output_dir is None:
+            keys_of(spec.data_connection)  # otherwise they are looked up with the place that they are for
+        check_size(spec, count_slots())
+        spec = with_claims(spec)
+        if spec.settings.output_dir is not None:
+            from safepoint.jobs.local.outputs import check_output  # the stores' library, which no other command needs
+
+            check_output(spec, spec.settings.output_dir)
+        new = make_private(new_job_folder())
+        try:
+            for file, data in (files or {}).items():
+                write_atomic(new / file, data, durable=True)
+            self._make_known(spec, new)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        try:
+            start_supervisor(spec.name)
+        except BaseException:
+            self._remove(spec.name)
+            raise
+        return self.job(spec.name)
+
+    def _make_known(self, spec: JobSpec, new: Path) -> None:
+        """Write the job down and give its folder its name; whoever sees the job may start its supervisor at once."""
+        with self._history.transaction():
+            self._refuse_taken_place(spec, output_of(spec, None))
+            self._history.add(spec, actor=self._actor)
+            if is_locked(supervisor_lock(spec.name)):
+                raise ConflictError(
+                    f"a job {spec.name!r} of an earlier history still runs here",
+                    hint="choose another name, or end its processes first",
+                )
+            shutil.rmtree(job_folder(spec.name), ignore_errors=True)
+            new.rename(job_folder(spec.name))
+
+    def _refuse_taken_place(self, spec: JobSpec, output: str | None) -> None:
+        """Two trainings into one folder would spoil each other's; the second one is refused before it begins."""
+        for other in self._others_at(spec, output):
+            if other.needs_supervisor:
+                raise ConflictError(
+                    f"job {other.name} writes to {output} and has not ended",
+                    hint="use another output folder, or suspend or delete that job first",
+                )
+
+    def _others_at(self, spec: JobSpec, output: str | None) -> list[JobRecord]:
+        if output is None:
+            return []
+        place = place_of(spec, output)
+        others = [other for other in self._history.unfinished() if other.name != spec.name]
+        theirs = [(other, self.output_of(other)) for other in others]
+        return [other for other, there in theirs if there is not None and place_of(other.spec, there) == place]
+
+    def _ask(self, job: JobRecord, wanted: Wanted) -> None:
+        if job.wanted is Wanted.DELETE:
+            raise ConflictError(f"job {job.name} is being deleted")
+        self._history.want(job.name, wanted, actor=self._actor)
+
+    def suspend(self, name: str, *, timeout_s: float | None = None) -> JobRecord:
+        """Stop a job with a checkpoint, and wait for that.
+
+        Raises:
+            ConflictError: it has ended.
+            WaitTimeoutError: it is still at it; it will be suspended all the same.
+        """
+        with self._history.transaction():
+            job = self.job(name)
+            if job.state.is_over:
+                raise ConflictError(f"job {job.name} cannot be suspended: it is {job.state}")
+            if job.state is not JobState.SUSPENDED or job.wanted is not Wanted.SUSPEND:
+                self._ask(job, Wanted.SUSPEND)
+
+        def has_stopped(job: JobRecord) -> bool:
+            if job.state.is_over or (job.state is JobState.SUSPENDED and job.wanted is Wanted.SUSPEND):
+                return True
+            if job.wanted is not Wanted.SUSPEND:
+                raise ConflictError(f"job {job.name} was to be suspended, and somebody else wants it to {job.wanted}")
+            return False
+
+        return self._until(job.name, has_stopped, "suspended", timeout_s)
+
+    def resume(self, name: str) -> JobRecord:
+        """Let a suspended or failed job go on.
+
+        Raises:
+            ConflictError: it runs, is complete, is being deleted, or another job writes where it does.
+        """
+        with self._history.transaction():
+            job = self.job(name)
+            if job.state is JobState.COMPLETE:
+                raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
+            if job.state.is_active and job.wanted in {Wanted.RUN, Wanted.PREEMPT}:
+                raise ConflictError(
+                    f"job {job.name} is {job.state}, not suspended", hint=f"see it: safepoint logs -f {job.name}"
+                )
+            self._refuse_taken_place(job.spec, self.output_of(job))
+            self._ask(job, Wanted.RUN)
+            if not job.state.is_active:
+                cause = "to be tried again" if job.state is JobState.FAILED else ""
+                self._history.become(job.name, JobState.QUEUED, actor=self._actor, cause=cause, setbacks=0)
+        if not is_locked(supervisor_lock(job.name)):
+            start_supervisor(job.name)
+        return self.job(job.name)
+
+    def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> JobRecord:
+        """Change a job's number of nodes; one that runs is stopped for it with a checkpoint, and goes on.
+
+        The supervisor does all of it: nothing is left undone when the caller is killed or waits no longer.
+
+        Raises:
+            UsageError: no such number of nodes.
+            ConflictError: the job is complete, or ended before it could be changed.
+            WaitTimeoutError: it is still at it; it will have them all the same.
+        """
+        with self._history.transaction():
+            job = self.job(name)
+            spec = replace(job.spec, num_nodes=num_nodes)
+            if job.state is JobState.COMPLETE:
+                raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
+            if job.wanted is Wanted.DELETE:
+                raise ConflictError(f"job {job.name} is being deleted")
+            check_size(spec, count_slots())
+            if num_nodes != (job.target_nodes or job.spec.num_nodes):
+                change = self._history.want_nodes if job.state.holds_slots else self._history.change_nodes
+                change(job, num_nodes, actor=self._actor)
+        what = f"scaled to {num_nodes} nodes"
+        job = self._until(job.name, lambda job: job.target_nodes is None, what, timeout_s)
+        if job.spec.num_nodes != num_nodes:
+            why = f": {job.message}" if job.message else ""
+            raise ConflictError(f"job {job.name} was {job.state} before it could be {what}{why}")
+        return job
+
+    def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
+        """Stop a job and forget it; its checkpoints stay, unless they are asked for too.
+
+        Returns:
+            How many checkpoints were deleted.
+
+        Raises:
+            ConflictError: its checkpoints are asked for too, and nobody knows where they are, or another job is to go
+                on with them; nothing was done.
+            StorageError: its checkpoints, or its folder, cannot be deleted; the job is still there, stopped, so that
+                the same command can be given again.
+        """
+        name = self._history.name_of(name)
+        try:
+            job = self.job(name)
+        except StorageError:  # its entry cannot be read, and there is no other way to be rid of it
+            if with_checkpoints:
+                raise
+            self._history.forget(name)
+            remove_remains(name, self._history)
+            return 0
+        if with_checkpoints:
+            return self._delete_all(job, timeout_s)
+        if not self._remove(name):
+            with contextlib.suppress(NotFoundError):  # which is what is waited for
+                self._until(name, lambda _: False, "deleted", timeout_s)
+        return 0
+
+    def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
+        """Its checkpoints before the job: as long as one is left, somebody knows of it."""
+        from safepoint.jobs.local.outputs import (
+            remove_checkpoints,
+        )  # the stores' library, which no other command needs
+
+        output = self.output_of(job)
+        alone = f"{job.name} without its checkpoints"
+        if output is None:
+            raise ConflictError(
+                f"nobody knows where the checkpoints of job {job.name} are: it was given no output folder, and its "
+                "ranks have told of none; nothing was deleted",
+                hint=f"delete {alone}",
+            )
+        others = [other.name for other in self._others_at(job.spec, output) if not other.state.is_over]
+        if others:
+            raise ConflictError(
+                f"the checkpoints in {output} are those of job {', '.join(others)} too; nothing was deleted",
+                hint=f"delete that job first, or {alone}",
+            )
+        with self._at_rest(job.name, timeout_s):
+            num_deleted = remove_checkpoints(output, job.spec)
+            self._history.want(job.name, Wanted.DELETE, actor=self._actor)
+            remove_job(job.name, self._history)
+        return num_deleted
+
+    @contextlib.contextmanager
+    def _at_rest(self, name: str, timeout_s: float | None) -> Generator[None]:
+        """Stop a job where it has not ended, and keep every supervisor from it meanwhile."""
+        try:
+            if not self.job(name).state.is_over:
+                self.suspend(name, timeout_s=timeout_s)
+        except WaitTimeoutError as error:
+            raise WaitTimeoutError(
+                f"{error.message}; nothing was deleted", hint="it is being stopped; give the same command again then"
+            ) from error
+        deadline_s = clock.monotonic_s() + _LEAVES_WITHIN_S
+        while True:
+            lock = self._lock_of(name)
+            if lock is not None and not self.job(name).needs_supervisor:
+                break
+            if lock is not None:
+                lock.release()
+            if self.job(name).needs_supervisor or clock.monotonic_s() >= deadline_s:
+                raise ConflictError(f"job {name} was stopped, and somebody lets it go on; nothing was deleted")
+            clock.sleep(_POLL_S)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _remove(self, name: str) -> bool:
+        """Remove a job here and now; where it has a supervisor or processes, only ask for it, and say False."""
+        lock = self._lock_of(name)
+        try:
+            self._history.want(name, Wanted.DELETE, actor=self._actor)
+            job = self._history.find(name)
+            if lock is None or job is None or job.state.holds_slots:
+                return False
+            remove_job(name, self._history)
+            return True
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _lock_of(self, name: str) -> FolderLock | None:
+        """The lock of a job's supervisor; None where there is one."""
+        if self._history.knows(name):
+            make_private(job_folder(name))
+        try:
+            return FolderLock.acquire(supervisor_lock(name), {"pid": os.getpid()})
+        except (BlockingIOError, FileNotFoundError):
+            return None
+        except OSError as error:
+            raise StorageError(
+                f"the folder {job_folder(name)} of job {name} cannot be used: {error.strerror}; nothing was done",
+                hint="check its permissions",
+            ) from error
+
+    def output_of(self, job: JobRecord) -> str | None:
+        """Where a job's checkpoints are, in full: as its owner said, or as its ranks reported it."""
+        is_said = job.spec.settings.output_dir is not None
+        return output_of(job.spec, None if is_said else self.progress_of(job))
+
+    def wait(
+        self,
+        name: str,
+        states: Collection[JobState],
+        *,
+        timeout_s: float | None = None,
+        poll_s: float = 0.2,
+        watch: Sequence[Callable[[JobRecord], None]] = (),
+    ) -> JobRecord:
+        """Until a job is in one of the states.
+
+        Raises:
+            ConflictError: it has come to a state that it will not leave by itself.
+            WaitTimeoutError: it took longer.
+        """
+        wanted = ", ".join(sorted(map(str, states)))
+
+        def is_there(job: JobRecord) -> bool:
+            for callback in watch:
+                callback(job)
+            if job.state not in states and not job.needs_supervisor:
+                why = f": {job.message}" if job.message else ""
+                raise ConflictError(f"job {job.name} is {job.state}, and was waited for to be {wanted}{why}")
+            return job.state in states
+
+        return self._until(self._history.name_of(name), is_there, wanted, timeout_s, poll_s)
+
+    def _until(
+        self,
+        name: str,
+        is_there: Callable[[JobRecord], bool],
+        what: str,
+        timeout_s: float | None,
+        poll_s: float = _POLL_S,
+    ) -> JobRecord:
+        deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
+        while True:
+            job = self._history.find(name)
+            if job is None:
+                raise NotFoundError(f"job {name} was deleted while it was waited for to be {what}")
+            if is_there(job):
+                return job
+            if job.needs_supervisor and not is_locked(supervisor_lock(name)):
+                start_supervisor(name)
+            if deadline_s is not None and clock.monotonic_s() >= deadline_s:
+                raise WaitTimeoutError(
+                    f"job {name} was not {what} within {timeout_s:g} s; it is {job.state}",
+                    hint="it goes on; wait again, or look at its logs",
+                )
+            clock.sleep(poll_s)
+
+
+def _as_job_event(record: dict[str, Any]) -> JobEvent:
+    known = {"time", "event", "actor", "cause", "trigger"}
+    return JobEvent(
+        time=str(record.get("time", "")),
+        name=str(record["event"]),
+        actor=str(record.get("actor", "rank 0")),
+        cause=str(record.get("cause") or record.get("trigger") or record.get("reason") or ""),
+        detail={key: value for key, value in record.items() if key not in known},
+    )

@@ -1,0 +1,364 @@
+"""The supervisor of one job: waits for slots, starts launchers, watches them, and writes down what the job is.
+
+`python -m safepoint.jobs.local.supervisor JOB`. There is one for each job that runs or will run by itself, known by a
+lock that the kernel gives back when it dies. Whatever it knows is in the history: a new one goes on where the last
+one was killed.
+"""
+
+import itertools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from safepoint.errors import ExitCode, NotFoundError, SafepointError, StorageError
+from safepoint.foundation import clock
+from safepoint.foundation.events import console
+from safepoint.foundation.files import FolderLock
+from safepoint.jobs.local import slots
+from safepoint.jobs.local.attempt import rank_reports
+from safepoint.jobs.local.attempt.launchers import Launchers, launcher_environment
+from safepoint.jobs.local.attempt.packages import NotWantedError, install_packages
+from safepoint.jobs.local.history import History, HistoryError
+from safepoint.jobs.local.paths import job_folder, supervisor_lock
+from safepoint.jobs.local.removal import remove_job, remove_remains
+from safepoint.jobs.local.supervisor_start import revive
+from safepoint.jobs.model.connections import keys_of
+from safepoint.jobs.model.outcome import conclude
+from safepoint.jobs.model.output_location import output_of
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.storage.location import parse_location
+
+_POLL_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+_REVIVE_EVERY_S = 5.0
+_LOOK_EVERY_S = 5.0
+_TRIALS, _NEXT_TRIAL_S = 20, 3.0
+_SILENT_START_S = 60.0
+"""A program that tells no progress counts as resumed after this."""
+_log = logging.getLogger("safepoint")
+
+
+class Supervisor:
+    """Looks after one job.
+
+    Args:
+        name: the job's.
+        history: where everybody's truth is.
+    """
+
+    def __init__(self, name: str, history: History) -> None:
+        self._name = name
+        self._history = history
+        self._folder = job_folder(name)
+        self._actor = f"supervisor {os.getpid()}"
+        self._launchers: Launchers | None = None
+        self._was_told_to_leave = False
+        self._revive_at_s = clock.monotonic_s() + _REVIVE_EVERY_S
+
+    def leave(self, number: int, frame: FrameType | None) -> None:
+        """The machine shuts down, or somebody means this process: the job saves and goes on with the next command."""
+        self._was_told_to_leave = True
+
+    def run(self) -> None:
+        """Look after the job until nobody has to, or until it is to be deleted, which is for the caller to do.
+
+        Raises:
+            NotFoundError: somebody has removed it from the history.
+            HistoryError: it cannot be used; calling it again goes on.
+        """
+        self._launchers = self._launchers or self._adopt()
+        while self._launchers is not None or self._wait_for_turn():
+            self._launchers = self._launchers or self._start()
+            if self._launchers is not None:
+                self._watch(self._launchers)
+                self._conclude(self._launchers)
+                self._launchers = None
+
+    @property
+    def was_told_to_leave(self) -> bool:
+        """Whether this process is to end, whatever becomes of the job."""
+        return self._was_told_to_leave
+
+    @property
+    def _job(self) -> JobRecord:
+        job = self._history.find(self._name)
+        if job is None:
+            raise NotFoundError(f"there is no job {self._name} any more")
+        return job
+
+    # ---- beginning --------------------------------------------------------------------------------------------
+
+    def _adopt(self) -> Launchers | None:
+        """The launchers that an earlier supervisor has started, when the job had some."""
+        job = self._job
+        if not job.state.holds_slots or job.state is JobState.RESTARTING:
+            return None
+        launchers = Launchers(job.spec, self._folder, job.attempt, self._history.nodes(self._name, job.attempt))
+        if not launchers.are_complete:
+            launchers.kill()  # it was killed while it started them: they have not met, and nothing is lost
+        return launchers
+
+    def _wait_for_turn(self) -> bool:
+        """Until the next attempt is written down, or nothing more is to be done: False."""
+        capacity = slots.count_slots()
+        pause_until_s = clock.monotonic_s() + min(_LONGEST_PAUSE_S, 0.5 * 2**self._job.setbacks)
+        seen, look_at_s = -1, 0.0
+        while not self._was_told_to_leave:
+            # Whoever waits asks the history what is new, and for everybody's jobs only when something is.
+            number, now_s = self._history.change_number(), clock.monotonic_s()
+            if number != seen or now_s >= look_at_s:
+                seen, look_at_s = number, now_s + _LOOK_EVERY_S
+                if now_s < pause_until_s:
+                    look_at_s = min(look_at_s, pause_until_s)
+                with self._history.transaction():
+                    turn = self._turn(capacity, has_paused=now_s >= pause_until_s)
+                if turn is not None:
+                    return turn
+            self._look_around()
+            clock.sleep(_POLL_S)
+        return False
+
+    def _turn(self, capacity: slots.Slots, *, has_paused: bool) -> bool | None:
+        """Within a transaction: whether the job starts now; None to ask again."""
+        job = self._job
+        if job.wanted is Wanted.DELETE or not job.needs_supervisor:
+            return False
+        if job.target_nodes is not None:  # between two attempts; whether that many fit is asked anew
+            self._history.change_nodes(job, job.target_nodes, actor=self._actor)
+            self._history.become(self._name, JobState.QUEUED, actor=self._actor)
+            job = self._job
+        if job.wanted is Wanted.SUSPEND:
+            message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is safe"
+            self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
+            return False
+        if job.wanted is Wanted.PREEMPT:  # it has no processes to stop, and gives up its slots by waiting again
+            self._history.become(self._name, JobState.PREEMPTED, actor=self._actor, wanted=Wanted.RUN)
+            job = self._job
+        if job.state is JobState.RESTARTING:
+            if has_paused:
+                self._take(job)
+            return True if has_paused else None
+        others = [other for other in self._history.jobs(slots.CONCERNED) if other.name != self._name]
+        admission = slots.admit(self._name, [*others, job], capacity)
+        if admission.may_start:
+            self._take(job)
+            return True
+        for victim in admission.preempt:
+            cause = f"job {self._name} has priority {job.spec.priority}"
+            self._history.want(victim, Wanted.PREEMPT, actor=f"job {self._name}", cause=cause)
+        state = JobState.PREEMPTED if job.state is JobState.PREEMPTED else JobState.QUEUED
+        message = f"waits for {admission.waits_for}"
+        if (job.state, job.message) != (state, message):
+            self._history.become(self._name, state, actor=self._actor, message=message)
+        return None
+
+    def _take(self, job: JobRecord) -> None:
+        state = JobState.RUNNING if job.attempt == 0 else JobState.RESUMING
+        self._history.become(self._name, state, actor=self._actor, attempt=job.attempt + 1)
+        self._history.begin_attempt(self._name, job.attempt + 1, job.spec.num_nodes)
+
+    def _start(self) -> Launchers | None:
+        """Start the launchers of the attempt that has just been written down; None when that cannot be."""
+        job = self._job
+        launchers = Launchers(job.spec, self._folder, job.attempt)
+        try:
+            launchers.wait_until_gone()  # a keeper of the attempt before may be ending
+            secrets = keys_of(job.spec.data_connection) if job.spec.data_connection else {}
+            extra = install_packages(job.spec, self._folder, is_wanted=self._is_wanted)
+            environ = launcher_environment(job.spec, secrets, extra)
+            for node in range(job.spec.num_nodes):
+                with self._history.transaction():  # nobody else gives away devices meanwhile
+                    record = launchers.start(node, environ, self._free_gpus(job))
+                    self._history.add_node(self._name, job.attempt, record)
+        except NotWantedError:
+            return launchers  # none of them was started
+        except HistoryError:
+            launchers.kill()  # one may not be written down
+            self._launchers = launchers  # how they ended is written down when that can be
+            raise
+        except (SafepointError, OSError) as error:
+            launchers.kill()
+            code = error.exit_code if isinstance(error, SafepointError) else ExitCode.FAILED
+            with self._history.transaction():
+                self._history.end_attempt(self._name, job.attempt, outcome=str(error), exit_code=code)
+                self._history.become(
+                    self._name, JobState.FAILED, actor=self._actor, message=str(error), exit_code=int(code)
+                )
+            return None
+        return launchers
+
+    def _is_wanted(self) -> bool:
+        return not self._job.is_to_stop and not self._was_told_to_leave
+
+    def _free_gpus(self, job: JobRecord) -> tuple[str, ...] | None:
+        if not job.spec.gpu_per_node:
+            return () if slots.has_devices() else None
+        taken = [
+            gpu
+            for other in self._history.jobs(slots.HOLDING)
+            for node in self._history.nodes(other.name, other.attempt)
+            for gpu in node.gpus
+        ]
+        return slots.free_gpus(taken, job.spec.gpu_per_node, slots.devices())
+
+    # ---- running ----------------------------------------------------------------------------------------------
+
+    def _watch(self, launchers: Launchers) -> None:
+        """Until all launchers have ended; does meanwhile what is wanted of the job."""
+        began_s = clock.wall_s()
+        while launchers.are_alive:
+            job = self._job
+            # SUSPENDING although it is to run: somebody has changed his mind, and what has begun is done first.
+            if job.is_to_stop or self._was_told_to_leave or job.state is JobState.SUSPENDING:
+                if job.state is not JobState.SUSPENDING:
+                    self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=_why(job))
+                launchers.ask_to_stop()
+            elif job.state is JobState.RESUMING and self._has_resumed(began_s):
+                self._history.become(self._name, JobState.RUNNING, actor=self._actor)
+            launchers.enforce()
+            self._look_around()
+            clock.sleep(_POLL_S)
+
+    def _has_resumed(self, began_s: float) -> bool:
+        return rank_reports.was_told_since(self._folder, began_s) or clock.wall_s() - began_s >= _SILENT_START_S
+
+    def _conclude(self, launchers: Launchers) -> None:
+        """Write down how the attempt ended, and what becomes of the job."""
+        launchers.wait_until_gone()
+        safe, missing_in = rank_reports.safe_step(self._folder), self._missing_in()
+        exit_codes = launchers.exit_codes
+        with self._history.transaction():
+            job = self._job
+            outcome = conclude(
+                exit_codes,
+                self._was_wanted(job),
+                safe_step=safe,
+                missing_in=missing_in,
+                has_progressed=safe is not None and safe > (job.safe_step or 0),
+                setbacks=job.setbacks,
+            )
+            figures: dict[str, Any] = {
+                "exit_code": outcome.exit_code,
+                "safe_step": safe,
+                "setbacks": outcome.setbacks,
+            }
+            if outcome.state is JobState.PREEMPTED and job.wanted is Wanted.PREEMPT:
+                figures["wanted"] = Wanted.RUN
+            goes_on = outcome.state is JobState.SUSPENDED and job.wanted is Wanted.RUN
+            state = JobState.QUEUED if goes_on else outcome.state
+            text = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
+            self._history.end_attempt(self._name, job.attempt, outcome=text, exit_code=outcome.exit_code)
+            if job.target_nodes is not None and not state.is_over:
+                self._history.change_nodes(job, job.target_nodes, actor=self._actor)
+            self._history.become(self._name, state, actor=self._actor, message=outcome.message, **figures)
+        launchers.tidy()
+
+    def _missing_in(self) -> str:
+        """The object store that does not have the newest step that was saved; empty when it has, or there is none."""
+        output = output_of(self._job.spec, rank_reports.progress(self._folder))
+        if output is None or not parse_location(output).is_remote:
+            return ""
+        return output if rank_reports.step_not_stored(self._folder) is not None else ""
+
+    def _was_wanted(self, job: JobRecord) -> Wanted:
+        """Why the launchers have ended, where somebody has asked them to."""
+        if job.wanted is Wanted.RUN and self._was_told_to_leave:
+            return Wanted.PREEMPT
+        if job.wanted is Wanted.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
+            return Wanted.SUSPEND  # to go on afterwards
+        return job.wanted
+
+    def _look_around(self) -> None:
+        """Now and then, see that the other jobs have their supervisors."""
+        if clock.monotonic_s() >= self._revive_at_s:
+            self._revive_at_s = clock.monotonic_s() + _REVIVE_EVERY_S
+            revive(self._history, but=self._name, patience_s=0)
+
+
+def _why(job: JobRecord) -> str:
+    return f"to have {job.target_nodes} nodes" if job.wanted is Wanted.RUN and job.target_nodes else str(job.wanted)
+
+
+def supervise(name: str) -> int:
+    """Look after a job, unless somebody does already.
+
+    Raises:
+        StorageError: the history, or the job's folder, cannot be used.
+    """
+    console.set_up(0)
+    while True:
+        try:
+            lock = _lock(supervisor_lock(name))
+        except FileNotFoundError:
+            return ExitCode.NOT_FOUND  # it was deleted in this moment
+        if lock is None:
+            return 0
+        with History() as history:
+            may_leave = _supervise(name, history)
+            lock.release()
+            # Whoever wants something of the job, and has found it held until now, relies on this process.
+            job = history.find(name)
+            if job is None or may_leave or not job.needs_supervisor:
+                return ExitCode.NOT_FOUND if job is None else 0
+
+
+def _supervise(name: str, history: History) -> bool:
+    """Whether the process is to end whatever is wanted of the job."""
+    supervisor = Supervisor(name, history)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, supervisor.leave)
+    try:
+        _run(supervisor)
+        job = history.find(name)
+        if job is not None and job.wanted is Wanted.DELETE:
+            remove_job(name, history)
+    except NotFoundError:  # removed by force: nobody would ever look at its processes again
+        remove_remains(name, history)
+    return supervisor.was_told_to_leave
+
+
+def _run(supervisor: Supervisor) -> None:
+    """Where the history cannot be used, a full disk perhaps, the job goes on and is looked at again soon."""
+    for trial in itertools.count(1):
+        try:
+            supervisor.run()
+        except HistoryError as error:
+            if trial == _TRIALS:
+                raise
+            _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)
+            clock.sleep(_NEXT_TRIAL_S)
+        else:
+            return
+
+
+def _lock(path: Path) -> FolderLock | None:
+    """The lock, or None when somebody holds it."""
+    try:
+        lock = FolderLock.acquire(path, {"pid": os.getpid()})
+    except BlockingIOError:
+        return None
+    if lock is None:
+        raise StorageError(
+            f"the file system of {path.parent} has no locks, and two supervisors would not notice each other",
+            hint="set XDG_STATE_HOME to a folder on a local disk",
+        )
+    return lock
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry point of the process."""
+    try:
+        return supervise(arguments[0])
+    except SafepointError as error:
+        _log.error("%s", error)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

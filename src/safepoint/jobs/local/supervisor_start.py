@@ -1,0 +1,101 @@
+"""Starts supervisors: for a new job, and for every job whose supervisor was killed."""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+
+from safepoint.errors import ExitCode, SafepointError
+from safepoint.foundation import clock
+from safepoint.foundation.files import is_locked
+from safepoint.foundation.processes import JOB_VARIABLE
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.paths import job_folder, make_private, supervisor_lock
+from safepoint.jobs.local.slots import VISIBLE
+
+_WITHIN_S = 15.0
+_log = logging.getLogger("safepoint")
+
+
+def start_supervisor(name: str) -> None:
+    """Start the supervisor of a job, and wait until it looks after it.
+
+    Raises:
+        SafepointError: it ended at once, or does not answer.
+        OSError: it cannot be started.
+    """
+    _wait_for(name, _spawn(name), clock.monotonic_s() + _WITHIN_S)
+
+
+def revive(history: History, *, but: str | None = None, patience_s: float = _WITHIN_S) -> list[str]:
+    """Give every job that needs one a supervisor; where one cannot be started, that is a warning.
+
+    Args:
+        history: the history.
+        but: a job whose supervisor is this process; looking at one's own lock would give it up.
+        patience_s: how long to wait in all until they look after their jobs.
+
+    Returns:
+        The jobs that had none.
+    """
+    left = [
+        job.name
+        for job in history.unfinished()
+        if job.needs_supervisor and job.name != but and not is_locked(supervisor_lock(job.name))
+    ]
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    for name in left:
+        with _as_warning():
+            started[name] = _spawn(name)
+    deadline_s = clock.monotonic_s() + patience_s
+    for name, process in started.items() if patience_s else ():
+        with _as_warning():
+            _wait_for(name, process, deadline_s)
+    return left
+
+
+def _spawn(name: str) -> "subprocess.Popen[bytes]":
+    folder = make_private(job_folder(name))
+    with (folder / "supervisor.log").open("ab") as stream:
+        process = subprocess.Popen(
+            # -P: what lies in the job's folder is no module of the supervisor's.
+            [sys.executable, "-P", "-m", "safepoint.jobs.local.supervisor", name],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            cwd=folder,
+            env=_environment(),
+            start_new_session=True,
+        )
+    # Whoever starts it may live long: a thread asks how it ended, so that no zombie stays.
+    threading.Thread(target=process.wait, name=f"safepoint-{name}", daemon=True).start()
+    return process
+
+
+def _environment() -> dict[str, str]:
+    """Without what a job has that submits another one: its name, with which it ends, and its share of the devices."""
+    names = {JOB_VARIABLE, VISIBLE} if JOB_VARIABLE in os.environ else set[str]()
+    return {key: text for key, text in os.environ.items() if key not in names}
+
+
+def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float) -> None:
+    log = job_folder(name) / "supervisor.log"
+    while not is_locked(supervisor_lock(name)):
+        if process.returncode is not None:
+            if process.returncode in {ExitCode.OK, ExitCode.NOT_FOUND}:
+                return  # it is done already, another one was first, or the job was deleted meanwhile
+            raise SafepointError(f"the supervisor of job {name} did not start", hint=f"see {log}")
+        if clock.monotonic_s() >= deadline_s:
+            raise SafepointError(f"the supervisor of job {name} does not answer", hint=f"see {log}")
+        clock.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _as_warning() -> Generator[None]:
+    try:
+        yield
+    except (SafepointError, OSError) as error:
+        _log.warning("%s", error)

@@ -1,0 +1,124 @@
+"""Data connections: the keys of an object store under a name, as an OpenShift AI project has them as Secrets.
+
+`~/.config/safepoint/connections.toml` has one table for each:
+
+```toml
+[minio]
+AWS_ACCESS_KEY_ID = "…"
+AWS_SECRET_ACCESS_KEY = "…"
+AWS_S3_ENDPOINT = "https://minio.example:9000"
+```
+
+Values go into the environment of a job's launchers and nowhere else.
+"""
+
+import logging
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safepoint.errors import NotFoundError, UsageError
+from safepoint.foundation.configuration import user_file
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_POSITION = re.compile(r"line \d+, column \d+|end of document")
+_log = logging.getLogger("safepoint")
+_NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+IDENTITY = frozenset(
+    {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_PROFILE",
+        "AWS_ROLE_ARN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_S3_ENDPOINT",
+    }
+)
+"""Who asks, and whom: a connection brings all of it, and none of it may come from somewhere else."""
+
+
+def with_keys(environ: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the keys of a connection, and nothing of another identity between them.
+
+    Args:
+        environ: the variables.
+        keys: see `keys_of`; where there are none, the environment's own identity stays.
+    """
+    kept = {name: text for name, text in environ.items() if not keys or name not in IDENTITY}
+    return {**kept, **keys}
+
+
+def connections_file() -> Path:
+    """Where they are written down: beside the user's own settings."""
+    return user_file().with_name("connections.toml")
+
+
+def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of a connection; where the file has none of this name, AWS_* of the environment.
+
+    Raises:
+        UsageError: others may read the file, or an entry cannot be meant.
+        NotFoundError: there is no such connection, and the environment has no keys.
+    """
+    environ = os.environ if environ is None else environ
+    path = connections_file()
+    table = _read(path).get(name)
+    if table is None:
+        if all(environ.get(key) for key in _NEEDED):
+            _log.warning("there is no data connection %r in %s: AWS_* of the environment are used", name, path)
+            return {key: value for key, value in environ.items() if key.startswith("AWS_")}
+        raise NotFoundError(
+            f"there is no data connection {name!r} in {path}, and the environment has no keys either",
+            hint=f"write a table [{name}] with {' and '.join(_NEEDED)} into it, or set these variables",
+        )
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: {name!r} must be a table of variables")
+    keys: dict[str, str] = {}
+    for key, value in table.items():  # pyright: ignore[reportUnknownVariableType]
+        # What is wrong with a value stays untold.
+        if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
+            raise UsageError(f"{path}: {key!r} in [{name}] cannot be the name of an environment variable")
+        if not isinstance(value, (str, bool, int)) or "\0" in str(value):
+            raise UsageError(f"{path}: the value of {key} in [{name}] must be a text")
+        keys[key] = str(value)
+    missing = [key for key in _NEEDED if not keys.get(key)]
+    if missing:
+        raise UsageError(f"{path}: [{name}] has no {' and no '.join(missing)}")
+    return keys
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Everything that it says; nothing where there is no file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+        with open(descriptor, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise UsageError(f"{path} is not a file", hint="replace it with one")
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise UsageError(
+                    f"{path} can be read by others (mode {stat.S_IMODE(mode):o}); it was not used",
+                    hint=f"chmod 600 {path}",
+                )
+            return tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise UsageError(f"{path} is not valid TOML: {_position(error)}") from None  # its text may hold a key
+
+
+def _position(error: ValueError) -> str:
+    """Where, and not what: the parser's message may quote a value."""
+    match = _POSITION.search(str(error))
+    return match[0] if match else "somewhere"

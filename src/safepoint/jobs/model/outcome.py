@@ -1,0 +1,99 @@
+"""What the end of an attempt means for its job. Pure: decided from exit codes and from what was wanted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from safepoint.errors import ExitCode
+from safepoint.jobs.model.state import JobState, Wanted
+
+MAX_SETBACKS = 6
+"""How often a job is started again after interruptions nobody asked for, without a step of progress between."""
+_LEFT = {ExitCode.INTERRUPTED_SAVED, ExitCode.TERMINATED_UNSAVED, ExitCode.SIGINT}
+_MEANINGS = {
+    ExitCode.FAILED: "the program failed",
+    ExitCode.USAGE: "it cannot be run as it was asked for",
+    ExitCode.CONFLICT: "its output folder or checkpoint does not fit it",
+    ExitCode.STORAGE: "the place for checkpoints cannot be used",
+    ExitCode.NOTHING_VALID: "only damaged checkpoints exist",
+    ExitCode.NOT_SUPPORTED: "this machine or installation cannot do what it asks for",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What becomes of the job.
+
+    Args:
+        state: its new state.
+        exit_code: what its launchers' exit codes come to; None when they were killed.
+        message: why, for people.
+        setbacks: interruptions without progress so far.
+    """
+
+    state: JobState
+    exit_code: int | None
+    message: str
+    setbacks: int = 0
+
+
+def conclude(
+    exit_codes: Sequence[int | None],
+    wanted: Wanted,
+    *,
+    safe_step: int | None,
+    missing_in: str = "",
+    has_progressed: bool,
+    setbacks: int,
+) -> Outcome:
+    """Decide what becomes of a job whose launchers have all ended.
+
+    Args:
+        exit_codes: of the launchers, by node; None for one that was killed.
+        wanted: what was wanted of the job when they ended.
+        safe_step: the newest step that is committed.
+        missing_in: the object store that does not have it; empty when that has it, or there is none.
+        has_progressed: whether this attempt committed a step beyond the one it began with.
+        setbacks: interruptions without progress before this one.
+    """
+    if all(code == ExitCode.OK for code in exit_codes):
+        return Outcome(state=JobState.COMPLETE, exit_code=0, message="")
+    was_asked = wanted is not Wanted.RUN
+    failure = _failure_of(exit_codes)
+    if failure is not None and not (was_asked and failure == ExitCode.STORAGE):
+        return Outcome(state=JobState.FAILED, exit_code=failure, message=_describe(failure))
+    saved = any(code == ExitCode.INTERRUPTED_SAVED for code in exit_codes)
+    code = ExitCode.INTERRUPTED_SAVED if saved else next((code for code in exit_codes if code), None)
+    unknown = "its state is saved" if saved else "nothing is saved yet"
+    stands = unknown if safe_step is None else f"step {safe_step} is safe"
+    if missing_in and safe_step is not None:
+        stands += f" on this machine only: it did not arrive in {missing_in}, and does when the job goes on"
+    if was_asked:
+        state = JobState.PREEMPTED if wanted is Wanted.PREEMPT else JobState.SUSPENDED
+        message = stands if saved else f"it was stopped without a save; {stands}"
+        if failure is not None and not missing_in:
+            message += "; the object store does not have all of it yet"
+        return Outcome(state=state, exit_code=code if failure is None else failure, message=message)
+    setbacks = 0 if has_progressed else setbacks
+    what = "was interrupted from outside" if None not in exit_codes else "was killed"
+    if setbacks >= MAX_SETBACKS:
+        message = f"it {what} {setbacks + 1} times without progress; {stands}"
+        return Outcome(state=JobState.FAILED, exit_code=code, message=message, setbacks=setbacks)
+    return Outcome(state=JobState.RESTARTING, exit_code=code, message=f"it {what}; {stands}", setbacks=setbacks + 1)
+
+
+def _failure_of(exit_codes: Sequence[int | None]) -> int | None:
+    """The exit code that says why the job has failed; None when it has not.
+
+    Ranks that lost a peer end with 1. So another code counts more, and a 1 beside a launcher that was killed is its
+    consequence.
+    """
+    failures = [code for code in exit_codes if code is not None and code not in _LEFT and code != ExitCode.OK]
+    own = next((code for code in failures if code != ExitCode.FAILED), None)
+    if own is not None or not failures:
+        return own
+    return None if None in exit_codes else failures[0]
+
+
+def _describe(code: int) -> str:
+    meaning = _MEANINGS.get(ExitCode(code)) if code in set(ExitCode) else None
+    return f"exit code {code}" + (f": {meaning}" if meaning else "") + "; see its logs"

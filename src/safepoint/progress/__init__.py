@@ -1,0 +1,1 @@
+"""How far a run is: the record, its file, and the formats that controllers and Prometheus read."""

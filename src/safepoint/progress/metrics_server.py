@@ -1,0 +1,133 @@
+"""Serves how far the run is, over HTTP: to OpenShift AI's controller as JSON, to Prometheus as text.
+
+`/metrics` answers with the controller's JSON, and with text where the client asks for that, as Prometheus does;
+`/metrics/prometheus` always answers with text. Until the first rank has told anything the answer is 503, by which the
+controller keeps what it knew. No request changes anything.
+"""
+
+import errno
+import http.server
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Mapping
+
+from safepoint.foundation import clock
+from safepoint.progress import prometheus_text
+from safepoint.progress.trainer_status import Look, TrainerStatus
+
+_JSON, _TEXTS = "application/json", ("text/plain", "application/openmetrics-text")
+_REQUEST_S = 5.0
+_EVERYWHERE = {"", "0.0.0.0", "::", "*"}
+
+
+class MetricsServer:
+    """Serves from a thread of its own until it is closed.
+
+    Args:
+        look: asked at each request.
+        host: an address; the empty text, `*`, `0.0.0.0` and `::` stand for all addresses of the machine.
+        port: 0 takes any that is free.
+
+    Raises:
+        OSError: the port is taken, or the address is not this machine's.
+    """
+
+    def __init__(self, look: Look, *, host: str, port: int) -> None:
+        self._server = _listen(type("_Bound", (_Handler,), {"look": staticmethod(look)}), host, port)
+        self.port: int = self._server.server_address[1]
+        """Where it listens."""
+        threading.Thread(target=self._server.serve_forever, name="safepoint-metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Free the port; a request under way is not waited for."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def default_host(environ: Mapping[str, str] | None = None) -> str:
+    """All addresses in a pod, where the controller comes from outside; this machine alone elsewhere."""
+    environ = os.environ if environ is None else environ
+    return "" if environ.get("KUBERNETES_SERVICE_HOST") else "127.0.0.1"
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6 and self.server_address[0] == "::":
+            self.socket.setsockopt(
+                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0
+            )  # a pod may have either kind of address
+        socketserver.TCPServer.server_bind(self)  # the one in between asks a name server who we are, and waits for it
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has gone is nobody's concern."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    look: Look
+    timeout = _REQUEST_S
+    server_version = "safepoint"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        known = self.look()
+        path = self.path.partition("?")[0].rstrip("/")
+        if path not in {"/metrics", "/metrics/prometheus"}:
+            self._answer(404, _JSON, b'{"error": "there are /metrics and /metrics/prometheus"}')
+        elif known is None:
+            self._answer(503, _JSON, b'{"error": "training has not begun"}')
+        elif path == "/metrics/prometheus" or wants_text(self.headers.get("Accept", "")):
+            text = prometheus_text.render(known[0], now_s=clock.wall_s())
+            self._answer(200, prometheus_text.CONTENT_TYPE, text.encode())
+        else:
+            self._answer(200, _JSON, TrainerStatus.of(known[0], has_ended=known[1]).to_bytes())
+
+    do_HEAD = do_GET  # noqa: N815  its name is the base class's
+
+    def _answer(self, code: int, kind: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name is the base class's
+        """Nobody reads it."""
+
+
+def wants_text(accept: str) -> bool:
+    """Whether a client that sends this Accept header prefers Prometheus' text to JSON, which it gets otherwise."""
+    weights: dict[str, float] = {}
+    for part in accept.split(","):
+        kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        weight = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                try:
+                    weight = float(parameter[2:])
+                except ValueError:
+                    weight = 0.0
+        weights[kind] = max(weight, weights.get(kind, 0.0))
+    return max(weights.get(kind, 0.0) for kind in _TEXTS) > weights.get(_JSON, 0.0)
+
+
+def _listen(handler: type[_Handler], host: str, port: int) -> _Server:
+    if host in _EVERYWHERE:
+        try:
+            return _Server6(("::", port), handler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+            return _Server(("0.0.0.0", port), handler)  # this kernel has no IPv6
+    return (_Server6 if ":" in host else _Server)((host, port), handler)

@@ -1,0 +1,333 @@
+"""How far a run is: one record, rewritten in place by the first rank, for whoever asks (docs/progress.md).
+
+Promises: names and units of version 1 stay; later releases only add. Reading a record executes nothing, and refuses
+what is not one. It imports no torch.
+Not here: how it is measured (`figures`, `pace`), and the shapes in which others read it (`trainer_status`,
+`prometheus_text`).
+"""
+
+import enum
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from safepoint.errors import ExitCode
+from safepoint.foundation import clock
+
+VERSION = 1
+PROGRESS_NAME = "progress.json"
+_MAX_BYTES = 1 << 20
+_Kind = TypeVar("_Kind")
+
+
+class State(enum.StrEnum):
+    """What the training is doing; the last three are the ends of one."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    EVALUATING = "evaluating"
+    SAVING = "saving"
+    INTERRUPTED = "interrupted"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing more is trained, unless the run is started again."""
+        return self in {State.INTERRUPTED, State.FINISHED, State.FAILED}
+
+
+def state_after(exit_code: int) -> State:
+    """How a program that left with this code has ended (docs/exit-codes.md)."""
+    if exit_code == ExitCode.OK:
+        return State.FINISHED
+    is_stopped = exit_code in {ExitCode.INTERRUPTED_SAVED, ExitCode.TERMINATED_UNSAVED, ExitCode.SIGINT}
+    return State.INTERRUPTED if is_stopped else State.FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFigures:
+    """The saves of this start of the ranks.
+
+    Args:
+        count: checkpoints that became durable.
+        unsaved: saves that did not, superseded ones among them.
+        last_stall_s: by how much the last one held up training; None before the first.
+        mean_stall_s: likewise, of all.
+        last_durable_s: seconds from the step's end to being durable, of the last one.
+        last_bytes: its size.
+        expected_s: seconds that a save is expected to take: the last one's, or by size and usual speed before the
+            first; None when even the size is not known.
+        is_measured: whether a save of this start stands behind `expected_s`.
+    """
+
+    count: int = 0
+    unsaved: int = 0
+    last_stall_s: float | None = None
+    mean_stall_s: float | None = None
+    last_durable_s: float | None = None
+    last_bytes: int | None = None
+    expected_s: float | None = None
+    is_measured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is. Times are RFC 3339 UTC.
+
+    Args:
+        time: when this was written.
+        state: what the training is doing.
+        step: optimizer steps done, over all attempts.
+        max_steps: optimizer steps in all; 0 when nobody knows.
+        epoch: epochs done, with the fraction of the running one.
+        num_epochs: epochs in all; 0 when nobody knows.
+        loss: the last one told; None before, and for one that is no number.
+        train_metrics: further figures of the training, by name; None for one that is no number.
+        eval_metrics: those of evaluations.
+        step_s: seconds of a step on this attempt's pace; None until two were measured.
+        pause_s: seconds that evaluations and saves add to each step.
+        samples_per_step: of all ranks together; 0 when nobody knows.
+        world_size: ranks.
+        run_id: the run, the same over all attempts.
+        attempt: which start of the run this is, from 1.
+        restart: how often the ranks of this attempt were started anew.
+        started: when this start of the ranks began.
+        resumed_step: the step at which this start began; None for step 0.
+        output_dir: the folder of the checkpoints on the first node, absolute.
+        location: the object store behind it, or empty.
+        safe_step: the step of the newest durable checkpoint; None when there is none.
+        safe_time: when the state that it holds was reached.
+        snapshot_step: the step of the newest snapshot in memory; None when there is none.
+        saves: see `SaveFigures`.
+        grace_s: seconds that the platform grants between SIGTERM and SIGKILL.
+        message: why the training ended, one sentence; empty before.
+    """
+
+    time: str
+    state: State
+    step: int = 0
+    max_steps: int = 0
+    epoch: float = 0.0
+    num_epochs: float = 0.0
+    loss: float | None = None
+    train_metrics: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    eval_metrics: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    step_s: float | None = None
+    pause_s: float = 0.0
+    samples_per_step: int = 0
+    world_size: int = 1
+    run_id: str = ""
+    attempt: int = 0
+    restart: int = 0
+    started: str = ""
+    resumed_step: int | None = None
+    output_dir: str = ""
+    location: str = ""
+    safe_step: int | None = None
+    safe_time: str | None = None
+    snapshot_step: int | None = None
+    saves: SaveFigures = field(default_factory=SaveFigures)
+    grace_s: float = 30.0
+    message: str = ""
+
+    @property
+    def percent(self) -> float | None:
+        """From 0 to 100, rounded down to a tenth; 100 only for a finished training; None when nobody knows."""
+        if self.state is State.FINISHED:
+            return 100.0
+        if self.max_steps <= 0:
+            return None if self.step else 0.0
+        return min(99.9, math.floor(1000 * max(0, self.step) / self.max_steps) / 10)
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds of training that are left, on the pace of this attempt; None when nobody knows."""
+        if self.state is State.FINISHED:
+            return 0.0
+        if self.step_s is None or self.max_steps <= 0:
+            return None
+        return max(0, self.max_steps - self.step) * (self.step_s + self.pause_s)
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Optimizer steps in a second, without evaluations and saves; None until two steps were measured."""
+        return 1 / self.step_s if self.step_s else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples of all ranks in a second, likewise; None when nobody knows how many a step sees."""
+        speed = self.steps_per_s
+        return None if speed is None or not self.samples_per_step else speed * self.samples_per_step
+
+    @property
+    def save_needed_s(self) -> float | None:
+        """About how long a save on demand takes: a whole step, because one may just have begun, and the save."""
+        expected_s = self.saves.expected_s
+        return None if expected_s is None else (self.step_s or 0.0) + expected_s
+
+    def to_document(self) -> dict[str, Any]:
+        """The record, as JSON has it."""
+        record: dict[str, Any] = {
+            "version": VERSION,
+            **{name: getattr(self, name) for name in _FIELDS},
+            "saves": {name: _rounded(getattr(self.saves, name)) for name in _SAVE_FIELDS},
+            "percent": self.percent,
+            "remaining_s": _rounded(self.remaining_s),
+            "steps_per_s": _rounded(self.steps_per_s),
+            "samples_per_s": _rounded(self.samples_per_s),
+            "save_needed_s": _rounded(self.save_needed_s),
+        }
+        for name in ("step_s", "pause_s"):
+            record[name] = _rounded(record[name])
+        return record
+
+    def to_bytes(self) -> bytes:
+        """The JSON record."""
+        return (json.dumps(self.to_document(), allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Progress":
+        """Read a record; what later releases have added to it is left out, what earlier ones lacked has its default.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        try:
+            record = cast("dict[str, Any]", _of(dict, _DECODER.decode(data.decode())))
+        except RecursionError as error:
+            raise ValueError("it is nested too deep") from error
+        of_saves = cast("dict[str, Any]", _of(dict, record.get("saves", {})))
+        saves = SaveFigures(**_read(of_saves, _SAVE_FIELDS))
+        known: dict[str, Any] = {"time": "", "state": State.TRAINING, **_read(record, _FIELDS)}
+        return cls(**known, saves=saves)
+
+
+def read_progress(path: Path) -> Progress | None:
+    """The record at `path`; None when there is none, or none that can be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        return Progress.from_bytes(data) if len(data) <= _MAX_BYTES else None
+    except (OSError, ValueError):
+        return None
+
+
+# A list of jobs reads a thousand records, of thirty fields each: these functions call few others.
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _of(str, value)
+
+
+def _moment(value: Any) -> str:
+    try:
+        clock.parse_utc(_of(str, value))
+    except OverflowError as error:
+        raise ValueError(f"{value!r} is no time") from error
+    return value
+
+
+def _moment_or_none(value: Any) -> str | None:
+    return None if value is None else _moment(value)
+
+
+def _truth(value: Any) -> bool:
+    return _of(bool, value)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _count_or_none(value: Any) -> int | None:
+    return None if value is None else _count(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else _number(value)
+
+
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+_STATES = frozenset(State)
+
+
+def _state(value: Any) -> State:
+    return State(value) if value in _STATES else State.TRAINING  # one that a later release has added
+
+
+def _metrics(value: Any) -> dict[str, float | None]:
+    return {name: _number_or_none(number) for name, number in cast("dict[str, Any]", _of(dict, value)).items()}
+
+
+def _of(kind: type[_Kind], value: Any) -> _Kind:
+    if not isinstance(value, kind):
+        raise ValueError(f"{value!r} is no {kind.__name__}")  # noqa: TRY004  what is read is wrong, not the reader
+    return value
+
+
+def _read(record: Mapping[str, Any], parsers: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, parse in parsers.items():
+            if name in record:
+                values[name] = parse(record[name])
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name}: {error}") from error
+    return values
+
+
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "time": _text,
+    "state": _state,
+    "step": _count,
+    "max_steps": _count,
+    "epoch": _number,
+    "num_epochs": _number,
+    "loss": _number_or_none,
+    "train_metrics": _metrics,
+    "eval_metrics": _metrics,
+    "step_s": _number_or_none,
+    "pause_s": _number,
+    "samples_per_step": _count,
+    "world_size": _count,
+    "run_id": _text,
+    "attempt": _count,
+    "restart": _count,
+    "started": _text,
+    "resumed_step": _count_or_none,
+    "output_dir": _text,
+    "location": _text,
+    "safe_step": _count_or_none,
+    "safe_time": _moment_or_none,
+    "snapshot_step": _count_or_none,
+    "grace_s": _number,
+    "message": _text,
+}
+_SAVE_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "count": _count,
+    "unsaved": _count,
+    "last_stall_s": _number_or_none,
+    "mean_stall_s": _number_or_none,
+    "last_durable_s": _number_or_none,
+    "last_bytes": _count_or_none,
+    "expected_s": _number_or_none,
+    "is_measured": _truth,
+}
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits of a figure: more would only seem to be known."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value

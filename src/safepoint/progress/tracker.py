@@ -1,0 +1,288 @@
+"""The figures of this process's training: told by loop and engine, written by the first rank (docs/progress.md).
+
+Every rank has them, so that nobody who tells needs to ask which one it is; only the first one's are written. Telling
+is cheap enough for every step.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safepoint.estimates.pace import Pace
+from safepoint.foundation import clock
+from safepoint.progress.file_writer import ProgressFile
+from safepoint.progress.record import Progress, SaveFigures, State, read_progress
+
+_LOOK_EVERY_S = 0.5
+_USUAL_BYTES_PER_S = 200e6
+"""What is assumed of a disk before anything was written to it."""
+_MOST_METRICS = 256
+_EVAL = ("eval_", "eval/", "val_", "val/", "test_", "test/", "validation_", "validation/")
+
+
+class ProgressTracker:
+    """What is known of the training.
+
+    Args:
+        places: further files for the record, besides the one in the output folder.
+        is_first: whether this rank's figures are written.
+        restart: see `Progress`.
+        world_size: see `Progress`.
+        grace_s: see `Progress`.
+    """
+
+    def __init__(
+        self,
+        *,
+        places: Sequence[Path] = (),
+        is_first: bool,
+        restart: int = 0,
+        world_size: int = 1,
+        grace_s: float = 30.0,
+    ) -> None:
+        self._places = places
+        self._is_first = is_first
+        self._common = {"restart": restart, "world_size": world_size, "grace_s": grace_s}
+        self._lock = threading.Lock()
+        self._state = State.STARTING
+        self._known: dict[str, Any] = {}
+        self._metrics: dict[bool, dict[str, float | None]] = {True: {}, False: {}}
+        self._pace = Pace()
+        self._saves = _Saves()
+        self._snapshot_time = ""
+        self._file: ProgressFile | None = None
+        self._look_again_s = 0.0
+
+    # ---- the life of a training -----------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        path: Path,
+        *,
+        location: str,
+        run_id: str,
+        attempt: int,
+        samples_per_step: int,
+        resumed_step: int | None,
+        resumed_time: str | None,
+        resumed_bytes: int | None,
+    ) -> None:
+        """A start of the ranks has found out where it goes on.
+
+        Args:
+            path: the record in the output folder; how far the run was is taken over from there.
+            location: see `Progress`.
+            run_id: likewise.
+            attempt: likewise.
+            samples_per_step: likewise.
+            resumed_step: the step of the checkpoint, or None.
+            resumed_time: when that was made; None when it is not durable.
+            resumed_bytes: its size.
+        """
+        with self._lock:
+            self._state = State.STARTING
+            self._pace, self._saves = Pace(), _Saves()
+            self._metrics = {True: {}, False: {}}
+            self._saves.expect(resumed_bytes)
+            self._known = {
+                "run_id": run_id,
+                "attempt": attempt,
+                "samples_per_step": samples_per_step,
+                "started": clock.utc_now(),
+                "step": resumed_step or 0,
+                "resumed_step": resumed_step,
+                "safe_step": resumed_step if resumed_time else None,
+                "safe_time": resumed_time,
+                "output_dir": str(path.parent.parent.absolute()),
+                "location": location,
+            }
+            before = read_progress(path) if self._is_first and resumed_step is not None else None
+            if before is not None and before.run_id == run_id:
+                self._known |= {"max_steps": before.max_steps, "num_epochs": before.num_epochs, "epoch": before.epoch}
+        if self._is_first:
+            if self._file is not None:
+                self._file.close()
+            self._file = ProgressFile([*self._places, path], lambda: self.now().to_bytes())
+            self._file.update()
+
+    def loop_begins(self) -> None:
+        """The first step is next."""
+        with self._lock:
+            self._state = State.TRAINING
+            self._pace.begins(clock.monotonic_s())
+        self._tell()
+
+    @property
+    def state(self) -> State:
+        """What the training is doing."""
+        return self._state
+
+    def end(self, state: State, message: str = "", *, limit_s: float = 5.0) -> None:
+        """The training has ended; returns when that is written, or after `limit_s` seconds."""
+        with self._lock:
+            self._state = state
+            self._known["message"] = message
+        if self._file is not None:
+            self._file.flush(limit_s)
+
+    @contextlib.contextmanager
+    def during(self, state: State) -> Generator[None]:
+        """While the block runs, the training does something else than to train."""
+        before = self._state
+        self.change(before, state)
+        try:
+            yield
+        finally:
+            self.change(state, before)
+
+    def change(self, before: State, state: State) -> None:
+        """The training does something else now, if it still does what it did before."""
+        with self._lock:
+            if self._state is before:  # an end stays one
+                self._state = state
+        self._tell()
+
+    # ---- a step -----------------------------------------------------------------------------------------------
+
+    def step_ends(self) -> None:
+        """The optimizer has stepped."""
+        self._pace.step_ends(clock.monotonic_s())
+
+    def boundary_ends(self) -> None:
+        """What follows a step is done."""
+        self._pace.boundary_ends(clock.monotonic_s())
+
+    def reached(
+        self, *, step: int, max_steps: int, epoch: float, num_epochs: float, samples_per_step: int | None = None
+    ) -> None:
+        """Where the training is; see `Progress`."""
+        with self._lock:
+            known = self._known
+            known["step"], known["max_steps"] = step, max(0, max_steps)
+            known["epoch"], known["num_epochs"] = epoch, num_epochs
+            if samples_per_step is not None:
+                known["samples_per_step"] = samples_per_step
+        self._tell()
+
+    def is_due(self) -> bool:
+        """Whether figures that are not free should be read now: at most twice a second, and on the first rank."""
+        if not self._is_first or clock.monotonic_s() < self._look_again_s:
+            return False
+        self._look_again_s = clock.monotonic_s() + _LOOK_EVERY_S
+        return True
+
+    def measured(self, metrics: Mapping[str, Any]) -> None:
+        """What the program has measured; those of evaluations begin with `eval_`, `val_` or `test_`."""
+        if not self._is_first:
+            return
+        with self._lock:
+            for name, value in metrics.items():
+                if not isinstance(value, int | float) or isinstance(value, bool):
+                    continue
+                number = float(value) if math.isfinite(value) else None
+                if name == "loss":
+                    self._known["loss"] = number
+                    continue
+                kind = self._metrics[name.startswith(_EVAL)]
+                if name in kind or len(kind) < _MOST_METRICS:
+                    kind[name] = number
+        self._tell()
+
+    # ---- saves --------------------------------------------------------------------------------------------------
+
+    def expect_save(self, size_bytes: int) -> None:
+        """How large a checkpoint is going to be, where no other one is known."""
+        with self._lock:
+            self._saves.expect(size_bytes)
+
+    def snapshot_taken(self, step: int) -> None:
+        """There is a snapshot of this step in memory, or about to be."""
+        with self._lock:
+            self._known["snapshot_step"] = step
+            self._snapshot_time = clock.utc_now()
+        self._tell()
+
+    def is_safe(self, step: int) -> None:
+        """The snapshot of this step is durable; nothing more is known of it."""
+        with self._lock:
+            time = self._snapshot_time if self._known.get("snapshot_step") == step else clock.utc_now()
+            self._known |= {"safe_step": step, "safe_time": time}
+        self._tell()
+
+    def saved(self, step: int, *, time: str, stall_s: float, durable_s: float, size_bytes: int) -> None:
+        """A checkpoint is durable.
+
+        Args:
+            step: of which step.
+            time: when that step ended.
+            stall_s: by how much it held up training.
+            durable_s: from the step's end until now.
+            size_bytes: of its files.
+        """
+        with self._lock:
+            self._known |= {"safe_step": step, "safe_time": time}
+            self._saves.saved(stall_s=stall_s, durable_s=durable_s, size_bytes=size_bytes)
+        self._tell()
+
+    def not_saved(self) -> None:
+        """A save did not become a checkpoint."""
+        with self._lock:
+            self._saves.unsaved += 1
+        self._tell()
+
+    # ---- the record ---------------------------------------------------------------------------------------------
+
+    def now(self) -> Progress:
+        """The record of now."""
+        with self._lock:
+            return Progress(
+                time=clock.utc_now(),
+                state=self._state,
+                train_metrics=dict(self._metrics[False]),
+                eval_metrics=dict(self._metrics[True]),
+                step_s=self._pace.step_s,
+                pause_s=self._pace.pause_s,
+                saves=self._saves.figures(),
+                **self._common,
+                **self._known,
+            )
+
+    def _tell(self) -> None:
+        if self._file is not None:
+            self._file.update()
+
+
+class _Saves:
+    """The saves of one start of the ranks."""
+
+    def __init__(self) -> None:
+        self.count = self.unsaved = 0
+        self._stall_s: float | None = None
+        self._all_stalls_s = 0.0
+        self._durable_s: float | None = None
+        self._bytes: int | None = None
+        self._expected_bytes: int | None = None
+
+    def expect(self, size_bytes: int | None) -> None:
+        self._expected_bytes = self._expected_bytes or size_bytes
+
+    def saved(self, *, stall_s: float, durable_s: float, size_bytes: int) -> None:
+        self.count += 1
+        self._stall_s, self._durable_s, self._bytes = stall_s, durable_s, size_bytes
+        self._all_stalls_s += stall_s
+
+    def figures(self) -> SaveFigures:
+        guess_s = None if self._expected_bytes is None else self._expected_bytes / _USUAL_BYTES_PER_S
+        return SaveFigures(
+            count=self.count,
+            unsaved=self.unsaved,
+            last_stall_s=self._stall_s,
+            mean_stall_s=self._all_stalls_s / self.count if self.count else None,
+            last_durable_s=self._durable_s,
+            last_bytes=self._bytes,
+            expected_s=guess_s if self._durable_s is None else self._durable_s,
+            is_measured=self._durable_s is not None,
+        )

@@ -1,0 +1,133 @@
+"""A run's progress in the two shapes of Kubeflow's controllers.
+
+`to_bytes` is what OpenShift AI's controller polls from the first pod and reads from its termination message. Its
+fields have fixed types there: one fraction in a whole number, and nothing of the record is read.
+`to_request` is the body of a status update of KEP-2779, in which every metric is a text.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from safepoint.progress.record import Progress, State
+
+Look = Callable[[], tuple[Progress, bool] | None]
+"""What is known by now, and whether the job has ended; None while nothing is known."""
+
+_MOST_S = 2**31 - 1
+"""The controllers count in 32 bits."""
+_MOST_METRICS = 256
+"""More of them are refused (KEP-2779)."""
+_MOST_TERMINATION_BYTES = 4000
+"""The kubelet cuts a termination message off at 4096 bytes; half a record cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStatus:
+    """How far a job is, as the controllers have it; None where nobody knows.
+
+    Args:
+        percentage: from 0 to 100; 100 only when the job has ended well.
+        remaining_s: seconds; 0 only then.
+        step: see `Progress`.
+        total_steps: see `Progress.max_steps`.
+        epoch: see `Progress`.
+        total_epochs: rounded up.
+        train_metrics: finite ones.
+        eval_metrics: likewise.
+        updated: when the figures were written.
+    """
+
+    percentage: int | None
+    remaining_s: int | None
+    step: int
+    total_steps: int | None
+    epoch: float
+    total_epochs: int | None
+    train_metrics: Mapping[str, float]
+    eval_metrics: Mapping[str, float]
+    updated: str
+
+    @classmethod
+    def of(cls, progress: Progress, *, has_ended: bool) -> "TrainerStatus":
+        """The status of a job.
+
+        Args:
+            progress: what its first rank has told.
+            has_ended: whether the job's program has ended, and not the training in it alone.
+        """
+        is_done = has_ended and progress.state is State.FINISHED
+        train_metrics = {"loss": progress.loss, **progress.train_metrics}
+        train_metrics["throughput_samples_sec"] = progress.samples_per_s
+        return cls(
+            percentage=100 if is_done else _below_hundred(progress.percent),
+            remaining_s=0 if is_done else _left(progress),
+            step=progress.step,
+            total_steps=progress.max_steps or None,
+            epoch=progress.epoch,
+            total_epochs=math.ceil(progress.num_epochs) or None,
+            train_metrics=_known(train_metrics),
+            eval_metrics=_known(progress.eval_metrics),
+            updated=progress.time,
+        )
+
+    def to_bytes(self) -> bytes:
+        """What OpenShift AI's controller reads."""
+        return json.dumps(self._record(), allow_nan=False).encode()
+
+    def to_termination_message(self) -> bytes:
+        """The same, without metrics where it would be too long with them."""
+        data = self.to_bytes()
+        if len(data) <= _MOST_TERMINATION_BYTES:
+            return data
+        return json.dumps(self._record() | {"trainMetrics": {}, "evalMetrics": {}}, allow_nan=False).encode()
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "progressPercentage": self.percentage,
+            "estimatedRemainingSeconds": self.remaining_s,
+            "currentStep": self.step,
+            "totalSteps": self.total_steps,
+            "currentEpoch": round(self.epoch, 4),
+            "totalEpochs": self.total_epochs,
+            "trainMetrics": dict(self.train_metrics),
+            "evalMetrics": dict(self.eval_metrics),
+            "lastUpdatedTime": self.updated,
+        }
+
+    def to_request(self) -> bytes:
+        """The body of a status update (KEP-2779)."""
+        figures: dict[str, float | None] = {
+            "currentStep": self.step,
+            "totalSteps": self.total_steps,
+            "currentEpoch": round(self.epoch, 4),
+            "totalEpochs": self.total_epochs,
+            **self.train_metrics,
+            **self.eval_metrics,
+        }
+        metrics = [
+            {"name": name, "value": str(value)} for name, value in figures.items() if name and value is not None
+        ]
+        status: dict[str, Any] = {"lastUpdatedTime": self.updated, "metrics": metrics[:_MOST_METRICS]}
+        if self.percentage is not None:
+            status["progressPercentage"] = self.percentage
+        if self.remaining_s is not None:
+            status["estimatedRemainingSeconds"] = self.remaining_s
+        return json.dumps({"trainerStatus": status}, allow_nan=False).encode()
+
+
+def _below_hundred(percent: float | None) -> int | None:
+    return None if percent is None else min(99, int(percent))
+
+
+def _left(progress: Progress) -> int | None:
+    """Never 0: by that the controllers know that a job is complete."""
+    if progress.state is State.FAILED or progress.remaining_s is None:
+        return None
+    return min(_MOST_S, max(1, math.ceil(progress.remaining_s)))
+
+
+def _known(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}

@@ -1,0 +1,55 @@
+"""Where a run writes: a folder of this node, and perhaps an object store behind it."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.errors import UsageError
+from safepoint.storage.location import CLAIMS, Location, Scheme, claim_folder, parse_location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPlace:
+    """Where checkpoints go.
+
+    Args:
+        folder: where the ranks write and commit.
+        remote: where committed checkpoints are taken to; None when the folder is all.
+    """
+
+    folder: Path
+    remote: Location | None = None
+
+
+def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str] | None = None) -> OutputPlace:
+    """From what a person wrote as output folder.
+
+    Args:
+        text: a path, `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
+        local_dir: the folder to use in front of an object store; when None, one below the user's cache folder that
+            belongs to the location.
+        environ: what says where claims and caches are; the process's own when None.
+
+    Raises:
+        UsageError: it cannot be meant, or not here.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+        location = parse_location(text)
+        if location.scheme is Scheme.PVC:
+            location = claim_folder(location, environ.get(CLAIMS, ""))
+    except ValueError as error:
+        raise UsageError(f"{error}; training was not started") from error
+    if not location.is_remote:
+        return OutputPlace(folder=location.folder)
+    return OutputPlace(folder=Path(local_dir) if local_dir else _cache_folder(location, environ), remote=location)
+
+
+def _cache_folder(location: Location, environ: Mapping[str, str]) -> Path:
+    cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{location.bucket}-{location.path}").strip("-")[:60]
+    unique = hashlib.sha256(str(location).encode()).hexdigest()[:8]
+    return Path(cache) / "safepoint" / "outputs" / f"{readable}-{unique}"

@@ -1,0 +1,241 @@
+"""What a run was asked to do: the options of `safepoint run`, carried to the ranks as SAFEPOINT_* variables."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.errors import UsageError
+from safepoint.foundation.events.stream import EVENTS_NAME
+from safepoint.foundation.quantities import parse_bytes, parse_duration
+from safepoint.progress.record import PROGRESS_NAME
+from safepoint.storage.location import parse_location
+
+SAVE_STRATEGIES = ("steps", "epoch", "no")
+STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
+"""The variable by which a cluster asks for the job's status."""
+UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
+SHARING_WISHES = ("auto", "on", "off")
+_PREFIX = "SAFEPOINT_"
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """The options of a run. None means: the script's own setting stands."""
+
+    output_dir: str | None = None
+    """Where checkpoints go, instead of the script's own output_dir."""
+    save_strategy: str | None = None
+    """`steps`, `epoch`, or `no` for no periodic checkpoints; a termination signal still saves."""
+    save_steps: int | None = None
+    """Optimizer steps between periodic checkpoints; implies `steps`."""
+    save_every: str | None = None
+    """Time between periodic checkpoints, such as `10m`, or `auto`; takes the place of steps and epochs."""
+    save_total_limit: int | None = None
+    """How many checkpoints to keep; never the last good one is deleted."""
+    local_dir: str | None = None
+    """The folder in front of an object store; None chooses one below the user's cache folder."""
+    keep: str | None = None
+    """Which checkpoints stay in the folder, beside `save_total_limit`: `newest=2,every=1000,best=1:eval_loss`."""
+    store_keep: str | None = None
+    """Which checkpoints stay in the object store, likewise; None keeps all."""
+    on_upload_failure: str = "continue"
+    """`continue` training when uploads fail, or `stop` it, with a checkpoint."""
+    verify_access: bool = True
+    """Write, read, list and delete once in the object store before the model is loaded."""
+    grace_s: float = 30.0
+    """Seconds that the platform grants between SIGTERM and SIGKILL."""
+    resume: str = "auto"
+    """`auto`: the newest valid checkpoint; `never`; or the path of one checkpoint."""
+    from_scratch: bool = False
+    """Begin a new run once; what the folder holds is moved aside."""
+    allow_batch_change: bool = False
+    """Go on with another number of samples per step than the checkpoint's."""
+    peer_timeout_s: float = 1800.0
+    """How long a rank waits for another one that is alive but silent."""
+    snapshot_steps: str | None = None
+    """Optimizer steps between snapshots in memory, or `auto` for as often as they cost less than a hundredth of the
+    time; None takes one with each save only."""
+    snapshot_slots: int | None = None
+    """How many snapshots host memory may hold; 0 makes saves synchronous, None goes by the size of the state."""
+    snapshot_sharing: str = "auto"
+    """Whether the ranks of a node copy what all of them hold together: `on`, `off`, or `auto` for CUDA devices."""
+    metrics_port: int | None = None
+    """Where the first node's launcher serves how far the run is; 0 or None for nowhere."""
+    metrics_host: str | None = None
+    """The address for that; None for all of the machine's in a pod, and for this machine only elsewhere."""
+    termination_log: str | None = None
+    """The file for the last word to the platform; None for /dev/termination-log, where there is one."""
+    snapshot_memory: str | None = None
+    """How much memory all snapshots of one node may take, such as `8Gi`; None goes by `snapshot_slots` alone."""
+    verbosity: int = 0
+    """0: one line per event; more: details."""
+    record_folder: str | None = field(default=None)
+    """Where ranks tell their launcher how they ended; set by the launcher."""
+    launcher_pid: int | None = field(default=None)
+    """The process whose death ends the rank; set by the launcher."""
+    keeper: str | None = field(default=None)
+    """Under which name the node's keeper is reached; set by the launcher."""
+    has_begun: bool = False
+    """Whether an earlier launcher of the job has begun: what `resume` and `from_scratch` ask for is done then."""
+    job_dir: str | None = field(default=None)
+    """A folder of the job's for its progress and its events, too; set by whoever starts the launcher."""
+
+    def __post_init__(self) -> None:
+        self._check_places()
+        if self.save_strategy is not None and self.save_strategy not in SAVE_STRATEGIES:
+            raise UsageError(
+                f"--save-strategy {self.save_strategy!r} is unknown",
+                hint=f"use one of {', '.join(SAVE_STRATEGIES)}",
+            )
+        if self.save_steps is not None and self.save_steps < 1:
+            raise UsageError(
+                f"--save-steps {self.save_steps} must be at least 1",
+                hint="use --save-strategy no for no periodic checkpoints",
+            )
+        if self.save_steps is not None and self.save_strategy not in {None, "steps"}:
+            raise UsageError(
+                f"--save-steps {self.save_steps} contradicts --save-strategy {self.save_strategy}",
+                hint="leave one of them out",
+            )
+        self._check_save_every()
+        if self.save_total_limit is not None and self.save_total_limit < 1:
+            raise UsageError(
+                f"--save-total-limit {self.save_total_limit} must be at least 1",
+                hint="leave it out to keep every checkpoint",
+            )
+        self._check_snapshots()
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
+            raise UsageError(f"--metrics-port {self.metrics_port} must be a port number, or 0 for none")
+        for name, value in (("--grace", self.grace_s), ("SAFEPOINT_PEER_TIMEOUT", self.peer_timeout_s)):
+            if not 0 < value < float("inf"):
+                raise UsageError(f"{name} {value} must be a positive number of seconds")
+        if not self.resume:
+            raise UsageError("--resume is empty", hint="use auto, never, or the path of a checkpoint")
+        if self.from_scratch and self.resume not in {"auto", "never"}:
+            raise UsageError(f"--from-scratch contradicts --resume {self.resume}", hint="leave one of them out")
+
+    def _check_places(self) -> None:
+        if self.output_dir is not None and not self.output_dir.strip():
+            raise UsageError("--output-dir is empty", hint="name a folder")
+        if self.output_dir is not None:
+            try:
+                parse_location(self.output_dir)
+            except ValueError as error:
+                raise UsageError(f"--output-dir: {error}") from error
+        for option, text in (("--keep", self.keep), ("--store-keep", self.store_keep)):
+            try:
+                parse_policies(text)
+            except ValueError as error:
+                raise UsageError(f"{option}: {error}") from error
+        if self.on_upload_failure not in UPLOAD_FAILURE_ANSWERS:
+            raise UsageError(
+                f"--on-upload-failure {self.on_upload_failure!r} is unknown",
+                hint=f"use one of {', '.join(UPLOAD_FAILURE_ANSWERS)}",
+            )
+
+    def _check_save_every(self) -> None:
+        if self.save_every is None:
+            return
+        if self.save_steps is not None or self.save_strategy is not None:
+            other = "--save-steps" if self.save_steps is not None else f"--save-strategy {self.save_strategy}"
+            raise UsageError(f"--save-every {self.save_every} contradicts {other}", hint="leave one of them out")
+        if self.save_every == "auto":
+            return
+        try:
+            is_positive = parse_duration(self.save_every) > 0
+        except ValueError as error:
+            raise UsageError(f"--save-every: {error}", hint="write such a time, or auto") from error
+        if not is_positive:
+            raise UsageError(f"--save-every {self.save_every} must be longer than nothing")
+
+    def _check_snapshots(self) -> None:
+        steps = self.snapshot_steps
+        if steps is not None and steps != "auto" and not (steps.isdecimal() and int(steps) > 0):
+            raise UsageError(f"--snapshot-steps {steps!r} must be a positive number of steps, or auto")
+        if self.snapshot_slots is not None and not 0 <= self.snapshot_slots <= 8:
+            raise UsageError(f"--snapshot-slots {self.snapshot_slots} must be from 0 to 8")
+        if self.snapshot_sharing not in SHARING_WISHES:
+            raise UsageError(
+                f"--snapshot-sharing {self.snapshot_sharing!r} is unknown",
+                hint=f"use one of {', '.join(SHARING_WISHES)}",
+            )
+        if self.snapshot_slots == 0 and steps is not None:
+            raise UsageError("--snapshot-slots 0 contradicts --snapshot-steps", hint="leave one of them out")
+        if self.snapshot_memory is not None:
+            try:
+                parse_bytes(self.snapshot_memory)
+            except ValueError as error:
+                raise UsageError(f"--snapshot-memory: {error}") from error
+
+    @property
+    def snapshot_bytes(self) -> int | None:
+        """`snapshot_memory` in bytes."""
+        return None if self.snapshot_memory is None else parse_bytes(self.snapshot_memory)
+
+    @property
+    def job_events(self) -> Path | None:
+        """The job's own stream of events."""
+        return Path(self.job_dir) / EVENTS_NAME if self.job_dir else None
+
+    @property
+    def progress_places(self) -> list[Path]:
+        """Where the first rank's progress goes, besides the output folder."""
+        return [Path(folder) / PROGRESS_NAME for folder in (self.record_folder, self.job_dir) if folder]
+
+    @property
+    def margin_s(self) -> float:
+        """How long before the platform's SIGKILL every rank has left: a fifth of the grace, at most 3 s."""
+        return min(3.0, 0.2 * self.grace_s)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> "RunSettings":
+        """Read SAFEPOINT_* variables; unset or empty ones keep the default.
+
+        Raises:
+            UsageError: a value cannot be meant.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        for setting in fields(cls):
+            text = environ.get(variable(setting.name), "")
+            if text.strip():
+                values[setting.name] = _parse(variable(setting.name), text, _kind(setting.type))
+        return cls(**values)  # pyright: ignore[reportArgumentType]
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables from which `from_environment` makes an equal value; an empty text unsets a setting."""
+        texts: dict[str, str] = {}
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            texts[variable(setting.name)] = "" if value is None else str(int(value) if value is True else value)
+        return texts
+
+
+def variable(setting: str) -> str:
+    """The environment variable of a setting: `grace_s` → `SAFEPOINT_GRACE`."""
+    return _PREFIX + setting.removesuffix("_s").upper()
+
+
+def _kind(annotation: object) -> str:
+    """The first type that an annotation names: `int | None` → `int`."""
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).split(" | ")[0]
+
+
+def _parse(name: str, text: str, kind: str) -> object:
+    if kind == "bool":
+        word = text.strip().lower()
+        if word in _TRUE | _FALSE:
+            return word in _TRUE
+        raise UsageError(f"{name}={text!r} must be 1 or 0")
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError as error:
+        what = "a whole number" if kind == "int" else "a number of seconds"
+        raise UsageError(f"{name}={text!r} must be {what}") from error
+    return text

@@ -1,0 +1,1 @@
+"""What each file of a checkpoint will hold, byte for byte, before its tensors are copied."""

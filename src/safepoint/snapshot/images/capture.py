@@ -1,0 +1,199 @@
+"""The calls of a framework's save routine that would write tensors, handed over as images.
+
+While a capture is open, `torch.save` and safetensors' `save_file`, under whatever name a module has imported them,
+and the file system writer of torch.distributed.checkpoint hand over what goes below one folder. Calls for other
+places, or with options that are not known here, are the library's own.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import pickle
+import sys
+import uuid
+from collections.abc import Generator, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from safepoint.foundation.files import regular_files
+from safepoint.foundation.units import format_bytes
+from safepoint.snapshot.images.function_patch import Function, Replacing
+from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.images.safetensors_image import compose_safetensors
+from safepoint.snapshot.images.torch_image import TorchImages, UncomposableError
+
+_log = logging.getLogger("safepoint")
+_LARGE_BYTES = 64 << 20
+_NOTE = f"safepoint image {uuid.uuid4().hex} ".encode()
+_USUAL = {"_use_new_zipfile_serialization": True, "pickle_protocol": 2, "pickle_module": pickle}
+
+
+class Captured:
+    """What one run of a save routine has handed over or written.
+
+    Args:
+        root: the folder that it wrote to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.images: list[Image] = []
+
+    def keep(self, path: str, image: Image) -> None:
+        """Instead of the file there is now its image, and a note that stands for it: it may be moved or deleted.
+
+        Raises:
+            OSError: the note cannot be written, as the file could not have been.
+        """
+        (self.root / path).write_bytes(_NOTE + str(len(self.images)).encode())
+        self.images.append(image)
+
+    def relative(self, target: Any) -> str | None:
+        """The path of `target` below the folder; None when it is elsewhere."""
+        if not isinstance(target, str | os.PathLike):
+            return None
+        path = os.path.abspath(cast("str", target))
+        prefix = f"{self.root}{os.sep}"
+        return path.removeprefix(prefix).replace(os.sep, "/") if path.startswith(prefix) else None
+
+
+class Capture:
+    """Captures one save routine over and over, and remembers how its files look."""
+
+    def __init__(self) -> None:
+        self._torch_images: dict[str, TorchImages] = {}
+        self._dcp_images: dict[str, Any] = {}
+        self._replacing = Replacing()
+        self._told: set[str] = set()
+
+    def prepare(self) -> None:
+        """Look at all modules that are there now; it takes longer than a save, and belongs before the first step."""
+        self._replacing.find(_originals())
+
+    @contextlib.contextmanager
+    def below(self, root: Path) -> Generator[Captured]:
+        """Capture what goes below `root`, an absolute path; other threads' calls for other places pass."""
+        captured = Captured(root)
+        originals = _originals()
+        replacements = {originals[0]: self._saving_with_torch(captured, originals[0])}
+        for original in originals[1:]:
+            replacements[original] = self._saving_safetensors(captured, original)
+        with self._replacing.exchanged(replacements), self._dcp_captured(captured):
+            yield captured
+
+    @contextlib.contextmanager
+    def _dcp_captured(self, captured: Captured) -> Generator[None]:
+        writer = _dcp_writer()
+        if writer is None:
+            yield
+            return
+        original = writer.write_data
+        writer.write_data = self._writing_with_dcp(captured, writer, original)
+        try:
+            yield
+        finally:
+            writer.write_data = original
+
+    def _saving_with_torch(self, captured: Captured, original: Function) -> Function:
+        def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> Any:
+            path = captured.relative(f)
+            if path is None or args or not _are_usual(kwargs):
+                return original(obj, f, *args, **kwargs)
+            images = self._torch_images.setdefault(path.rsplit("/", 1)[-1], TorchImages(path))
+            images.path = path
+            try:
+                captured.keep(path, images.compose(obj))
+            except UncomposableError:
+                return original(obj, f, **kwargs)
+            return None
+
+        return save
+
+    def _saving_safetensors(self, captured: Captured, original: Function) -> Function:
+        def save_file(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> Any:
+            path = captured.relative(filename)
+            image = None
+            if path is not None and not args and not kwargs:
+                image = compose_safetensors(path, tensors, metadata)
+            if image is None or path is None:
+                return original(tensors, filename, metadata, *args, **kwargs)
+            captured.keep(path, image)
+            return None
+
+        return save_file
+
+    def _writing_with_dcp(self, captured: Captured, writer: Any, original: Function) -> Function:
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
+
+        from safepoint.snapshot.images.dcp_image import DcpImages
+
+        def write_data(self_: Any, plan: Any, planner: Any) -> Any:
+            folder = captured.relative(self_.path)
+            is_known = (
+                type(self_) in {FileSystemWriter, writer}
+                and folder is not None
+                and self_.single_file_per_rank
+                and self_.serialization_format == SerializationFormat.TORCH_SAVE
+                and not self_.transforms.extensions
+            )
+            if not is_known:
+                return original(self_, plan, planner)
+            path = f"{folder}/{plan.storage_data.prefix}0.distcp"
+            images = self._dcp_images.setdefault(path, DcpImages(path))
+            image, results = images.compose([(item, planner.resolve_data(item)) for item in plan.items])
+            captured.keep(path, image)
+            future = cast("Any", torch.futures.Future)()
+            future.set_result(results)
+            return future
+
+        return write_data
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Remember no longer how these files look, nor hold the tensors in them."""
+        for path in paths:
+            self._torch_images.pop(path.rsplit("/", 1)[-1], None)
+            self._dcp_images.pop(path, None)
+
+    def collect(self, captured: Captured) -> list[Image]:
+        """Everything that the routine has handed over or written.
+
+        Raises:
+            OSError: a file that it wrote cannot be read.
+        """
+        images: list[Image] = []
+        for path, status in regular_files(captured.root):
+            content = (captured.root / path).read_bytes()
+            if content.startswith(_NOTE):
+                image = captured.images[int(content[len(_NOTE) :])]
+                images.append(image if image.path == path else dataclasses.replace(image, path=path))
+                continue
+            images.append(Image.of_bytes(path, content))
+            name = path.rsplit("/", 1)[-1]
+            if status.st_size >= _LARGE_BYTES and name not in self._told:
+                self._told.add(name)
+                _log.warning(
+                    "%s, %s, was written while training waited: this way of writing it is not known",
+                    name,
+                    format_bytes(status.st_size),
+                )
+        return images
+
+
+def _are_usual(options: Mapping[str, Any]) -> bool:
+    """Whether options of `torch.save` change nothing of what it writes."""
+    return all(name in _USUAL and _USUAL[name] == value for name, value in options.items())
+
+
+def _originals() -> list[Function]:
+    """`torch.save`, and safetensors' function where that library is loaded."""
+    safetensors: Any = sys.modules.get("safetensors.torch")
+    return [torch.save] if safetensors is None else [torch.save, safetensors.save_file]
+
+
+def _dcp_writer() -> Any:
+    """The class whose `write_data` writes files, where DCP is loaded."""
+    module: Any = sys.modules.get("torch.distributed.checkpoint.filesystem")
+    return None if module is None else module._FileSystemWriter

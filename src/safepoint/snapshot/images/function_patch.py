@@ -1,0 +1,48 @@
+"""Exchanges functions of libraries for a while, under whatever name a module has imported them."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+class Replacing:
+    """Remembers where the functions' names are, because looking through all modules takes longer than a save."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[dict[str, Any], str, Function]] = []
+        self._seen: set[int] = set()
+
+    def find(self, originals: list[Function]) -> None:
+        """Look at the modules that are new; each is looked at once, when it is there as a whole."""
+        wanted = {id(function): function for function in originals}
+        for module in list(sys.modules.values()):
+            if id(module) not in self._seen and isinstance(module, type(os)) and not _is_being_imported(module):
+                self._seen.add(id(module))
+                self._places += [
+                    (vars(module), name, wanted[id(value)])
+                    for name, value in list(vars(module).items())
+                    if id(value) in wanted
+                ]
+
+    @contextlib.contextmanager
+    def exchanged(self, replacements: Mapping[Function, Function]) -> Generator[None]:
+        """For a while the values stand under the keys' names."""
+        self.find(list(replacements))
+        replaced: list[tuple[dict[str, Any], str, Function]] = []
+        for namespace, name, function in self._places:
+            if function in replacements and namespace.get(name) is function:  # nobody has wrapped it since
+                namespace[name] = replacements[function]
+                replaced.append((namespace, name, function))
+        try:
+            yield
+        finally:
+            for namespace, name, function in replaced:
+                namespace[name] = function
+
+
+def _is_being_imported(module: Any) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

@@ -1,0 +1,65 @@
+"""Images of files: what a file will hold, byte for byte, before the tensors in it have been copied."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from safepoint.snapshot.images.zip_archive import Archive
+
+
+class Piece(NamedTuple):
+    """Bytes of a tensor's storage and their place in a file.
+
+    Args:
+        offset: in the file.
+        num_bytes: how many; contiguous in memory.
+        address: where they are, on the device.
+        base: where the storage begins; tensors that share memory have the same.
+        owner: the storage or tensor that they belong to; holding it keeps them valid.
+        device: `cpu`, `cuda`, …
+    """
+
+    offset: int
+    num_bytes: int
+    address: int
+    base: int
+    owner: Any
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """One file in the making.
+
+    Args:
+        path: relative to the checkpoint, with `/`.
+        size_bytes: of the finished file.
+        literals: (offset, content) of everything that is known already.
+        fixed: more of the same; the very same object when nothing in it has changed since the last image.
+        pieces: everything that is still to be copied, by offset; the same object when nothing has changed.
+        archives: those that the file consists of, in their order.
+    """
+
+    path: str
+    size_bytes: int
+    literals: tuple[tuple[int, bytes], ...]
+    fixed: tuple[tuple[int, bytes], ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    archives: tuple[Archive, ...] = ()
+
+    @classmethod
+    def of_bytes(cls, path: str, content: bytes) -> "Image":
+        """A file whose content is there."""
+        return cls(path=path, size_bytes=len(content), literals=((0, content),))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but dense bytes of a storage with a shape."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type in {"cpu", "cuda"}
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )

@@ -1,0 +1,176 @@
+"""State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes."""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Sized
+from typing import Any, cast
+
+import torch
+
+from safepoint.snapshot.images.tensor_places import TensorPlaces
+
+
+class ModuleState:
+    """The state of one module over many saves.
+
+    `state_dict` makes new tensors and walks the whole tree, which takes longer than all else at a boundary. As long
+    as every submodule has the parameters and buffers that it had, the last one still holds: its tensors share the
+    memory of the module's.
+
+    Args:
+        module: whose state.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.is_sure = False
+        """Whether the last answer was the one before, with the same tensors where they were."""
+        self._last: Any = None
+        self._tables: list[Sized] = []
+        self._counts: list[int] = []
+        self._entries: list[tuple[dict[str, Any], str]] = []
+        self._values: list[Any] = []
+        self._ids: list[int] = []
+        self._places = TensorPlaces([])
+
+    def state_dict(self) -> "OrderedDict[str, Any]":
+        """What `module.state_dict()` returns."""
+        self.is_sure = self._last is not None and self._holds()
+        if not self.is_sure:
+            self._last = self.module.state_dict()
+            self._remember()
+        return cast("OrderedDict[str, Any]", self._last)
+
+    def _remember(self) -> None:
+        self._tables, self._entries = [], []
+        for module in self.module.modules():
+            if _has_own_ways(module):
+                self._counts = [-1]  # never holds
+                return
+            tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
+            # What the module is given later, hooks or a state_dict of its own, makes one of these longer.
+            others: list[Sized] = [
+                module.__dict__,
+                module._non_persistent_buffers_set,  # pyright: ignore
+                module._state_dict_hooks,  # pyright: ignore
+                module._state_dict_pre_hooks,  # pyright: ignore
+            ]
+            self._tables += [*tables, *others]
+            self._entries += [(table, name) for table in tables for name in table]
+        self._counts = [len(table) for table in self._tables]
+        self._values = [table[name] for table, name in self._entries]
+        self._ids = list(map(id, self._values))
+        self._places = TensorPlaces(self._values)
+
+    def _holds(self) -> bool:
+        if [len(table) for table in self._tables] != self._counts:
+            return False
+        return [id(table.get(name)) for table, name in self._entries] == self._ids and self._places.hold()
+
+
+class OptimizerState:
+    """The state of one optimizer over many saves.
+
+    Args:
+        optimizer: whose state.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.is_sure = False
+        """Whether `state` of the last answer was the one before, with the same tensors where they were."""
+        self._last: dict[Any, Any] | None = None
+        self._indices: list[Any] = []
+        self._objects: list[Any] = []
+        self._ids: list[int] = []
+        self._outline: list[Any] = []
+        self._places = TensorPlaces([])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `optimizer.state_dict()` returns; its `state` is the last one's object while that holds."""
+        self.is_sure = _packs_as_torch(self.optimizer) and self._last is not None and self._holds()
+        if not _packs_as_torch(self.optimizer):
+            self._last = None
+            return self.optimizer.state_dict()
+        if not self.is_sure:
+            self._remember()
+        if self._last is None:
+            return self.optimizer.state_dict()
+        groups: list[dict[str, Any]] = []
+        for group, indices in zip(self.optimizer.param_groups, self._indices, strict=True):
+            groups.append({key: value for key, value in group.items() if key != "params"})
+            groups[-1]["params"] = indices
+        return {"state": self._last, "param_groups": groups}
+
+    def _remember(self) -> None:
+        self._last = None
+        if not _has_plain_state(self.optimizer):
+            return
+        packed = self.optimizer.state_dict()
+        state = cast("dict[Any, dict[Any, Any]]", packed["state"])
+        values = [value for one in state.values() for value in one.values()]
+        if not all(type(value) in _PLAIN for value in values):
+            return
+        # They are kept, so that no other object can get the number of one of them.
+        self._objects = list(_objects_of(self.optimizer))
+        self._ids = list(map(id, self._objects))
+        self._outline = _outline_of(self.optimizer)
+        self._places = TensorPlaces(values)
+        self._indices = [group["params"] for group in packed["param_groups"]]
+        # Copies of the containers: an optimizer adds to its own.
+        self._last = {key: dict(one) for key, one in state.items()}
+
+    def _holds(self) -> bool:
+        return (
+            _has_plain_state(self.optimizer)
+            and list(map(id, _objects_of(self.optimizer))) == self._ids
+            and _outline_of(self.optimizer) == self._outline
+            and self._places.hold()
+        )
+
+
+def _has_plain_state(optimizer: Any) -> bool:
+    return set(map(type, optimizer.state.values())) <= {dict}
+
+
+def _objects_of(optimizer: Any) -> Iterable[Any]:
+    """Everything that a packed state is made of."""
+    joined = itertools.chain.from_iterable
+    values: Iterable[Any] = joined(map(_values, optimizer.state.values()))
+    return itertools.chain(joined(group["params"] for group in optimizer.param_groups), optimizer.state, values)
+
+
+def _outline_of(optimizer: Any) -> list[Any]:
+    """Which of its objects stands where."""
+    names: list[Any] = list(map(_tuple, optimizer.state.values()))
+    return names + [len(group["params"]) for group in optimizer.param_groups]
+
+
+_base_state_dict: Any = torch.optim.Optimizer.state_dict  # pyright: ignore
+_values: Any = dict.values  # pyright: ignore
+_tuple: Any = tuple
+_PLAIN = {torch.Tensor, int, float, bool, str, type(None)}
+
+
+def _packs_as_torch(optimizer: Any) -> bool:
+    """Whether an optimizer's state is what torch makes of `state` and `param_groups`, and nothing besides."""
+    return (
+        optimizer.__class__.state_dict is _base_state_dict
+        and "state_dict" not in optimizer.__dict__
+        and not optimizer._optimizer_state_dict_pre_hooks
+        and not optimizer._optimizer_state_dict_post_hooks
+    )
+
+
+def _has_own_ways(module: torch.nn.Module) -> bool:
+    """Whether a module saves anything but its parameters and buffers."""
+    kind = type(module)
+    base = torch.nn.Module
+    return bool(
+        module._state_dict_hooks  # pyright: ignore
+        or module._state_dict_pre_hooks  # pyright: ignore
+        or "state_dict" in module.__dict__
+        or kind.state_dict is not base.state_dict
+        or kind._save_to_state_dict is not base._save_to_state_dict  # pyright: ignore
+        or kind.get_extra_state is not base.get_extra_state
+    )

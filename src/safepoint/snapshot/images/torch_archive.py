@@ -1,0 +1,135 @@
+"""The archive that `torch.save` writes, laid out from the sizes of what is in it.
+
+The format is torch's: a zip archive without compression, one record for the pickle and one for each storage, each
+record's data at a multiple of 64 bytes, checksums behind the data. The pickle stands last, so that the place of a
+storage does not depend on the length of a number in it; readers go by the archive's directory.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from safepoint.snapshot.images.zip_archive import Archive
+
+PICKLE_BEGIN, PICKLE_END = b"\x80\x02", b"."
+_ALIGNMENT = 64
+_FLAGS = 0x0808  # names in UTF-8, checksums behind the data
+_WIDE = 0xFFFFFFFF
+_LOCAL = struct.Struct("<IHHHHHIIIHH")
+_CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
+_DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<IIII"), struct.Struct("<IIQQ")
+_END = struct.Struct("<IHHHHIIH")
+_WIDE_END = struct.Struct("<IQHHIIQQQQ")
+_LOCATOR = struct.Struct("<IIQI")
+
+
+class StorageRecords:
+    """The records of all storages, which stand first.
+
+    Args:
+        prefix: the archive's name inside itself.
+        sizes: of the storages, in bytes.
+    """
+
+    def __init__(self, prefix: str, sizes: Sequence[int]) -> None:
+        self.prefix = prefix
+        records: list[_Record] = []
+        self.end = 0
+        for number, size in enumerate(sizes):
+            records.append(_Record(f"{prefix}/data/{number}", size, self.end))
+            self.end = records[-1].end
+        self.places = [record.data for record in records]
+        """Where the data of each begins."""
+        self.literals = tuple(literal for record in records for literal in record.literals)
+        self.central = b"".join(record.central for record in records)
+
+
+class Layout(NamedTuple):
+    """A whole archive.
+
+    Args:
+        size_bytes: of the file.
+        literals: everything in it besides the storages and their records.
+        archive: see `Archive`.
+    """
+
+    size_bytes: int
+    literals: tuple[tuple[int, bytes], ...]
+    archive: Archive
+
+
+def lay_out(storages: StorageRecords, pickled: bytes) -> Layout:
+    """Put everything else behind the storages.
+
+    Args:
+        storages: their records.
+        pickled: what refers to them.
+    """
+    offset = storages.end
+    small: list[tuple[_Record, bytes]] = []
+    for name, content in (
+        ("data.pkl", pickled),
+        ("byteorder", b"little"),
+        (".format_version", b"1"),
+        (".storage_alignment", str(_ALIGNMENT).encode()),
+        ("version", b"3\n"),
+    ):
+        record = _Record(f"{storages.prefix}/{name}", len(content), offset)
+        small.append((record, content))
+        offset = record.end
+    directory = storages.central + b"".join(record.central for record, _ in small)
+    count = len(storages.places) + len(small)
+    tail = directory + _end_of(count, len(directory), offset)
+    literals = [literal for record, _ in small for literal in record.literals]
+    literals += [(record.data, content) for record, content in small]
+    return Layout(offset + len(tail), (*literals, (offset, tail)), Archive(0, offset, count))
+
+
+class _Record:
+    """One record of an archive, at `start`: header, data, descriptor."""
+
+    def __init__(self, name: str, size: int, start: int) -> None:
+        text = name.encode()
+        is_wide = size >= _WIDE
+        extra = struct.pack("<HHQQ", 1, 16, size, size) if is_wide else b""
+        header_bytes = _LOCAL.size + len(text) + len(extra)
+        padding = -(start + header_bytes) % _ALIGNMENT
+        if 0 < padding < 4:
+            padding += _ALIGNMENT
+        if padding:
+            extra += struct.pack("<2sH", b"FB", padding - 4) + bytes(padding - 4)
+        short = _WIDE if is_wide else size
+        version = 45 if is_wide else 0
+        header = _LOCAL.pack(0x04034B50, version, _FLAGS, 0, 0, 0, 0, short, short, len(text), len(extra))
+        self.size = size
+        self.data = start + len(header) + len(text) + len(extra)
+        width = _WIDE_DESCRIPTOR if is_wide else _DESCRIPTOR
+        descriptor = width.pack(0x08074B50, 0, size, size)
+        self.end = self.data + size + len(descriptor)
+        self.literals = ((start, header + text + extra), (self.data + size, descriptor))
+        self.central = _central(text, size, start)
+
+
+def _central(name: bytes, size: int, start: int) -> bytes:
+    wide: list[int] = []
+    if size >= _WIDE:
+        wide += [size, size]
+    if start >= _WIDE:
+        wide.append(start)
+    extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+    short = min(size, _WIDE)
+    version = 45 if wide else 0
+    lengths = (len(name), len(extra), 0)
+    head = _CENTRAL.pack(
+        0x02014B50, version, version, _FLAGS, 0, 0, 0, 0, short, short, *lengths, 0, 0, 0, min(start, _WIDE)
+    )
+    return head + name + extra
+
+
+def _end_of(count: int, size: int, offset: int) -> bytes:
+    wide = b""
+    if offset >= _WIDE or count >= 0xFFFF:
+        wide = _WIDE_END.pack(0x06064B50, 44, 45, 45, 0, 0, count, count, size, offset)
+        wide += _LOCATOR.pack(0x07064B50, 0, offset + size, 1)
+    short_count = min(count, 0xFFFF)
+    return wide + _END.pack(0x06054B50, 0, 0, short_count, short_count, size, min(offset, _WIDE), 0)

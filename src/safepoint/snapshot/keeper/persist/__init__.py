@@ -1,0 +1,1 @@
+"""From a snapshot in memory to a committed checkpoint."""

@@ -1,0 +1,300 @@
+"""From an image in memory to a durable file: checksums and digest on one thread, large aligned writes on another.
+
+Writing follows the copy into the image by its watermark, so it begins before the copy has ended. Writes bypass the
+page cache where the file system allows that: a checkpoint is not read again soon, and the cache belongs to the
+training's data.
+"""
+
+import errno
+import itertools
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_bytes
+from safepoint.checkpoint.format.manifest import FileEntry
+from safepoint.checkpoint.local.commit import entry_of
+from safepoint.errors import SaveError
+from safepoint.foundation import clock
+from safepoint.snapshot.images.zip_archive import Archive, records_of
+from safepoint.snapshot.memory.block import PAGE_BYTES, Block
+from safepoint.snapshot.protocol.layout import SMALL_BYTES
+
+STAGED = 1 << 62
+"""What `Source.available` says when all is there."""
+_WRITE_BYTES = 4 << 20
+_POLL_S = 0.0005
+_NUM_SMALL_WRITERS = 8
+_CANNOT_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class GivenUpError(Exception):
+    """The image will never be whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file's image in memory.
+
+    Args:
+        path: relative to the checkpoint.
+        block: where it is.
+        offset: in the block.
+        size_bytes: of the file.
+        archives: see `Image`.
+        has_block_alone: whether the block, opened as a file, is this file.
+        available: how many bytes of the block are there by now; raises GivenUpError when no more will come.
+    """
+
+    path: str
+    block: Block
+    offset: int
+    size_bytes: int
+    archives: tuple[Archive, ...]
+    has_block_alone: bool
+    available: Callable[[], int]
+
+    def wait_for(self, end: int) -> None:
+        """Wait until the first `end` bytes of the file are there.
+
+        Raises:
+            GivenUpError: they will not come.
+        """
+        while self.available() < self.offset + end:
+            clock.sleep(_POLL_S)
+
+    def wait_until_staged(self) -> None:
+        """Wait until its rank has said that all of its part is there, and as it was at the boundary.
+
+        Raises:
+            GivenUpError: it is not.
+        """
+        while self.available() < STAGED:
+            clock.sleep(_POLL_S)
+
+    def view(self, start: int, length: int) -> memoryview:
+        """A part of the file."""
+        return self.block.view(self.offset + start, length)
+
+
+def write_files(sources: list[Source], folder: Path) -> list[FileEntry]:
+    """Write all files into `folder`, durably; names of folders are the committer's.
+
+    Raises:
+        GivenUpError: an image will not be whole.
+        SaveError: two files have one name.
+        OSError: the disk is full, gone, or read-only.
+    """
+    if len({source.path for source in sources}) != len(sources):
+        raise SaveError("a rank wrote two files under one name")
+    for source in sources:
+        (folder / source.path).parent.mkdir(parents=True, exist_ok=True)
+    small = [source for source in sources if source.size_bytes < SMALL_BYTES]
+    large = [source for source in sources if source.size_bytes >= SMALL_BYTES]
+    with ThreadPoolExecutor(_NUM_SMALL_WRITERS, "safepoint-small-files") as pool:
+        # An fsync waits for the disk: eight at once take as long as one.
+        waiting = [pool.submit(_write_small, source, folder / source.path) for source in small]
+        entries = [_write_large(source, folder / source.path) for source in large]
+        entries += [result.result() for result in waiting]
+    return entries
+
+
+def _write_small(source: Source, target: Path) -> FileEntry:
+    source.wait_for(source.size_bytes)
+    seal_archive(source)
+    content = bytes(source.view(0, source.size_bytes))
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        write_all(descriptor, memoryview(content), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return entry_of(source.path, FileDigest(size_bytes=len(content), digest=digest_bytes(content)))
+
+
+def _write_large(source: Source, target: Path) -> FileEntry:
+    preparing = Preparing(source)
+    thread = threading.Thread(target=preparing.run, name="safepoint-digest", daemon=True)
+    thread.start()
+    try:
+        with _Writer(target) as writer:
+            done = 0
+            while done < source.size_bytes:
+                ready = preparing.wait_for(min(done + _WRITE_BYTES, source.size_bytes))
+                while done < ready and (ready - done >= _WRITE_BYTES or ready == source.size_bytes):
+                    length = min(_WRITE_BYTES, ready - done)
+                    writer.write(source, done, length)
+                    done += length
+            writer.finish(source.size_bytes)
+    finally:
+        preparing.stop()
+        thread.join()
+    return entry_of(source.path, preparing.result())
+
+
+class _Writer:
+    """One file being written, past the page cache as long as the file system takes it."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        self._is_direct = hasattr(os, "O_DIRECT")
+        try:
+            direct = os.O_DIRECT if self._is_direct else 0
+            self._descriptor = os.open(target, self._flags | os.O_EXCL | direct, 0o666)
+        except OSError as error:
+            if not self._is_direct or error.errno not in _CANNOT_DIRECT:
+                raise
+            self._is_direct = False
+            target.unlink(missing_ok=True)  # some systems create the file and refuse to open it
+            self._descriptor = os.open(target, self._flags | os.O_EXCL, 0o666)
+
+    def write(self, source: Source, start: int, length: int) -> None:
+        """Write `length` bytes of the image from `start`, a multiple of the page size."""
+        if self._is_direct:
+            # The rest of the image's last page is zeros; the file is cut to its length at the end.
+            whole = -(-length // PAGE_BYTES) * PAGE_BYTES
+            try:
+                if source.offset % PAGE_BYTES == 0 and start % PAGE_BYTES == 0:
+                    write_all(self._descriptor, source.view(start, whole), start)
+                    return
+            except OSError as error:
+                if error.errno not in _CANNOT_DIRECT:
+                    raise
+            self._leave_direct()
+        write_all(self._descriptor, source.view(start, length), start)
+
+    def _leave_direct(self) -> None:
+        self._is_direct = False
+        os.close(self._descriptor)
+        self._descriptor = os.open(self._target, self._flags)
+
+    def finish(self, size_bytes: int) -> None:
+        os.ftruncate(self._descriptor, size_bytes)
+        os.fsync(self._descriptor)
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write everything, however little the system takes at a time."""
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
+
+
+# ---- checksums and digest -----------------------------------------------------------------------------------------
+
+
+class Preparing:
+    """Goes over an image once, as it fills: an archive's checksums, the file's digest.
+
+    Args:
+        source: the image.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._ready = 0
+        self._error: BaseException | None = None
+        self._is_stopped = False
+        self._changed = threading.Condition()
+        self._digesting = FileDigester()
+
+    def run(self) -> None:
+        """Do it; the thread's body."""
+        try:
+            for start, length in _steps(self._source):
+                if self._is_stopped:
+                    return
+                self._digesting.update(self._source.view(start, length))
+                self._advance(start + length)
+        except BaseException as error:  # noqa: BLE001  the writing thread raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _advance(self, ready: int) -> None:
+        with self._changed:
+            self._ready = ready
+            self._changed.notify_all()
+
+    def wait_for(self, end: int) -> int:
+        """Wait until `end` bytes are final; returns how many are.
+
+        Raises:
+            GivenUpError: they will not come.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready >= end or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            return self._ready
+
+    def stop(self) -> None:
+        """Go no further."""
+        self._is_stopped = True
+
+    def result(self) -> FileDigest:
+        """The digest of the whole file."""
+        return self._digesting.result()
+
+
+def digest_source(source: Source) -> FileEntry:
+    """What a manifest says of an image that is whole, without writing it."""
+    preparing = Preparing(source)
+    preparing.run()
+    preparing.wait_for(source.size_bytes)
+    return entry_of(source.path, preparing.result())
+
+
+def digest_bytes_of(source: Source) -> str:
+    """The digest of an image as it is, checksums included."""
+    digesting = FileDigester()
+    digesting.update(source.view(0, source.size_bytes))
+    return digesting.result().digest
+
+
+def seal_archive(source: Source) -> None:
+    """Fill in the checksums of an archive that is there as a whole."""
+    if source.archives:
+        for _ in _steps(source):
+            pass
+
+
+def _steps(source: Source) -> Iterator[tuple[int, int]]:
+    """(start, length) of one stretch after the other, each final when it is yielded, checksums included."""
+    if not source.archives:
+        for start in range(0, source.size_bytes, _WRITE_BYTES):
+            length = min(_WRITE_BYTES, source.size_bytes - start)
+            source.wait_for(start + length)
+            yield start, length
+        return
+    place = 0
+    for record in itertools.chain.from_iterable(records_of(archive, source.view) for archive in source.archives):
+        checksum = 0
+        # Short ones are put together: hundreds of tiny stretches would cost more than their bytes.
+        for at in range(record.data, record.data + record.size, _WRITE_BYTES):
+            length = min(_WRITE_BYTES, record.data + record.size - at)
+            source.wait_for(at + length)
+            checksum = zlib.crc32(source.view(at, length), checksum)
+            if at + length < record.data + record.size:
+                yield place, at + length - place
+                place = at + length
+        value = struct.pack("<I", checksum)
+        for at in record.checksums:
+            source.view(at, len(value))[:] = value
+        if record.end - place >= SMALL_BYTES:
+            yield place, record.end - place
+            place = record.end
+    source.wait_for(source.size_bytes)
+    yield place, source.size_bytes - place

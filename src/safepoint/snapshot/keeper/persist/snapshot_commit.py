@@ -1,0 +1,234 @@
+"""From a snapshot in the keeper's book to a checkpoint in the output folder."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest
+from safepoint.checkpoint.format.verify import read_manifest
+from safepoint.checkpoint.local.commit import RankPart, WorkingCheckpoint
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.retention import KeepNewest, parse_policies
+from safepoint.errors import SafepointError, SaveError
+from safepoint.foundation import clock
+from safepoint.foundation.events.run_events import Pruned, SaveFailed
+from safepoint.foundation.events.stream import Event
+from safepoint.snapshot.keeper.ledger import Snapshot
+from safepoint.snapshot.keeper.persist.file_writer import (
+    GivenUpError,
+    Source,
+    digest_bytes_of,
+    digest_source,
+    write_files,
+)
+from safepoint.snapshot.keeper.persist.node_exchange import Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the first rank says of the checkpoint that a snapshot is to become.
+
+    Args:
+        folder: the output folder.
+        attempt_id: names this start's working folders.
+        manifest: fields of `Manifest`, without files, trigger and time.
+        keep: retention, as `parse_policies` reads it.
+        limit: how many checkpoints to keep; None for all.
+        protected: steps that are never pruned.
+        save: the number of this save in the attempt, the same on all nodes.
+        node: see `Nodes`.
+        num_nodes: see `Nodes`.
+    """
+
+    folder: str
+    attempt_id: str
+    manifest: Mapping[str, Any]
+    keep: str | None = None
+    limit: int | None = None
+    protected: tuple[int, ...] = ()
+    save: int = 0
+    node: int = 0
+    num_nodes: int = 1
+
+    @property
+    def output(self) -> OutputFolder:
+        """The output folder."""
+        return OutputFolder(Path(self.folder))
+
+    @property
+    def nodes(self) -> Nodes:
+        """This node among those that save together."""
+        return Nodes(self.output.work / self.attempt_id, index=self.node, count=self.num_nodes)
+
+
+def commit_snapshot(
+    snapshot: Snapshot,
+    sources: dict[int, list[Source]],
+    report: Callable[[Event], None],
+    is_over: Callable[[], bool],
+) -> Manifest:
+    """Write, digest, fsync and commit, with the other nodes if there are any; then prune.
+
+    Args:
+        snapshot: what, with the first rank's facts.
+        sources: its files, by rank.
+        report: told what was pruned.
+        is_over: whether waiting for other nodes makes no sense any more.
+
+    Raises:
+        GivenUpError: a rank will not stage its part.
+        SafepointError, OSError: it cannot be committed; nothing is left of it.
+    """
+    facts = Facts(**snapshot.facts)
+    # A folder for every save: what an earlier one of the same step has left is not in the way.
+    working = WorkingCheckpoint(facts.output, attempt_id=f"{facts.attempt_id}/{facts.save}", step=snapshot.step)
+    if facts.num_nodes > 1:
+        manifest = _commit_with_others(snapshot, facts, working, sources, is_over)
+    else:
+        try:
+            part = _write(working, snapshot, sources, node=0)
+            manifest = working.commit([part], lambda files: describe(snapshot, files))
+        finally:
+            working.discard()
+            with contextlib.suppress(OSError):
+                (facts.output.work / facts.attempt_id / str(facts.save)).rmdir()
+    if facts.node == 0:
+        _prune(facts.output, facts, report)
+    return manifest
+
+
+def _write(
+    working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, list[Source]], *, node: int
+) -> RankPart:
+    working.merged.mkdir(parents=True, exist_ok=True)
+    entries = write_files(merge(sources), working.merged)
+    for of_rank in sources.values():
+        for source in of_rank:
+            source.wait_until_staged()  # bytes may be there before it is known that they are one boundary's
+    if not snapshot.is_intact:
+        raise GivenUpError(f"the memory of step {snapshot.step} was used for another one")
+    return RankPart(rank=node, files=tuple(entries))
+
+
+def _commit_with_others(
+    snapshot: Snapshot,
+    facts: Facts,
+    working: WorkingCheckpoint,
+    sources: dict[int, list[Source]],
+    is_over: Callable[[], bool],
+) -> Manifest:
+    """Write this node's part; node 0 commits when all parts are there, the others wait for what it says."""
+    nodes = facts.nodes
+    try:
+        part = _write(working, snapshot, sources, node=nodes.index)
+    except BaseException as error:
+        nodes.publish(facts.save, RankPart(rank=nodes.index, error=f"node {nodes.index}: {error}"))
+        raise
+    nodes.publish(facts.save, part)
+    if nodes.index > 0:
+        problem = nodes.outcome(facts.save, is_over)
+        if problem:
+            raise SaveError(problem)
+        return read_manifest(working.target)
+    problem = "node 0 failed"
+    try:
+        parts = nodes.collect(facts.save, is_over)
+        manifest = working.commit(parts, lambda files: describe(snapshot, files))
+        problem = ""
+    except (SafepointError, OSError) as error:
+        problem = str(error)
+        raise
+    finally:
+        nodes.announce(facts.save, problem)
+        working.discard()
+    return manifest
+
+
+def excuse(snapshot: Snapshot, error: str) -> None:
+    """Tell the other nodes, if there are any, not to wait for this one's part of a snapshot, and why."""
+    facts = Facts(**snapshot.facts) if snapshot.facts else None
+    if facts is not None and facts.num_nodes > 1:
+        with contextlib.suppress(OSError):
+            facts.nodes.publish(facts.save, RankPart(rank=facts.node, error=error))
+
+
+def describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
+    """The manifest of a snapshot whose files are known."""
+    fields = Facts(**snapshot.facts).manifest
+    return Manifest(**fields, files=files, trigger=snapshot.trigger, created=clock.utc_now())
+
+
+def merge(sources: dict[int, list[Source]]) -> list[Source]:
+    """The files of all ranks, each once.
+
+    Raises:
+        SaveError: two ranks have different content under one name.
+        GivenUpError: a rank will not stage its part.
+    """
+    merged: dict[str, Source] = {}
+    for of_rank in sources.values():
+        for source in of_rank:
+            first = merged.setdefault(source.path, source)
+            if first is not source and not _are_equal(first, source):
+                raise SaveError(f"two ranks wrote {source.path} with different content")
+    return list(merged.values())
+
+
+def _are_equal(first: Source, second: Source) -> bool:
+    if first.size_bytes != second.size_bytes:
+        return False
+    for source in (first, second):
+        source.wait_for(source.size_bytes)
+    return digest_source(first) == digest_source(second)
+
+
+def _prune(output: OutputFolder, facts: Facts, report: Callable[[Event], None]) -> None:
+    policies = [*parse_policies(facts.keep), *([KeepNewest(facts.limit)] if facts.limit else [])]
+    try:
+        pruned = output.prune(output.superseded(policies, protected=set(facts.protected)))
+    except OSError as error:
+        step = int(output.committed()[0].name.rsplit("-", 1)[1])
+        reason, consequence = f"an older checkpoint could not be deleted: {error}", "it stays until the next save"
+        report(SaveFailed(step=step, trigger="retention", reason=reason, consequence=consequence))
+        return
+    for path in pruned:
+        report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
+
+
+def link_files(
+    snapshot: Snapshot, sources: Sequence[Source], folder: Path, *, pid: int, known: Manifest | None
+) -> Manifest:
+    """Make a snapshot in memory look like a checkpoint's folder: links to the descriptors of its blocks.
+
+    Args:
+        snapshot: complete.
+        sources: its files.
+        folder: to be filled.
+        pid: the process that holds the blocks.
+        known: the manifest of the checkpoint that it has become.
+
+    Returns:
+        What a manifest says of it.
+
+    Raises:
+        SaveError: what is in memory is not what was saved.
+        OSError: the folder cannot be written.
+    """
+    digests = {entry.path: entry for entry in known.files} if known is not None else {}
+    entries: list[FileEntry] = []
+    for source in sorted(sources, key=lambda source: source.path):
+        place = folder / source.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            place.unlink()
+        entry = digests.get(source.path)
+        if entry is not None and digest_bytes_of(source) != entry.digest:
+            raise SaveError(f"{source.path} in memory is not what was saved")
+        entries.append(entry or digest_source(source))
+        if source.has_block_alone:
+            place.symlink_to(f"/proc/{pid}/fd/{source.block.descriptor}")
+        else:
+            place.write_bytes(source.view(0, source.size_bytes))
+    return describe(snapshot, tuple(entries))

@@ -1,0 +1,195 @@
+"""The memory that snapshots are staged into: blocks that are made once and used again and again."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from safepoint.foundation.units import format_bytes
+from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.snapshot.memory import host_memory
+from safepoint.snapshot.memory.block import PAGE_BYTES, Block
+from safepoint.snapshot.memory.host_memory import Room
+from safepoint.snapshot.staging.device_copy import pin
+
+_SMALL_STATE_BYTES = 256 << 20
+"""Up to here three slots are cheaper than the thought of whether to have them."""
+_MOST_SLOTS = 3
+_SLACK_BYTES = 16 << 20
+
+
+class NoRoomError(Exception):
+    """There is not enough memory for a snapshot; the text has the figures."""
+
+
+class Arena:
+    """One rank's blocks.
+
+    Args:
+        keeper: gets to see them, and says which are free.
+        slots: how many snapshots may be in memory; None for what fits the size of the state.
+        look: tells how much memory there is.
+    """
+
+    def __init__(
+        self, keeper: KeeperClient, *, slots: int | None = None, look: Callable[[], Room | None] = host_memory.look
+    ) -> None:
+        self._keeper = keeper
+        self._slots = slots
+        self.most_bytes: int | None = None
+        """How much memory all blocks together may take; None for no such bound."""
+        self._look = look
+        self._blocks: list[Block] = []
+        self._populating: threading.Thread | None = None
+        self._is_pinning = False
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all blocks together."""
+        return sum(block.capacity_bytes for block in self._blocks)
+
+    def slots_for(self, snapshot_bytes: int) -> int:
+        """How many snapshots of this size may be in memory."""
+        if self._slots is not None:
+            return self._slots
+        return _MOST_SLOTS if _MOST_SLOTS * snapshot_bytes <= _SMALL_STATE_BYTES else 1
+
+    def prepare(self, sizes: Sequence[int], *, still_to_come: int = 0, device: int | None = None) -> None:
+        """Make blocks for images of about these sizes, and fault them in beside whatever else goes on.
+
+        Args:
+            sizes: bytes.
+            still_to_come: memory that the training itself is going to take.
+            device: the CUDA device that will write to them, for which their pages are locked; None for none.
+
+        Raises:
+            NoRoomError: there is not enough memory; nothing was taken.
+        """
+        self._check_bound(sizes)
+        self._check_room(sum(sizes) + still_to_come)
+        blocks = [self._allocate(size) for size in sizes if size > 0]
+
+        def populate() -> None:
+            for block in blocks:
+                if block.populate(self._has_room):
+                    self._keeper.populated(block)
+                    if device is not None:
+                        pin(block, device)
+
+        self._is_pinning = device is not None
+        self._populating = threading.Thread(target=populate, name="safepoint-arena", daemon=True)
+        self._populating.start()
+
+    def wait_prepared(self) -> None:
+        """Wait until what `prepare` began is done."""
+        if self._populating is not None:
+            self._populating.join()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        room = self._look()
+        return room is None or room.has(num_bytes)
+
+    def _check_bound(self, sizes: Sequence[int]) -> None:
+        least_bytes = _least(sizes)
+        if self.most_bytes is not None and least_bytes > self.most_bytes:
+            raise NoRoomError(
+                f"a snapshot needs {format_bytes(least_bytes)} of host memory, and a rank may take "
+                f"{format_bytes(self.most_bytes)}"
+            )
+
+    def _check_room(self, num_bytes: int) -> None:
+        room = self._look()
+        if room is not None and not room.has(num_bytes):
+            raise NoRoomError(
+                f"a snapshot needs {format_bytes(num_bytes)} of host memory; {format_bytes(room.available_bytes)} of "
+                f"{format_bytes(room.limit_bytes)} are available ({room.limited_by}), "
+                f"{format_bytes(room.spare_bytes)} of which stay free"
+            )
+
+    def _allocate(self, size_bytes: int) -> Block:
+        try:
+            block = Block.allocate(self._keeper.new_number(), size_bytes)
+        except OSError as error:
+            raise NoRoomError(f"the system has no {format_bytes(size_bytes)} of shared memory: {error}") from error
+        self._blocks.append(block)
+        self._keeper.lend(block)
+        self._keeper.release([block])
+        return block
+
+    def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
+        """Whether images of these sizes would find a place, as far as free memory goes; see `take`."""
+        if self.most_bytes is not None and _least(sizes) > self.most_bytes:
+            return True  # `take` says why it never can, and nobody waits for it
+        free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
+        return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, more_slots)
+
+    def _allowed(self, sizes: Sequence[int], more_slots: int) -> int:
+        slots = self.slots_for(sum(sizes)) + more_slots
+        allowed = slots * _least(sizes) + _SLACK_BYTES
+        return allowed if self.most_bytes is None else min(allowed, self.most_bytes)
+
+    def take(self, sizes: Sequence[int], *, more_slots: int = 0) -> list[Block] | None:
+        """Blocks for images of these sizes, in their order.
+
+        Args:
+            sizes: bytes.
+            more_slots: beyond what is usual, because this snapshot cannot wait.
+
+        Returns:
+            The blocks, no longer free; None while too many of them are busy.
+
+        Raises:
+            NoRoomError: there is not enough memory.
+        """
+        if self._is_pinning:  # a device must find a block's pages locked, and nobody may cut it meanwhile
+            self.wait_prepared()
+        self._check_bound(sizes)
+        allowed = self._allowed(sizes, more_slots)
+        free = sorted((block for block in self._blocks if self._keeper.is_free(block)), key=_capacity)
+        taken: dict[int, Block] = {}
+        lacking: list[int] = []
+        for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+            size = sizes[index]
+            fitting = next((b for b in free if size <= b.capacity_bytes <= 2 * size + _SLACK_BYTES), None)
+            if fitting is None:
+                lacking.append(index)
+            else:
+                free.remove(fitting)
+                taken[index] = fitting
+        needed = sum(sizes[index] for index in lacking)
+        while free and self.num_bytes + needed > allowed:
+            self._give_back(free.pop(0))
+        if self.num_bytes + needed > allowed and len(taken) == len(self._blocks):
+            # Nobody is going to free anything: what fits is so large that it leaves no room for the rest.
+            for block in taken.values():
+                self._give_back(block)
+            taken.clear()
+            lacking = list(range(len(sizes)))
+            needed = sum(sizes)
+        if lacking and self.num_bytes + needed > allowed:
+            return None
+        if lacking:
+            self._check_room(needed)
+            for index in lacking:
+                taken[index] = self._allocate(sizes[index])
+        blocks = [taken[index] for index in range(len(sizes))]
+        self._keeper.use(blocks)
+        return blocks
+
+    def _give_back(self, block: Block) -> None:
+        self._blocks.remove(block)
+        self._keeper.use([block])
+        self._keeper.take_back(block)
+        # Its memory goes when nobody refers to it: the keeper may just be mapping it.
+
+    def close(self) -> None:
+        """Give everything back; the keeper keeps what it still needs."""
+        self.wait_prepared()
+        self._blocks.clear()
+
+
+def _least(sizes: Sequence[int]) -> int:
+    """Bytes of blocks for images of these sizes."""
+    return sum(sizes) + PAGE_BYTES * len(sizes)
+
+
+def _capacity(block: Block) -> int:
+    return block.capacity_bytes

@@ -1,0 +1,93 @@
+"""Starts a keeper's process, and another one when it dies."""
+
+import contextlib
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+
+from safepoint.foundation import clock
+from safepoint.snapshot.protocol.channel import keep_from_children
+from safepoint.snapshot.protocol.plan import KeeperPlan, plan_text
+
+_log = logging.getLogger("safepoint")
+_LOOK_EVERY_S = 0.1
+_SHORT_S, _MOST_SHORT = 5.0, 3
+
+
+class KeeperHost:
+    """A keeper that lives as long as this process, and until its work is done.
+
+    Args:
+        plan: what it needs to know.
+    """
+
+    def __init__(self, plan: KeeperPlan) -> None:
+        self.name = plan.name
+        self._plan = plan
+        self._process = _start(plan)
+        self._started_s = clock.monotonic_s()
+        self._num_short = 0
+        self._has_given_up = False
+
+    @property
+    def pid(self) -> int:
+        """Of the keeper that runs now."""
+        return self._process.pid
+
+    def ensure(self) -> bool:
+        """Start a new one when the last one has died; whether that was so.
+
+        One that does not live for a few seconds, several times, is not started again.
+        """
+        if self._process.poll() is None or self._has_given_up:
+            return False
+        lived_s = clock.monotonic_s() - self._started_s
+        self._num_short = self._num_short + 1 if lived_s < _SHORT_S else 0
+        if self._num_short >= _MOST_SHORT:
+            self._has_given_up = True
+            _log.warning("the keeper ends as soon as it is started: saves are synchronous from now on")
+            return False
+        self._hang_up()
+        self._process = _start(self._plan)
+        self._started_s = clock.monotonic_s()
+        return True
+
+    def _hang_up(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(b"bye")
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def finish(self, left_s: Callable[[], float | None] = lambda: None) -> bool:
+        """Let it end after its work, and wait for that.
+
+        Args:
+            left_s: asked again and again how many seconds are left, None for as many as it takes; then it is killed.
+
+        Returns:
+            Whether it ended by itself.
+        """
+        self._hang_up()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LOOK_EVERY_S)
+                return True
+            left = left_s()
+            if left is not None and left <= 0:
+                self._process.kill()
+                self._process.wait()
+                return False
+
+
+def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
+    # A session of its own: whoever kills a rank's or a launcher's process group does not kill what keeps their work.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "safepoint.snapshot.keeper", plan_text(plan)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    keep_from_children(process.stdin)
+    return process

@@ -1,0 +1,186 @@
+"""One rank's snapshots: images get their place in memory, are staged there, and are told to the keeper."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.keeper_client.arena import Arena
+from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.snapshot.memory.block import Block
+from safepoint.snapshot.protocol.layout import SMALL_BYTES
+from safepoint.snapshot.replicas.team import Arrangement, Ending, Team
+from safepoint.snapshot.staging.guard import Guard
+from safepoint.snapshot.staging.stager import Placed, Stager, Work
+
+_ALIGNMENT = 64
+
+
+class Snapshotter:
+    """Takes snapshots on this rank.
+
+    Args:
+        keeper: of this node.
+        optimizers: whose tensors change in their steps only; None copies everything at the boundary.
+        slots: see `Arena`.
+        on_torn: told the step of a snapshot whose tensors were changed while they were being copied.
+        team: see `team`.
+        on_unequal: told the step of a snapshot that is lost because of what another rank of the team has, and why.
+    """
+
+    def __init__(
+        self,
+        keeper: KeeperClient,
+        *,
+        optimizers: Iterable[torch.optim.Optimizer] | None,
+        slots: int | None = None,
+        on_torn: Callable[[int], None],
+        team: Team | None = None,
+        on_unequal: Callable[[int, str], None] = lambda _, __: None,
+    ) -> None:
+        self.keeper = keeper
+        self.team = team
+        """The ranks that copy this one's snapshots with it, or that it helps; settled and closed by who made it."""
+        self._on_unequal = on_unequal
+        self.arena = Arena(keeper, slots=slots)
+        self.passing: frozenset[str] = frozenset()
+        """Files of the last snapshot with tensors that may have been made for it alone; whoever remembers how files
+        look must not keep those of these."""
+        self._on_torn = on_torn
+        self._stager = Stager(keeper.set_mark)
+        self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)
+
+    def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """From now on these are the optimizers; not while something is being copied."""
+        self._stager.wait()
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = Guard(self._stager.before_step, optimizers)
+
+    def take(
+        self,
+        step: int,
+        images: Sequence[Image],
+        *,
+        trigger: Trigger,
+        is_wanted: bool,
+        facts: Mapping[str, Any] | None,
+        number: int,
+        more_slots: int = 0,
+    ) -> bool:
+        """Begin a snapshot.
+
+        Args:
+            step: optimizer steps done.
+            images: everything this rank has of it.
+            trigger: why.
+            is_wanted: whether to make it durable.
+            facts: see `committing.Facts`; the first rank's count.
+            number: rises with each call, and is the same on all ranks.
+            more_slots: see `Arena.take`.
+
+        Returns:
+            Whether it has begun; False while the memory is busy.
+
+        Raises:
+            NoRoomError: there is not enough memory.
+            CannotHelpError: another rank of the team relies on this one for tensors that it does not have.
+        """
+        self._stager.wait()
+        placed = self._place(images, more_slots)
+        if placed is None:
+            return False
+        described = [
+            {
+                "path": place.image.path,
+                "block": place.block.number,
+                "offset": place.offset,
+                "size_bytes": place.image.size_bytes,
+                "archives": place.image.archives,
+            }
+            for place in placed
+        ]
+
+        def begin() -> None:
+            self.keeper.begin(step, described, trigger=trigger, is_wanted=is_wanted, facts=facts, number=number)
+
+        def end(is_whole: bool) -> None:
+            ending = self._ended(number, self._stager.sums if is_whole else None)
+            if ending.is_whole:
+                self.keeper.staged(step)
+                return
+            if not is_whole:
+                self._leave_guard()
+            self.keeper.give_up(step, number)  # and says when the blocks are free: it may be reading them
+            if not is_whole:
+                self._on_torn(step)
+            elif ending.why:
+                self._on_unequal(step, ending.why)
+
+        try:
+            arranged = self._arrange(number, placed)
+            work = Work(**arranged._asdict(), on_begin=begin, on_end=end)
+            self.passing = self._stager.stage(work, self._guard)
+        except BaseException:
+            self.keeper.release([place.block for place in placed])
+            raise
+        if self.team is not None:
+            self.team.begun(number)
+        return True
+
+    def _arrange(self, number: int, placed: Sequence[Placed]) -> Arrangement:
+        return Arrangement(placed) if self.team is None else self.team.arrange(number, placed, self._guard)
+
+    def _ended(self, number: int, sums: Sequence[int] | None) -> Ending:
+        return Ending(sums is not None) if self.team is None else self.team.ended(number, sums)
+
+    def cancel(self, step: int, number: int) -> None:
+        """The snapshot that was begun last is not to be: another rank could not take it."""
+        self._stager.wait()
+        self.keeper.give_up(step, number)
+
+    def _leave_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    def _place(self, images: Sequence[Image], more_slots: int) -> list[Placed] | None:
+        large = [image for image in images if image.size_bytes >= SMALL_BYTES]
+        small = [image for image in images if image.size_bytes < SMALL_BYTES]
+        offsets: list[int] = []
+        end = 0
+        for image in small:
+            offsets.append(end)
+            end = -(-(end + image.size_bytes) // _ALIGNMENT) * _ALIGNMENT
+        sizes = [image.size_bytes for image in large] + ([max(end, 1)] if small else [])
+        blocks = self.arena.take(sizes, more_slots=more_slots)
+        if blocks is None:
+            return None
+        try:
+            for block, size in zip(blocks, sizes, strict=True):
+                block.fit(size)
+        except BaseException:
+            self.keeper.release(blocks)
+            raise
+        shared: list[Block] = blocks[len(large) :]
+        placed = [Placed(image=image, block=block, offset=0) for image, block in zip(large, blocks, strict=False)]
+        return placed + [
+            Placed(image=image, block=shared[0], offset=offset) for image, offset in zip(small, offsets, strict=True)
+        ]
+
+    @property
+    def waited_s(self) -> float:
+        """How long optimizers have waited for the last snapshot, in seconds."""
+        return self._stager.waited_s
+
+    def wait_staged(self) -> None:
+        """Wait until the last snapshot has been copied."""
+        self._stager.wait()
+
+    def close(self) -> None:
+        """End the copying; what was staged is the keeper's."""
+        self._stager.close()
+        self._leave_guard()
+        self.arena.close()

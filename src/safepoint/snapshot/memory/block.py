@@ -1,0 +1,186 @@
+"""Blocks of shared memory without a name: they end with the last process that holds them, however that ends.
+
+A block is a memfd. It is mapped by whoever uses it, and passed to another process over a Unix socket.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+
+PAGE_BYTES = 4096
+_POPULATE_STEP_BYTES = 32 << 20
+_MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23
+_PROT_READ_WRITE, _MAP_SHARED = 3, 1
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return library
+
+
+# Called through ctypes, because it lets other threads run meanwhile; the mmap module does not.
+_LIBC = _library()
+
+
+def are_available() -> bool:
+    """Whether this system has such memory."""
+    return sys.platform.startswith("linux") and hasattr(os, "memfd_create")
+
+
+class Block:
+    """One mapped block; unmapped by `close`, or when nobody refers to it any more.
+
+    Args:
+        number: what its owner calls it.
+        descriptor: of the memory; the block closes it.
+        capacity_bytes: how much is mapped, a multiple of the page size.
+        begin: where in the memory, likewise.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+
+    def __init__(self, number: int, descriptor: int, capacity_bytes: int, *, begin: int = 0) -> None:
+        self.number = number
+        self.descriptor = descriptor
+        self.capacity_bytes = capacity_bytes
+        address = _LIBC.mmap(None, capacity_bytes, _PROT_READ_WRITE, _MAP_SHARED, descriptor, begin)
+        if address in {None, _MAP_FAILED}:
+            os.close(descriptor)
+            raise OSError(ctypes.get_errno(), f"{capacity_bytes} bytes of shared memory cannot be mapped")
+        self.address: int = address
+        self._length_bytes = -1  # another process may have cut it
+        self.least_bytes = 0
+        """The least length that it has had since somebody set this; pages beyond are others than they were then."""
+        self.pinned_bytes = 0
+        """How many bytes from the start a device may write to directly, because their pages stay where they are."""
+        self._unpin: Callable[[], None] | None = None
+
+    @classmethod
+    def allocate(cls, number: int, size_bytes: int) -> "Block":
+        """A new block of at least `size_bytes`, of which no page is there yet.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        capacity = _whole_pages(max(size_bytes, 1))
+        descriptor = os.memfd_create(f"safepoint-{number}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, capacity)
+        except OSError:
+            os.close(descriptor)
+            raise
+        block = cls(number, descriptor, capacity)
+        block._length_bytes = block.least_bytes = capacity
+        _LIBC.madvise(block.address, capacity, _MADV_HUGEPAGE)  # a wish; many systems have none for shared memory
+        return block
+
+    @classmethod
+    def window(cls, number: int, descriptor: int, begin: int, length: int) -> "Block":
+        """A part of another process's block, which must not be cut within it while this is used.
+
+        Args:
+            number: negative, because no keeper knows it.
+            descriptor: see `Block`.
+            begin: a multiple of the page size.
+            length: likewise, in bytes.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        window = cls(number, descriptor, length, begin=begin)
+        window._length_bytes = window.least_bytes = length
+        return window
+
+    def populate(self, may_go_on: Callable[[int], bool] = lambda _: True) -> bool:
+        """Fault every page in, so that the first copy is as fast as a later one.
+
+        Args:
+            may_go_on: asked before each piece with the bytes still to come.
+
+        Returns:
+            Whether it went to its end; on systems older than Linux 5.14 it does not begin.
+        """
+        done = 0
+        while done < self.capacity_bytes:
+            if not may_go_on(self.capacity_bytes - done):
+                return False
+            step = min(_POPULATE_STEP_BYTES, self.capacity_bytes - done)
+            if _LIBC.madvise(self.address + done, step, _MADV_POPULATE_WRITE) != 0:
+                return False
+            done += step
+        return True
+
+    def fit(self, size_bytes: int) -> None:
+        """Make the memory, opened as a file, exactly `size_bytes` long; what is beyond is given back."""
+        if size_bytes > self.capacity_bytes:
+            raise ValueError(f"{size_bytes} bytes do not fit into a block of {self.capacity_bytes}")
+        if size_bytes == self._length_bytes:
+            return
+        # Pages that were given back come anew, and a device would go on writing to the old ones.
+        if self.pinned_bytes < _whole_pages(size_bytes):
+            self.unpin()
+        os.ftruncate(self.descriptor, size_bytes)
+        self._length_bytes = size_bytes
+        self.least_bytes = min(self.least_bytes, self.length_bytes)
+        self.pinned_bytes = min(self.pinned_bytes, self.length_bytes)
+
+    @property
+    def length_bytes(self) -> int:
+        """How much memory there is, in whole pages; beyond it are addresses without any."""
+        return _whole_pages(self._length_bytes)
+
+    def note_pinned(self, unpin: Callable[[], None]) -> None:
+        """Somebody has locked its pages for a device, all of `length_bytes`.
+
+        Args:
+            unpin: undoes it; called before the pages or their addresses go.
+        """
+        self.pinned_bytes, self._unpin = self.length_bytes, unpin
+
+    def unpin(self) -> None:
+        """Give the pages free; no device may be copying to them."""
+        unpin, self._unpin, self.pinned_bytes = self._unpin, None, 0
+        if unpin is not None:
+            unpin()
+
+    def view(self, start: int, length: int) -> memoryview:
+        """`length` bytes from `start`, uncopied; valid until `close`."""
+        if not 0 <= start <= start + length <= self.capacity_bytes:
+            raise ValueError(f"{length} bytes from {start} are not in a block of {self.capacity_bytes}")
+        return memoryview((ctypes.c_char * length).from_address(self.address + start)).cast("B")
+
+    def write(self, start: int, data: bytes) -> None:
+        """Copy `data` to `start`."""
+        if not 0 <= start <= start + len(data) <= self.capacity_bytes:
+            raise ValueError(f"{len(data)} bytes from {start} are not in a block of {self.capacity_bytes}")
+        ctypes.memmove(self.address + start, data, len(data))
+
+    def close(self) -> None:
+        """Unmap it; nobody may use a view any more."""
+        if self.address:
+            self.unpin()
+            _LIBC.munmap(self.address, self.capacity_bytes)
+            os.close(self.descriptor)
+            self.address = 0
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0):
+            self.close()
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

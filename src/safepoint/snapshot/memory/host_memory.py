@@ -1,0 +1,109 @@
+"""How much memory this process may still take before somebody is killed for it.
+
+The least room counts: of the machine and of every control group that this process is in, version 1 and 2.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_UNLIMITED_BYTES = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Memory that may be taken.
+
+    Args:
+        available_bytes: before the limit is reached; clean page cache counts as available.
+        limit_bytes: the limit that leaves the least room.
+        limited_by: what sets it: `the machine`, or a control group's file.
+    """
+
+    available_bytes: int
+    limit_bytes: int
+    limited_by: str
+
+    @property
+    def spare_bytes(self) -> int:
+        """What to leave for others: a twentieth of the limit, at least 64 MiB."""
+        return max(64 << 20, self.limit_bytes // 20)
+
+    def has(self, num_bytes: int) -> bool:
+        """Whether `num_bytes` can be taken, and enough is left for others."""
+        return num_bytes + self.spare_bytes <= self.available_bytes
+
+
+def look(proc: Path = Path("/proc")) -> Room | None:
+    """The room there is now, or None where the system does not say.
+
+    Args:
+        proc: where the proc file system is mounted.
+    """
+    try:
+        room = _of_machine(proc)
+    except (OSError, ValueError, KeyError):
+        return None
+    for folder, names in _group_folders(proc):
+        with contextlib.suppress(OSError, ValueError):
+            found = _of_group(folder, *names)
+            if found.available_bytes < room.available_bytes:
+                room = found
+    return room
+
+
+def _of_machine(proc: Path) -> Room:
+    fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    available, total = (int(fields[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
+    return Room(available_bytes=available, limit_bytes=total, limited_by="the machine")
+
+
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _of_group(folder: Path, limit_name: str, usage_name: str, cache_name: str) -> Room:
+    text = (folder / limit_name).read_text().strip()
+    limit = _UNLIMITED_BYTES if text == "max" else int(text)
+    usage = int((folder / usage_name).read_text())
+    statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    available = limit - usage + int(statistics.get(cache_name, 0))
+    return Room(available_bytes=max(0, available), limit_bytes=limit, limited_by=str(folder / limit_name))
+
+
+def _group_folders(proc: Path) -> list[tuple[Path, tuple[str, str, str]]]:
+    """The memory control groups of this process, from its own up to the root of what is mounted."""
+    folders: list[tuple[Path, tuple[str, str, str]]] = []
+    mounts = _mounts(proc)
+    for line in _lines(proc / "self" / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        kind, names = ("cgroup", _VERSION_1) if controllers else ("cgroup2", _VERSION_2)
+        for root, place in (mount[1:] for mount in mounts if mount[0] == kind):
+            with contextlib.suppress(ValueError):
+                below = PurePosixPath(path).relative_to(root)
+                own = Path(place, below)
+                while own.is_relative_to(place):
+                    folders.append((own, names))
+                    own = own.parent
+    return folders
+
+
+def _mounts(proc: Path) -> list[tuple[str, str, str]]:
+    """(kind, root within the hierarchy, where it is mounted) of the memory hierarchies."""
+    found: list[tuple[str, str, str]] = []
+    for line in _lines(proc / "self" / "mountinfo"):
+        first, _, second = line.partition(" - ")
+        kind, _, options = second.split(" ", 2)
+        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(" ")[-1].split(",")):
+            root, place = first.split(" ")[3:5]
+            found.append((kind, root, place))
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

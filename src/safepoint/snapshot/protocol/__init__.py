@@ -1,0 +1,1 @@
+"""What a rank and its keeper send to each other."""

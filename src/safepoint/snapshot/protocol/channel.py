@@ -1,0 +1,152 @@
+"""What keeper and ranks say to each other: JSON objects over a Unix socket, with descriptors of memory beside them.
+
+The socket is in the abstract namespace: it has no file, so that nothing is left of it. Only processes of the same
+user are heard.
+"""
+
+import array
+import contextlib
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+_HEADER = struct.Struct("<II")
+_MAX_BYTES = 256 << 20
+_MAX_DESCRIPTORS = 1
+_CREDENTIALS = struct.Struct("3i")
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One connection; several threads may send, one receives.
+
+    Args:
+        connected: the socket.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._sending = threading.Lock()
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send `message`, and descriptors that the other side gets copies of.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        body = json.dumps(message, separators=(",", ":")).encode()
+        header = _HEADER.pack(len(body), len(descriptors))
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        with self._sending:
+            self._socket.sendmsg([header], ancillary)
+            self._socket.sendall(body)
+
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """The next message and its descriptors, which the caller closes; None when the other side is gone."""
+        try:
+            space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+            header, ancillary, _, _ = self._socket.recvmsg(_HEADER.size, space, socket.MSG_WAITALL)
+            descriptors: list[int] = []
+            for level, kind, data in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    numbers = array.array("i")
+                    numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                    descriptors += numbers
+            if len(header) < _HEADER.size:
+                return None
+            length, _ = _HEADER.unpack(header)
+            body = self._receive_exactly(length) if length <= _MAX_BYTES else None
+            return None if body is None else (json.loads(body), descriptors)
+        except (OSError, ValueError):
+            return None
+
+    def _receive_exactly(self, length: int) -> bytes | None:
+        body = bytearray()
+        while len(body) < length:
+            data = self._socket.recv(length - len(body))
+            if not data:
+                return None
+            body += data
+        return bytes(body)
+
+    def close(self) -> None:
+        """End the connection; a thread in `receive` gets None."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def new_name() -> str:
+    """A name for a keeper that nobody else has."""
+    return f"safepoint-{os.getuid()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+
+
+def listen(name: str) -> socket.socket:
+    """Begin to accept connections under `name`.
+
+    Raises:
+        OSError: another keeper has the name.
+    """
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.bind(f"\0{name}")
+    except OSError:
+        server.close()
+        raise
+    server.listen(128)
+    return server
+
+
+_not_for_children: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def keep_from_children(connection: Any) -> None:
+    """Close `connection` in forked processes: a data loader's worker must not hide that its parent has died."""
+    _not_for_children.add(connection)
+
+
+def _close_in_child() -> None:
+    for connection in list(_not_for_children):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def connect(name: str) -> Channel:
+    """Reach the keeper called `name`.
+
+    Raises:
+        OSError: there is none, or it belongs to another user.
+    """
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        client.connect(f"\0{name}")
+        check_same_user(client)
+    except OSError:
+        client.close()
+        raise
+    keep_from_children(client)
+    return Channel(client)
+
+
+def check_same_user(connected: socket.socket) -> None:
+    """Refuse to talk to another user's process.
+
+    Raises:
+        PermissionError: it is one.
+    """
+    if sys.platform != "linux":
+        raise PermissionError("the other side cannot be identified on this system")
+    data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(data)
+    if user != os.getuid():
+        raise PermissionError(f"the other side belongs to user {user}")

@@ -1,0 +1,204 @@
+"""Copies from CUDA devices into pinned memory, on a stream of their own beside the training's.
+
+The copying stream begins after everything that the computing stream has been given so far, and the next step's
+changes wait for it on the device; the host waits for neither. Streams that the training's current stream does not
+wait for by itself are not waited for here either.
+
+Whatever runs on a thread of ours names its device: a thread begins on device 0, and the first call there would take
+half a gigabyte of it for a context, in every rank.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from safepoint.foundation.units import format_bytes
+from safepoint.snapshot.images.image import Piece
+from safepoint.snapshot.memory.block import Block
+from safepoint.snapshot.staging.guard import Guard
+
+if TYPE_CHECKING:
+    from safepoint.snapshot.staging.stager import Placed
+
+_log = logging.getLogger("safepoint")
+_cuda: Any = torch.cuda
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
+
+
+class DeviceCopier:
+    """Copies of the CUDA tensors of one snapshot after the other; does nothing where there are none."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, Any] = {}
+        self._done: tuple[tuple[int, Any], ...] = ()
+        """Devices and the events behind their copies; replaced as a whole, because two threads look at it."""
+        self._summing: tuple[Any, Any] | None = None
+        """The stream on which sums are taken, and where they will be."""
+        self.sums: list[int] = []
+        """Of the pieces that were to be summed up, in their order; there after `finish`."""
+        self._unpinned: set[int] = set()
+
+    def begin(self, placed: "Sequence[Placed]", guard: Guard | None, summed: Sequence[Piece] = ()) -> None:
+        """Start the copies; those of tensors that anybody may change are ordered before whatever comes next.
+
+        Args:
+            placed: the images; they keep the tensors' memory until `finish`.
+            guard: knows what only optimizers change.
+            summed: of these also, or only, sums of 64-bit words are wanted; those on a device are on one.
+        """
+        self.sums, self._summing = [], None
+        summed = [piece for piece in summed if piece.device == "cuda"]
+        by_device: dict[int, list[tuple[Placed, Piece]]] = {}
+        for place in placed:
+            for piece in place.image.pieces:
+                if piece.device == "cuda":
+                    by_device.setdefault(piece.owner.device.index, []).append((place, piece))
+        for piece in summed[:1]:
+            by_device.setdefault(piece.owner.device.index, [])
+        done: list[tuple[int, Any]] = []
+        for index, sources in by_device.items():
+            for block in {place.block.number: place.block for place, _ in sources}.values():
+                self._pin(block, index)
+            here = summed if summed and summed[0].owner.device.index == index else []
+            try:
+                done.append((index, self._begin_on(index, sources, guard, here)))
+            except BaseException:
+                # Whoever hears of this gives the memory to others, to which copies may be on their way.
+                for stream in self._streams.values():
+                    with contextlib.suppress(RuntimeError):
+                        stream.synchronize()
+                raise
+        self._done = tuple(done)
+
+    def _begin_on(
+        self, index: int, sources: "list[tuple[Placed, Piece]]", guard: Guard | None, summed: Sequence[Piece]
+    ) -> Any:
+        """Start what one device has to do; the event at its end."""
+        stream = self._streams.get(index)
+        if stream is None:
+            stream = self._streams[index] = _cuda.Stream(device=index)
+        computing = _cuda.current_stream(index)
+        stream.wait_stream(computing)
+        anybodys: list[tuple[Placed, Piece]] = []
+        owned: list[tuple[Placed, Piece]] = []
+        for one in sources:
+            (anybodys if guard is None or guard.owner_of(one[1]) is None else owned).append(one)
+        event: Any = None
+        with _cuda.stream(stream):
+            # Those first that the computing stream has to wait for now, and for no others.
+            for these in (anybodys, owned):
+                for place, piece in these:
+                    source = _bytes_of(piece.owner, piece.address, piece.num_bytes)
+                    target = _host_bytes(place.block, place.offset + piece.offset, piece.num_bytes)
+                    target.copy_(source, non_blocking=True)
+                if these:
+                    event = _cuda.Event(blocking=True)  # who waits for it sleeps, and leaves the processor to others
+                    event.record(stream)
+                    if these is anybodys:
+                        computing.wait_event(event)
+            if summed:
+                sums = torch.empty(len(summed), dtype=torch.int64, device=summed[0].owner.device)
+                for number, piece in enumerate(summed):
+                    words = words_of(piece.owner, piece.address, piece.num_bytes)
+                    torch.sum(words, 0, out=sums[number])
+                self._summing = stream, sums
+                event = _cuda.Event(blocking=True)
+                event.record(stream)
+        return event
+
+    def _pin(self, block: Block, index: int) -> None:
+        if block.number in self._unpinned or pin(block, index):
+            return
+        if not self._unpinned:
+            _log.warning(
+                "%s of host memory cannot be pinned for cuda:%s: saves work, and training waits for their copies",
+                format_bytes(block.length_bytes),
+                index,
+            )
+        self._unpinned.add(block.number)
+
+    def before_step(self) -> None:
+        """What the computing streams are given from now on waits for the copies, on the device."""
+        for index, event in self._done:
+            _cuda.current_stream(index).wait_event(event)
+
+    def finish(self) -> bool:
+        """Wait on the host until the copies have arrived; whether they have."""
+        done = self._done
+        try:
+            for index, event in done:
+                with _cuda.device(index):
+                    event.synchronize()
+            if self._summing is not None:
+                stream, sums = self._summing
+                with _cuda.stream(stream):
+                    self.sums = sums.tolist()
+        except RuntimeError as error:  # the training's next call on that device raises the same
+            _log.warning("a snapshot is lost, because its device has failed: %s", error)
+            return False
+        finally:
+            self._done = ()
+            self._summing = None
+        return True
+
+
+def pin(block: Block, index: int) -> bool:
+    """Lock a block's pages for the copy engine of device `index`; whether they are.
+
+    Without it copies still work, synchronously and at a fraction of the speed.
+    """
+    if block.pinned_bytes and block.pinned_bytes >= block.length_bytes:
+        return True
+    block.unpin()
+    cudart, pid = _cuda.cudart(), os.getpid()
+    address, num_bytes = block.address, block.length_bytes
+    codes: list[int] = []
+
+    def register() -> None:
+        with _cuda.device(index):
+            codes.append(int(cudart.cudaHostRegister(address, num_bytes, _PORTABLE)))
+
+    def unregister() -> None:
+        # A forked child has the memory and not the device; at the interpreter's end the driver gives all back.
+        if os.getpid() == pid and not sys.is_finalizing():
+            with _cuda.device(index):
+                cudart.cudaHostUnregister(address)
+
+    # CUDA remembers a failure for the thread it came to, and the next kernel that this one launches would raise it.
+    thread = threading.Thread(target=register, name="safepoint-pin")
+    thread.start()
+    thread.join()
+    if codes != [0]:
+        return False
+    block.note_pinned(unregister)
+    return True
+
+
+def _bytes_of(owner: Any, address: int, num_bytes: int) -> torch.Tensor:
+    """The bytes of a device's storage or tensor as uint8."""
+    return _view_of(owner, address, num_bytes, torch.uint8)
+
+
+def words_of(owner: Any, address: int, num_bytes: int) -> torch.Tensor:
+    """The bytes of a storage or tensor as int64; address and size are multiples of 8."""
+    return _view_of(owner, address, num_bytes, torch.int64)
+
+
+def _view_of(owner: Any, address: int, num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+    storage: Any = owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner
+    view = torch.empty(0, dtype=dtype, device=storage.device)
+    start, size = (address - storage.data_ptr()) // dtype.itemsize, num_bytes // dtype.itemsize
+    view.set_(storage, start, (size,), (1,))  # pyright: ignore[reportUnknownMemberType]
+    return view
+
+
+def _host_bytes(block: Block, start: int, length: int) -> torch.Tensor:
+    content = (ctypes.c_char * length).from_address(block.address + start)
+    return torch.frombuffer(content, dtype=torch.uint8)

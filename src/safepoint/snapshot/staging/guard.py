@@ -1,0 +1,143 @@
+"""Which tensors only an optimizer's step changes: those may be copied beside the next forward and backward.
+
+Before any optimizer of the process steps, whoever copies is asked to be done with what belongs to that optimizer.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from safepoint.snapshot.images.image import Piece
+from safepoint.snapshot.staging.optimizer_hooks import before_changes
+
+_data_ptr: Any = torch.Tensor.data_ptr
+_epochs = itertools.count(1)
+
+
+class Owner(NamedTuple):
+    """The optimizer that alone changes a storage.
+
+    Args:
+        number: among the guard's optimizers.
+        tensors: of it in the storage; each may count its changes by itself.
+    """
+
+    number: int
+    tensors: list[torch.Tensor]
+
+    def covers(self, piece: Piece) -> bool:
+        """Whether all bytes of a piece are theirs; the rest of its storage may be anybody's."""
+        place, end = piece.address, piece.address + piece.num_bytes
+        for begin, length in sorted(
+            {(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors if is_dense(tensor)}
+        ):
+            if begin <= place:
+                place = max(place, begin + length)
+        return place >= end
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie side by side, in any order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class Guard:
+    """Watches optimizers.
+
+    Args:
+        before_step: called before an optimizer changes its parameters, with its number among `optimizers`, or None
+            for an optimizer that was not named.
+        optimizers: those that will step.
+    """
+
+    def __init__(
+        self, before_step: Callable[[int | None], None], optimizers: Iterable[torch.optim.Optimizer]
+    ) -> None:
+        self.optimizers = list(optimizers)
+        """Those that are watched, by their numbers."""
+        self._before_step = before_step
+        self._numbers = {id(optimizer): number for number, optimizer in enumerate(self.optimizers)}
+        self._tensors: list[torch.Tensor] = []
+        self._addresses: list[int] = []
+        self._objects: list[Any] = []
+        self._ids: list[int] = []
+        self.epoch = next(_epochs)
+        """Another one, also than any other guard's, whenever the answers of `owner_of` may have changed."""
+        self._owners: dict[int, Owner | None] = {}
+        self._answers: dict[tuple[int, int], Owner | None] = {}
+        self._is_fresh = True
+        self._handle = before_changes(self._hook)
+
+    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
+        self._before_step(self._numbers.get(id(optimizer)))
+
+    def refresh(self, *, has_new_pieces: bool = True) -> None:
+        """Look again which tensors the optimizers own; call it at a boundary, before `owner_of`.
+
+        Args:
+            has_new_pieces: whether `owner_of` is going to be asked; otherwise it is enough that the tensors known as
+                the optimizers' are where they were.
+        """
+        addresses: list[int] = list(map(_data_ptr, self._tensors))
+        are_there = addresses == self._addresses
+        if are_there and not has_new_pieces and not self._is_fresh:
+            return
+        objects = [one for optimizer in self.optimizers for one in _objects_of(optimizer)]
+        ids: list[int] = list(map(id, objects))
+        if are_there and ids == self._ids and not self._is_fresh:
+            return
+        self._is_fresh = False
+        self._objects, self._ids = objects, ids  # both, so that no other object can get the number of one of them
+        self.epoch = next(_epochs)
+        self._tensors.clear()
+        self._addresses.clear()
+        self._owners.clear()
+        self._answers.clear()
+        for number, optimizer in enumerate(self.optimizers):
+            for one in _objects_of(optimizer):
+                if isinstance(one, torch.Tensor):
+                    self._add(getattr(one, "_local_tensor", one), number)  # what this rank has of a DTensor
+
+    def _add(self, tensor: torch.Tensor, number: int) -> None:
+        try:
+            if tensor.layout is not torch.strided:
+                return
+            address, base = tensor.data_ptr(), tensor.untyped_storage().data_ptr()
+        except RuntimeError:  # a tensor without a storage: nothing that could be copied by its address
+            return
+        self._tensors.append(tensor)
+        self._addresses.append(address)
+        known = self._owners.setdefault(base, Owner(number, []))
+        if known is not None and known.number == number:
+            known.tensors.append(tensor)
+        else:  # several optimizers change it
+            self._owners[base] = None
+
+    def owner_of(self, piece: Piece) -> "Owner | None":
+        """Which optimizer alone changes the bytes of a piece; None when others may."""
+        key = piece.address, piece.num_bytes
+        if key not in self._answers:
+            owner = self._owners.get(piece.base)
+            self._answers[key] = owner if owner is not None and owner.covers(piece) else None
+        return self._answers[key]
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._handle.remove()
+
+
+def _objects_of(optimizer: Any) -> list[Any]:
+    """Parameters, and the values of the state."""
+    parameters: list[Any] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return parameters + [value for state in optimizer.state.values() for value in state.values()]

@@ -1,0 +1,440 @@
+"""Copies images into memory beside the training: a thread, and whoever has to wait for it, who helps.
+
+A copy is one call that leaves the interpreter to other threads. The watermark of a block says how far the copies have
+come without a gap, so that the keeper can follow.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import logging
+import operator
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from safepoint.foundation import clock
+from safepoint.snapshot.images.image import Image, Piece
+from safepoint.snapshot.memory.block import Block
+from safepoint.snapshot.staging.device_copy import DeviceCopier
+from safepoint.snapshot.staging.guard import Guard
+from safepoint.snapshot.staging.operation_boundary import when_between_operations
+
+_log = logging.getLogger("safepoint")
+_version = operator.attrgetter("_version")
+_CHUNK_BYTES = 32 << 20
+"""What one thread copies at a time: 4 ms."""
+_OPERATION_S = 1.0
+_LOOK_EVERY_S = 0.002
+SMALL_PIECE_BYTES = 64 << 10
+"""Smaller tensors are copied many at a time, because keeping books about each takes longer than its copy."""
+_PASSING_BYTES = 1 << 20
+"""From this size on it matters whether tensors that were made for a save alone are held after it."""
+_SUMS = ""
+"""No file has this path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """An image and where it goes.
+
+    Args:
+        image: what.
+        block: into which block.
+        offset: where in it.
+        is_followed: whether the block's watermark may rise; not where other ranks fill a part of it.
+    """
+
+    image: Image
+    block: Block
+    offset: int
+    is_followed: bool = True
+
+
+class _Copy(NamedTuple):
+    """One copy: from an address to a place in an image."""
+
+    place: int
+    num_bytes: int
+    address: int
+    owner: int | None
+    batch: tuple[tuple[int, int, int], ...] = ()
+    """Small ones that are done together: (place, address, bytes)."""
+
+
+class _Plan:
+    """What is copied of one image, and when; it holds as long as the image's pieces and their owners do.
+
+    Args:
+        pieces: of the image.
+        guard: knows what only optimizers change; None: nothing is known.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:
+        self.pieces = pieces
+        self.epoch = None if guard is None else guard.epoch
+        self.anybodys: list[Piece] = []
+        """Those that no optimizer owns."""
+        self.is_lasting = True
+        """Whether it holds nothing that may have been made for one save alone."""
+        self.at_once: list[tuple[int, int, int]] = []
+        self.copies: list[_Copy] = []
+        self.guarded: dict[int, list[torch.Tensor]] = {}
+        self.is_on_host = all(piece.device == "cpu" for piece in pieces)
+        small: dict[int, list[tuple[int, int, int]]] = {}
+        for piece in pieces:
+            self._add(piece, guard, small)
+        # At the front, because the watermark counts what is done from there without a gap.
+        self.copies[:0] = [_Copy(0, 0, 0, owner, tuple(batch)) for owner, batch in small.items()]
+        self.counts = Counter(copy.owner for copy in self.copies)
+
+    def _add(self, piece: Piece, guard: Guard | None, small: dict[int, list[tuple[int, int, int]]]) -> None:
+        owner = guard.owner_of(piece) if guard is not None else None
+        if owner is None:
+            self.anybodys.append(piece)
+        if piece.device != "cpu":  # copied by the device's own engine
+            if owner is not None:
+                self.guarded.setdefault(owner.number, []).extend(owner.tensors)
+            return
+        if owner is None and (guard is not None or piece.num_bytes < SMALL_PIECE_BYTES):
+            self.at_once.append((piece.offset, piece.address, piece.num_bytes))
+            return
+        number = None
+        if owner is not None:
+            number = owner.number
+            self.guarded.setdefault(number, []).extend(owner.tensors)
+            if piece.num_bytes < SMALL_PIECE_BYTES:
+                small.setdefault(number, []).append((piece.offset, piece.address, piece.num_bytes))
+                return
+        for start in range(0, piece.num_bytes, _CHUNK_BYTES):
+            length = min(_CHUNK_BYTES, piece.num_bytes - start)
+            self.copies.append(_Copy(piece.offset + start, length, piece.address + start, number))
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """One snapshot of this rank.
+
+    Args:
+        placed: the images.
+        on_begin: called on the copying thread before the first copy.
+        on_end: called on the copying thread when all is copied; with False when tensors were changed meanwhile, or
+            a device has failed.
+        windows: parts of another rank's images, without literals.
+        summed: pieces that only optimizers change, of whose content `Stager.sums` tells.
+    """
+
+    placed: Sequence[Placed]
+    on_begin: Callable[[], None]
+    on_end: Callable[[bool], None]
+    windows: Sequence[Placed] = ()
+    summed: Sequence[Piece] = ()
+    sums: list[int] = field(default_factory=list[int])
+    first_sum: int = 0
+    """Where in `copies` the sums begin."""
+    copies: list[tuple[Placed | None, _Copy]] = field(default_factory=list[tuple[Placed | None, _Copy]])
+    is_done: bytearray = field(default_factory=bytearray)
+    versions: dict[int, list[tuple[list[torch.Tensor], list[int]]]] = field(
+        default_factory=dict[int, list[tuple[list[torch.Tensor], list[int]]]]
+    )
+    unmarked: set[int] = field(default_factory=set[int])
+    is_torn: bool = False
+    thread: int = field(default_factory=threading.get_ident)
+    """The training's."""
+    began_s: float = field(default_factory=clock.monotonic_s)
+    head: int = 0
+    tail: int = 0
+    pending: Counter[int | None] = field(default_factory=Counter[int | None])
+    is_ended: bool = False
+
+
+class Stager:
+    """Copies one snapshot after the other.
+
+    Args:
+        set_mark: told (block, bytes that are there without a gap).
+    """
+
+    def __init__(self, set_mark: Callable[[Block, int], None]) -> None:
+        self._set_mark = set_mark
+        self._changed = threading.Condition()
+        self._work: Work | None = None
+        self._is_closed = False
+        self._is_waited_for = False
+        """Whether the training itself waits, and so is in no operation."""
+        self.waited_s = 0.0
+        """How long optimizers have waited for the last snapshot."""
+        self.sums: list[int] = []
+        """Of the 64-bit words of `Work.summed`; there when `Work.on_end` is called. Equal content has equal sums, on
+        whatever rank."""
+        self._plans: dict[str, _Plan] = {}
+        self._seen: dict[str, dict[int, StorageWeakRef]] = {}
+        """By file, where tensors that no optimizer owns were in the last save that had to be planned."""
+        self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
+        self._devices = DeviceCopier()
+        self._thread = threading.Thread(target=self._run, name="safepoint-stager", daemon=True)
+        self._thread.start()
+
+    def stage(self, work: Work, guard: Guard | None) -> frozenset[str]:
+        """Copy at once what may change at any time, and begin to copy the rest; only when idle.
+
+        Args:
+            work: what to copy.
+            guard: knows what only optimizers change; without one everything is copied before this returns.
+
+        Returns:
+            Files with tensors that may have been made for this snapshot alone; held until it has been copied.
+        """
+        everything = [*work.placed, *work.windows]
+        if guard is not None:
+            planned = [self._is_planned(one.image.path, one.image.pieces) for one in everything]
+            guard.refresh(has_new_pieces=not (all(planned) and self._is_planned(_SUMS, work.summed)))
+        self.waited_s = 0.0
+        for placed in work.placed:
+            self._set_mark(placed.block, 0)
+        for placed in everything:
+            self._plan(work, placed, guard)
+        self._plan_sums(work, guard)
+        work.tail = len(work.copies)
+        work.is_done = bytearray(work.tail)
+        self._devices.begin(everything, guard, work.summed)
+        passing = frozenset(path for path, plan in self._plans.items() if not plan.is_lasting)
+        with self._changed:
+            self._work = work
+            self._changed.notify_all()
+        if guard is None:
+            self.wait()
+        return passing
+
+    def _is_planned(self, path: str, pieces: Sequence[Piece]) -> bool:
+        plan = self._plans.get(path)
+        return not pieces or (plan is not None and plan.pieces is pieces)
+
+    def _plan_of(self, path: str, pieces: Sequence[Piece], guard: Guard | None) -> _Plan:
+        plan = self._plans.get(path)
+        if plan is None or plan.pieces is not pieces or plan.epoch != (None if guard is None else guard.epoch):
+            plan = self._plans[path] = _Plan(pieces, guard)
+            plan.is_lasting = self._is_lasting(path, plan)
+        return plan
+
+    def _is_lasting(self, path: str, plan: _Plan) -> bool:
+        """Weights that are not trained were there in the last save, too; what was made for that one is not."""
+        if sum(piece.num_bytes for piece in plan.anybodys) < _PASSING_BYTES:
+            return True
+        storages = [_storage_of(piece.owner) for piece in plan.anybodys]
+        # As long as there is such a reference, no other storage can have the same number.
+        now = {int(storage._cdata): StorageWeakRef(storage) for storage in storages}
+        before, self._seen[path] = self._seen.get(path, {}), now
+        return now.keys() <= before.keys()
+
+    def _plan(self, work: Work, placed: Placed, guard: Guard | None) -> None:
+        pieces = placed.image.pieces
+        if not placed.is_followed:
+            work.unmarked.add(placed.block.number)
+        if not pieces:
+            return
+        plan = self._plan_of(placed.image.path, pieces, guard)
+        if not plan.is_on_host:
+            # Where a device's copies have come is known at their end only; until then nobody may read on.
+            work.unmarked.add(placed.block.number)
+        begin = placed.block.address + placed.offset
+        for offset, address, num_bytes in plan.at_once:
+            ctypes.memmove(begin + offset, address, num_bytes)
+        work.copies.extend(zip(itertools.repeat(placed), plan.copies))
+        self._watch(work, plan)
+
+    def _plan_sums(self, work: Work, guard: Guard | None) -> None:
+        work.first_sum = len(work.copies)
+        if not work.summed:
+            return
+        plan = self._plan_of(_SUMS, work.summed, guard)
+        work.copies.extend(zip(itertools.repeat(None), plan.copies))
+        work.sums = [0] * len(plan.copies)
+        self._watch(work, plan)
+
+    def _watch(self, work: Work, plan: _Plan) -> None:
+        work.pending += plan.counts
+        for owner, tensors in plan.guarded.items():
+            work.versions.setdefault(owner, []).append((tensors, list(map(_version, tensors))))
+
+    # ---- waiting ----------------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: int | None) -> None:
+        """The optimizer with this number is about to step: wait until what it owns has been copied, and help.
+
+        Args:
+            optimizer: see `Guard`; None waits for everything.
+        """
+        work = self._work
+        if work is None:
+            return
+        began_s = clock.monotonic_s()
+        self._devices.before_step()
+        if optimizer is None or work.pending.get(optimizer):
+            self._help(work)
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_pending(work, optimizer))
+        # Now, because the step that follows changes the versions itself.
+        self._verify(work, list(work.versions) if optimizer is None else [optimizer])
+        self.waited_s += clock.monotonic_s() - began_s
+
+    def wait(self) -> None:
+        """Wait until everything has been copied and the keeper knows, and help."""
+        work = self._work
+        if work is None:
+            return
+        self._is_waited_for = threading.get_ident() == work.thread
+        try:
+            self._help(work)
+            with self._changed:
+                self._changed.wait_for(lambda: work.is_ended)
+        finally:
+            self._is_waited_for = False
+
+    def _verify(self, work: Work, optimizers: Sequence[int]) -> None:
+        """Compare the versions of what has been copied with those of the boundary."""
+        with self._changed:  # whoever comes second finds nothing, and the verdict
+            for optimizer in optimizers:
+                versions = work.versions.pop(optimizer, [])
+                work.is_torn |= any(list(map(_version, tensors)) != then for tensors, then in versions)
+
+    def _is_pending(self, work: Work, optimizer: int | None) -> bool:
+        if work.is_ended:
+            return False
+        counts = work.pending.values() if optimizer is None else [work.pending.get(optimizer, 0)]
+        return any(counts)
+
+    def _help(self, work: Work) -> None:
+        """From the other end, so that the keeper's watermark goes on without a gap."""
+        while True:
+            with self._changed:
+                if work.head >= work.tail:
+                    return
+                work.tail -= 1
+                index = work.tail
+            self._copy(work, index)
+
+    # ---- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._work is not None or self._is_closed)
+                work = self._work
+            if work is None:
+                return
+            try:
+                self._do(work)
+            except Exception:  # noqa: BLE001  whoever waits for this copy would wait for ever
+                _log.exception("a snapshot is lost: it could not be copied")
+                with contextlib.suppress(Exception):
+                    work.on_end(False)
+            finally:
+                self._end(work)
+                del work  # and the memory with it, when it is given back meanwhile
+
+    def _do(self, work: Work) -> None:
+        for placed in work.placed:
+            self._write_literals(placed)
+        work.on_begin()
+        marked = 0
+        while True:
+            with self._changed:
+                if work.head >= work.tail:
+                    break
+                index = work.head
+                work.head += 1
+            self._copy(work, index)
+            marked = self._mark(work, marked)
+        with self._changed:
+            self._changed.wait_for(lambda: all(work.is_done))
+        work.is_torn |= not self._devices.finish()
+        self.sums = [*work.sums, *self._devices.sums]
+        self._wait_for_operation(work)
+        self._verify(work, list(work.versions))
+        work.on_end(not work.is_torn)
+
+    def _wait_for_operation(self, work: Work) -> None:
+        """Wait until the operation has ended in which the training was when the last byte was copied.
+
+        An operation that changes a tensor counts that at its end; so one that began during the copy and goes on after
+        it cannot be seen yet. Changing what was copied takes about as long as its copy: a training that is in an
+        operation for much longer is in another one.
+        """
+        passed = threading.Event()
+        deadline_s = clock.monotonic_s() + _OPERATION_S + 4 * (clock.monotonic_s() - work.began_s)
+        if work.versions:
+            when_between_operations(work.thread, passed.set)
+        while work.versions and not self._is_waited_for and not passed.is_set():
+            if clock.monotonic_s() >= deadline_s:
+                return
+            passed.wait(_LOOK_EVERY_S)
+
+    def _end(self, work: Work) -> None:
+        with self._changed:
+            self._plans = {path: plan for path, plan in self._plans.items() if plan.is_lasting}
+            work.is_ended = True
+            self._work = None
+            self._changed.notify_all()
+
+    def _write_literals(self, placed: Placed) -> None:
+        image, block = placed.image, placed.block
+        literals = image.literals
+        if placed.offset or self._fixed.get(block.number) is not image.fixed:
+            literals += image.fixed
+        # What stays in a block from its last image is not written again: of an archive hundreds of headers.
+        self._fixed[block.number] = image.fixed if placed.offset == 0 else ()
+        for offset, content in literals:
+            block.write(placed.offset + offset, content)
+
+    def _copy(self, work: Work, index: int) -> None:
+        placed, copy = work.copies[index]
+        is_whole = False
+        try:
+            for place, address, num_bytes in copy.batch or ((copy.place, copy.address, copy.num_bytes),):
+                if placed is None:
+                    work.sums[index - work.first_sum] += _sum_of(address, num_bytes)
+                else:
+                    ctypes.memmove(placed.block.address + placed.offset + place, address, num_bytes)
+            is_whole = True
+        finally:  # also when Ctrl-C ends the training in here: others wait for this copy
+            with self._changed:
+                work.is_torn |= not is_whole
+                work.is_done[index] = 1
+                work.pending[copy.owner] -= 1
+                self._changed.notify_all()
+
+    def _mark(self, work: Work, marked: int) -> int:
+        """Say how far the copies have come without a gap."""
+        copies = work.copies
+        while marked < len(copies) and work.is_done[marked]:
+            placed = copies[marked][0]
+            marked += 1
+            if placed is None or placed.block.number in work.unmarked:
+                continue
+            is_last = marked == len(copies) or copies[marked][0] is not placed
+            end = placed.image.size_bytes if is_last else copies[marked][1].place
+            self._set_mark(placed.block, placed.offset + end)
+        return marked
+
+    def close(self) -> None:
+        """End the thread, after what is being copied."""
+        self.wait()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+
+def _storage_of(owner: Any) -> Any:
+    return owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner
+
+
+def _sum_of(address: int, num_bytes: int) -> int:
+    content = (ctypes.c_char * num_bytes).from_address(address)
+    return int(torch.frombuffer(content, dtype=torch.int64).sum())

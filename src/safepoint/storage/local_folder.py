@@ -1,0 +1,307 @@
+"""A folder as a store. Deadlines are not looked at: a file system call cannot be taken back."""
+
+import contextlib
+import fcntl
+import itertools
+import os
+import re
+import stat
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
+from safepoint.foundation import files
+from safepoint.storage.location import Location
+from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject, check_key, check_length
+
+_CHUNK_BYTES = 8 << 20
+_BLOCK_BYTES = 1 << 20
+_MOST_TRIES = 100
+_WORKING = re.compile(r"\.(.+)\.[0-9a-f]{32}\.part")
+
+
+class LocalStore:
+    """The files below a folder, by their relative paths. Links are neither listed nor followed.
+
+    Args:
+        location: a `file` location; the folder need not exist yet.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._root = location.folder
+
+    @property
+    def location(self) -> Location:
+        """See `Store`."""
+        return self._location
+
+    def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
+        """See `Store`."""
+        folder = self._path(prefix) if prefix else self._root
+        if folder.is_symlink() and prefix:
+            return
+        try:
+            found = list(files.regular_files(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise _translated(error, folder) from error
+        for path, status in found:
+            if stat.S_ISREG(status.st_mode) and not _WORKING.fullmatch(path.rpartition("/")[2]):
+                yield _object(f"{prefix}/{path}" if prefix else path, status)
+
+    def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
+        """See `Store`."""
+        with self._open(key) as descriptor:
+            return _object(key, os.fstat(descriptor))
+
+    def read(
+        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+    ) -> memoryview:
+        """See `Store`."""
+        with self._open(key) as descriptor:
+            size_bytes = os.fstat(descriptor).st_size
+            count = max(0, size_bytes - start) if length is None else length
+            if start + count > size_bytes:
+                raise StorageError(f"{self._path(key)} has {size_bytes} bytes, not {start + count}; nothing was read")
+            buffer = memoryview(bytearray(count))
+            done = 0
+            while done < count:
+                step = os.preadv(descriptor, [buffer[done : done + _CHUNK_BYTES]], start + done)
+                if step == 0:
+                    raise StorageError(f"{self._path(key)} became shorter while it was read")
+                done += step
+            return buffer.toreadonly()
+
+    def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
+        """See `Store`."""
+        with self._open(key) as descriptor:
+            buffer = memoryview(bytearray(min(_BLOCK_BYTES, length)))
+            done = 0
+            while done < length:
+                count = os.preadv(descriptor, [buffer[: length - done]], start + done)
+                if count == 0:
+                    raise StorageError(f"{self._path(key)} has {start + done} bytes, not {start + length}")
+                sink(buffer[:count])
+                done += count
+
+    def write(
+        self, key: str, data: bytes, *, condition: Condition | None = None, deadline_s: float | None = None
+    ) -> str:
+        """See `Store`."""
+        path = self._path(key)
+        with _translating(path):
+            working = _create_working(path)
+            try:
+                with working.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    version = _version(os.fstat(file.fileno()))
+                self._publish(working, path, condition)
+            finally:
+                working.unlink(missing_ok=True)
+            return version
+
+    def _publish(self, working: Path, path: Path, condition: Condition | None) -> None:
+        # The folder's lock makes look and rename one step for all writers that come this way.
+        with _locked(path.parent) as folder:
+            if condition is not None:
+                try:
+                    present = _version(os.stat(path, follow_symlinks=False))
+                except FileNotFoundError:
+                    present = None
+                if present != condition.version:
+                    raise ConditionError(
+                        f"{path} {'exists already' if condition.version is None else 'has changed'}; "
+                        "nothing was written",
+                        hint="another run writes to the same place; stop one of them",
+                    )
+            working.rename(path)
+            # By its descriptor: whoever deletes the object the moment that it is there, deletes the folder too.
+            os.fsync(folder)
+
+    def upload(
+        self,
+        key: str,
+        source: Path | Content,
+        *,
+        fence: Callable[[], None] | None = None,
+        progress: Progress | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """See `Store`; a folder takes the file as a whole."""
+        path = self._path(key)
+        with _translating(path):
+            working = _create_working(path)
+            try:
+                with working.open("wb", buffering=0) as writer:
+                    if isinstance(source, Content):
+                        _pour(source, writer.fileno(), progress)
+                    else:
+                        _copy(source, writer.fileno(), progress)
+                    os.fsync(writer.fileno())
+                if fence is not None:
+                    fence()
+                self._publish(working, path, None)
+            finally:
+                working.unlink(missing_ok=True)
+
+    def delete(self, key: str, *, deadline_s: float | None = None) -> None:
+        """See `Store`; folders that become empty go too."""
+        path = self._path(key)
+        with _translating(path):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            remains = path.parent
+            while _is_below(remains, self._root):
+                try:
+                    remains.rmdir()
+                except OSError:
+                    break
+                remains = remains.parent
+            # Gone when somebody else has just deleted the last object in it, and made that durable.
+            with contextlib.suppress(FileNotFoundError):
+                files.fsync_folder(remains)
+
+    def sweep(
+        self,
+        *,
+        chosen: Callable[[str], bool] = lambda key: True,
+        begun_before_s: float | None = None,
+        deadline_s: float | None = None,
+    ) -> int:
+        """See `Store`."""
+        num_swept = 0
+        with _translating(self._root), contextlib.suppress(FileNotFoundError):
+            for path, status in list(files.regular_files(self._root)):
+                if begun_before_s is not None and status.st_mtime >= begun_before_s:
+                    continue
+                folder, _, name = path.rpartition("/")
+                match = _WORKING.fullmatch(name)
+                if match and chosen(f"{folder}/{match[1]}".lstrip("/")):
+                    (self._root / path).unlink(missing_ok=True)
+                    num_swept += 1
+        return num_swept
+
+    def _path(self, key: str) -> Path:
+        path = self._root / check_key(key)
+        for parent in path.parents:
+            if parent == self._root:
+                break
+            if parent.is_symlink():
+                raise StorageError(f"{parent} is a link, and links are not followed; nothing was done")
+        return path
+
+    @contextlib.contextmanager
+    def _open(self, key: str) -> Generator[int]:
+        path = self._path(key)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise _translated(error, path) from error
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ObjectNotFoundError(f"{path} is not a file")
+            with _translating(path):
+                yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _object(key: str, status: os.stat_result) -> StoredObject:
+    return StoredObject(
+        key=key, size_bytes=status.st_size, version=_version(status), modified_s=status.st_mtime_ns / 1e9
+    )
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def _create_working(path: Path) -> Path:
+    """An empty file beside `path`, in a folder that is made if need be."""
+    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    for _ in range(_MOST_TRIES):
+        # Between any two calls, whoever deletes the folder's last object deletes the folder too.
+        try:
+            _make_folder(path.parent)
+            working.touch(exist_ok=False)
+        except FileNotFoundError:
+            continue
+        except FileExistsError:  # also what `mkdir` says when the folder is gone by the time that it looks again
+            if path.parent.exists() and not path.parent.is_dir():
+                raise
+        else:
+            return working
+    raise StorageError(f"{path.parent} vanishes again and again; nothing was written")
+
+
+def _make_folder(folder: Path) -> None:
+    made = list(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in made:
+        files.fsync_folder(path.parent)
+
+
+def _copy(source: Path, target: int, progress: Progress | None) -> None:
+    with source.open("rb", buffering=0) as reader:
+        size_bytes = os.fstat(reader.fileno()).st_size
+        done = 0
+        while count := os.sendfile(target, reader.fileno(), done, _CHUNK_BYTES):
+            done += count
+            if progress is not None:
+                progress(count)
+        if done != size_bytes:
+            raise StorageError(f"{source} changed while it was copied; nothing was written")
+
+
+def _pour(content: Content, target: int, progress: Progress | None) -> None:
+    done = 0
+
+    def take(block: memoryview) -> None:
+        nonlocal done
+        done += len(block)
+        left = block
+        while left:
+            left = left[os.write(target, left) :]
+        if progress is not None:
+            progress(len(block))
+
+    content.pour(take)
+    check_length(content, done)
+
+
+def _is_below(path: Path, root: Path) -> bool:
+    return path != root and path.is_relative_to(root)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Generator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # no locks here: look and rename remain two steps
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _translating(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _translated(error, path) from error
+
+
+def _translated(error: OSError, path: Path) -> StorageError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ObjectNotFoundError(f"there is no {path}")
+    if isinstance(error, PermissionError):
+        return AccessDeniedError(f"{path} may not be used: {error.strerror}", hint="check owner and mode")
+    return StorageError(f"{path} cannot be used: {error.strerror or error}")

@@ -1,0 +1,376 @@
+"""S3 requests of our own: multipart uploads that can be continued, and ranged reads that cost little.
+
+obstore begins and ends a multipart upload within one call, and its reads take several times the processor time of a
+socket read into a buffer that stays in the cache (docs/benchmarks.md). Connections are kept open and used again.
+Where they are not encrypted, a file's bytes go from the page cache to the socket without passing through Python.
+"""
+
+import contextlib
+import http.client
+import os
+import re
+import ssl
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn, TypeVar
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
+
+from safepoint.errors import StorageError, TransientError
+from safepoint.storage import failures
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.s3.retry import retry
+from safepoint.storage.s3.signing import encoded_path, encoded_query, signed_headers
+from safepoint.storage.store import Sink
+
+_BLOCK_BYTES = 1 << 20
+_MAX_ANSWER_BYTES = 16 << 20
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_T = TypeVar("_T")
+_CODE = re.compile(rb"<Code>([A-Za-z0-9]+)</Code>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadId:
+    """An upload that was begun.
+
+    Args:
+        key: within the bucket.
+        upload_id: the server's name for it.
+        initiated: when it was begun, RFC 3339 by the server's clock.
+    """
+
+    key: str
+    upload_id: str
+    initiated: str = ""
+
+    @property
+    def begun_s(self) -> float:
+        """When it was begun, seconds since 1970; infinite when the server does not say."""
+        try:
+            return datetime.fromisoformat(self.initiated).timestamp()
+        except ValueError:
+            return float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartOnServer:
+    """A part that the server has.
+
+    Args:
+        number: from 1.
+        etag: as the server names it; the MD5 of the part on most servers.
+        size_bytes: its size.
+    """
+
+    number: int
+    etag: str
+    size_bytes: int
+
+
+class S3Requests:
+    """Requests to one bucket.
+
+    Args:
+        bucket: the bucket.
+        options: endpoint and credentials; keys must be there (`StorageOptions.has_keys`).
+    """
+
+    def __init__(self, bucket: str, options: StorageOptions) -> None:
+        self._bucket = bucket
+        self._options = options
+        endpoint = urlsplit(options.endpoint or f"https://{bucket}.s3.{options.region}.amazonaws.com")
+        self._is_tls = endpoint.scheme.lower() == "https"
+        self._netloc = endpoint.netloc
+        # AWS itself wants the bucket in the host's name, other servers in the path.
+        self._root = f"{endpoint.path.rstrip('/')}/{bucket}" if options.endpoint else ""
+        self._tls = _tls_context(options) if self._is_tls else None
+        self._idle: list[http.client.HTTPConnection] = []  # append and pop are atomic
+        weakref.finalize(self, _close_all, self._idle)
+
+    def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
+        """Begin an upload."""
+        answer = self._call(_Request(method="POST", key=key, query={"uploads": ""}), deadline_s)
+        return UploadId(key=key, upload_id=_text(answer.xml, "UploadId"))
+
+    def find(self, prefix: str, *, deadline_s: float | None) -> Iterator[UploadId]:
+        """The unfinished uploads of all keys that begin with `prefix`."""
+        marker: dict[str, str] = {}
+        while True:
+            query = {"uploads": "", "prefix": prefix, "max-uploads": "1000", **marker}
+            page = self._call(_Request(method="GET", key="", query=query), deadline_s).xml
+            for upload in page.iter("Upload"):
+                yield UploadId(
+                    key=_text(upload, "Key"),
+                    upload_id=_text(upload, "UploadId"),
+                    initiated=_text(upload, "Initiated"),
+                )
+            if _text(page, "IsTruncated") != "true":
+                return
+            marker = {
+                "key-marker": _text(page, "NextKeyMarker"),
+                "upload-id-marker": _text(page, "NextUploadIdMarker"),
+            }
+
+    def parts(self, upload: UploadId, *, deadline_s: float | None) -> Iterator[PartOnServer]:
+        """The parts of `upload` that have arrived."""
+        marker = "0"
+        while True:
+            query = {"uploadId": upload.upload_id, "max-parts": "1000", "part-number-marker": marker}
+            page = self._call(_Request(method="GET", key=upload.key, query=query), deadline_s).xml
+            for part in page.iter("Part"):
+                yield PartOnServer(
+                    number=int(_text(part, "PartNumber")),
+                    etag=_text(part, "ETag").strip('"'),
+                    size_bytes=int(_text(part, "Size")),
+                )
+            if _text(page, "IsTruncated") != "true":
+                return
+            marker = _text(page, "NextPartNumberMarker")
+
+    def send_part(
+        self,
+        upload: UploadId,
+        number: int,
+        source: Path | memoryview,
+        *,
+        start: int,
+        size_bytes: int,
+        deadline_s: float | None,
+    ) -> str:
+        """Send `size_bytes` of `source`, a file or memory, from `start` on as part `number` and return its ETag."""
+        query = {"partNumber": str(number), "uploadId": upload.upload_id}
+        window = _Window(source=source, start=start, size_bytes=size_bytes)
+        return self._call(_Request(method="PUT", key=upload.key, query=query, window=window), deadline_s).etag
+
+    def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
+        """Make the parts one object; tried once, because servers say in several ways that an earlier try did it.
+
+        Raises:
+            ObjectNotFoundError: there is no such upload: it was aborted, or an earlier try completed it.
+            TransientError: it is not known whether it happened.
+        """
+        parts = "".join(
+            f'<Part><PartNumber>{number}</PartNumber><ETag>"{etag}"</ETag></Part>'
+            for number, etag in sorted(etags.items())
+        )
+        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        query = {"uploadId": upload.upload_id}
+        self._call(_Request(method="POST", key=upload.key, query=query, body=body), deadline_s, most_tries=1)
+
+    def abort(self, upload: UploadId, *, deadline_s: float | None) -> None:
+        """Forget an upload and its parts."""
+        self._call(_Request(method="DELETE", key=upload.key, query={"uploadId": upload.upload_id}), deadline_s)
+
+    def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:
+        """Read `length` bytes from `start` and hand them to `sink` in blocks, in order, each byte once.
+
+        A block is valid until `sink` returns. After a cut the reading goes on behind what was handed over.
+
+        Raises:
+            ObjectNotFoundError: there is no such object.
+            StorageError: it has fewer bytes than asked for.
+        """
+        what = f"GET s3://{self._bucket}/{key}"
+        buffer = memoryview(bytearray(min(_BLOCK_BYTES, length)))
+        done = 0
+
+        def receive(response: http.client.HTTPResponse) -> None:
+            nonlocal done
+            if response.status >= 300:
+                _refuse(response, what)
+            self._check_range(response, what, first=start + done, end=start + length)
+            while done < length:
+                count = response.readinto(buffer[: length - done])
+                if count == 0:
+                    raise TransientError(f"the answer for {what} was cut off")
+                sink(buffer[:count])
+                done += count
+            response.read(1)  # the end, so that the connection can be used again
+
+        def request() -> _Request:
+            wanted = {"range": f"bytes={start + done}-{start + length - 1}"}
+            return _Request(method="GET", key=key, query={}, headers=wanted)
+
+        while done < length:
+            before = done
+            try:
+                self._exchange(request, what, receive, deadline_s)
+            except TransientError:
+                if done == before:  # where something arrives, patience begins anew
+                    raise
+
+    def _check_range(self, response: http.client.HTTPResponse, what: str, *, first: int, end: int) -> None:
+        found = _RANGE.fullmatch(response.headers.get("Content-Range") or "")
+        if found is None or int(found[1]) != first:
+            raise StorageError(f"{what}: the server does not answer with the range of bytes that it was asked for")
+        if int(found[2]) < end:
+            raise StorageError(f"{what}: the object has {found[2]} bytes, not {end}")
+
+    def _call(self, request: "_Request", deadline_s: float | None, *, most_tries: int | None = None) -> "_Answer":
+        what = f"{request.method} s3://{self._bucket}/{request.key}"
+
+        def receive(response: http.client.HTTPResponse) -> _Answer:
+            data = response.read(_MAX_ANSWER_BYTES)
+            # A server may answer 200 first and find out later that it failed: then the body is an error.
+            if response.status >= 300 or b"<Error>" in data:
+                code = _CODE.search(data)
+                status = response.status if response.status >= 300 else 500
+                raise failures.from_status(status, code[1].decode() if code else "", what)
+            root = _parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
+            return _Answer(root=root, etag=(response.headers.get("ETag") or "").strip('"'))
+
+        return self._exchange(lambda: request, what, receive, deadline_s, most_tries=most_tries)
+
+    def _exchange(
+        self,
+        request: "Callable[[], _Request]",
+        what: str,
+        receive: Callable[[http.client.HTTPResponse], _T],
+        deadline_s: float | None,
+        *,
+        most_tries: int | None = None,
+    ) -> _T:
+        def attempt(timeout_s: float) -> _T:
+            connection = self._connection(timeout_s)
+            try:
+                result = receive(self._send(connection, request(), what))
+            except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
+                connection.close()
+                raise failures.from_connection(f"{type(error).__name__} {error}", what) from error
+            except BaseException:
+                connection.close()
+                raise
+            self._idle.append(connection)
+            return result
+
+        try_s = self._options.request_timeout_s
+        return retry(attempt, deadline_s=deadline_s, try_s=try_s, most_tries=most_tries)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, request: "_Request", what: str
+    ) -> http.client.HTTPResponse:
+        options, window = self._options, request.window
+        assert options.access_key_id is not None
+        assert options.secret_access_key is not None
+        path = encoded_path(f"{self._root}/{request.key}" if request.key else self._root or "/")
+        length = window.size_bytes if window else len(request.body)
+        headers = signed_headers(
+            method=request.method,
+            path=path,
+            query=request.query,
+            headers={"host": self._netloc, "content-length": str(length), **request.headers},
+            access_key_id=options.access_key_id,
+            secret_access_key=options.secret_access_key,
+            session_token=options.session_token,
+            region=options.region,
+        )
+        url = f"{path}?{encoded_query(request.query)}" if request.query else path
+        connection.putrequest(request.method, url, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders(request.body or None)
+        if window is not None:
+            try:
+                _send_window(connection, window)
+            except (BrokenPipeError, ConnectionResetError):
+                # A server that refuses does not wait for the body; its answer says why.
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    response = connection.getresponse()
+                    if response.status >= 300:
+                        _refuse(response, what)
+                raise
+        return connection.getresponse()
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            if self._is_tls:
+                return http.client.HTTPSConnection(self._netloc, timeout=timeout_s, context=self._tls)
+            return http.client.HTTPConnection(self._netloc, timeout=timeout_s)
+        connection.timeout = timeout_s
+        if connection.sock is not None:  # the server has closed it otherwise, and it opens itself again
+            connection.sock.settimeout(timeout_s)
+        return connection
+
+
+def _close_all(connections: list[http.client.HTTPConnection]) -> None:
+    for connection in connections:
+        connection.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    source: Path | memoryview
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    method: str
+    key: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: bytes = b""
+    window: _Window | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    root: ElementTree.Element | None
+    etag: str
+
+    @property
+    def xml(self) -> ElementTree.Element:
+        assert self.root is not None
+        return self.root
+
+
+def _send_window(connection: http.client.HTTPConnection, window: _Window) -> None:
+    socket, start, end = connection.sock, window.start, window.start + window.size_bytes
+    if isinstance(window.source, memoryview):
+        for begin in range(start, end, _BLOCK_BYTES):  # the socket's timeout is for each
+            socket.sendall(window.source[begin : min(begin + _BLOCK_BYTES, end)])
+        return
+    with window.source.open("rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size < end:
+            raise StorageError(f"{window.source} became shorter while it was uploaded")
+        if not isinstance(socket, ssl.SSLSocket):
+            socket.sendfile(file, offset=start, count=window.size_bytes)
+            return
+        while start < end:
+            block = os.pread(file.fileno(), min(_BLOCK_BYTES, end - start), start)
+            socket.sendall(block)
+            start += len(block)
+
+
+def _refuse(response: http.client.HTTPResponse, what: str) -> NoReturn:
+    code = _CODE.search(response.read(_MAX_ANSWER_BYTES))
+    raise failures.from_status(response.status, code[1].decode() if code else "", what)
+
+
+def _tls_context(options: StorageOptions) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=options.ca_bundle)
+    if not options.verify_tls:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _parsed(data: bytes, what: str) -> ElementTree.Element:
+    # No entity is ever defined in these answers; without a DTD none can be expanded.
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+        raise StorageError(f"{what}: the server's answer is not S3's")
+    root = ElementTree.fromstring(data)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return root
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    return (element.findtext(name) or "").strip()

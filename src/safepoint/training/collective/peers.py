@@ -1,0 +1,207 @@
+"""The ranks of the job, over a process group of Safepoint's own.
+
+The group is gloo on every device: it needs no GPU, disturbs no NCCL stream, and notices a dead peer by its
+closed connection. Every call is a collective: all ranks make the same calls in the same order.
+"""
+
+import datetime
+from array import array
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+
+from safepoint.errors import PeerError
+from safepoint.foundation.environment import Place
+from safepoint.foundation.units import format_duration
+
+_T = TypeVar("_T")
+# Its functions are decorated without types.
+dist: Any = torch.distributed
+
+NUM_VALUES = 9
+"""How many integers a reduction carries."""
+
+
+class Reduction:
+    """An all-reduce under way."""
+
+    def __init__(self, peers: "Peers", work: torch.distributed.Work | None) -> None:
+        self._peers = peers
+        self._work = work
+        self._result: list[int] | None = None
+
+    def wait(self) -> list[int]:
+        """The element-wise maximum over all ranks; the same one when it is called again.
+
+        Raises:
+            PeerError: a rank is gone or does not answer.
+        """
+        if self._result is None:
+            if self._work is not None:
+                try:
+                    self._work.wait()
+                except RuntimeError as error:
+                    raise self._peers.lost("vote") from error
+            self._result = self._peers.values.tolist()
+        return self._result
+
+
+class Sender:
+    """Sends blocks of bytes from one rank to others, over a group of its own.
+
+    Args:
+        peers: for what to say when one is lost.
+        group: of the ranks that take part; None on the others.
+    """
+
+    def __init__(self, peers: "Peers", group: Any) -> None:
+        self._peers = peers
+        self._group = group
+
+    def send(self, block: torch.Tensor, source: int) -> None:
+        """From rank `source` to all that take part, each of which calls this with a block of the same size.
+
+        Args:
+            block: uint8, one dimension; filled on all but `source`.
+            source: the rank that sends.
+
+        Raises:
+            PeerError: a rank is gone or does not answer.
+        """
+        try:
+            dist.broadcast(block, src=source, group=self._group)
+        except RuntimeError as error:
+            raise self._peers.lost("exchange") from error
+
+
+class Peers:
+    """All ranks of the job; a lone process is its own peer.
+
+    Args:
+        place: this rank among them.
+        timeout_s: how long to wait for a rank that is alive but silent; a dead one is noticed at once.
+
+    Raises:
+        PeerError: the ranks could not form a group.
+    """
+
+    def __init__(self, place: Place, *, timeout_s: float) -> None:
+        self.place = place
+        self._timeout_s = timeout_s
+        self._group: torch.distributed.ProcessGroup | None = None
+        self._kept_alive: Any = None
+        # One tensor for every reduction, over an array that is quick to fill and to read, handed to the backend
+        # itself: a new tensor, and `dist.all_reduce` with its checks and its way through the dispatcher, cost more
+        # than the exchange (docs/benchmarks.md).
+        self._backend: Any = None
+        self._maximum = dist.AllreduceOptions()
+        self._maximum.reduceOp = dist.ReduceOp.MAX
+        self.values = array("q", [0] * NUM_VALUES)
+        self._tensor = torch.frombuffer(self.values, dtype=torch.int64)
+        self._running: Reduction | None = None
+        if place.world_size > 1:
+            # A script that destroys its process group and then drops its model runs the destructor of torch's
+            # gloo group, which waits for a thread that waits for the interpreter's lock: a hang after all the work.
+            # With a reference held here the destructor never runs; the process ends with os._exit.
+            self._kept_alive = dist.group.WORLD
+            timeout = datetime.timedelta(seconds=timeout_s)
+            try:
+                group: Any = dist.new_group(backend="gloo", timeout=timeout, group_desc="safepoint")
+            except (RuntimeError, ValueError) as error:
+                raise self.lost("start") from error
+            self._group = group
+            self._backend = group._get_backend(torch.device("cpu"))
+
+    def start_maximum(self, values: list[int]) -> Reduction:
+        """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
+
+        Returns at once, unless the last one is still under way: they share an array, and so its end is awaited, and
+        kept for whoever began it.
+
+        Raises:
+            PeerError: a rank is gone or does not answer.
+        """
+        if self._running is not None:
+            self._running.wait()
+        self.values[:] = array("q", values)
+        work = None
+        if self._group is not None:
+            try:
+                work = self._backend.allreduce([self._tensor], self._maximum)
+            except RuntimeError as error:
+                raise self.lost("vote") from error
+        self._running = Reduction(self, work)
+        return self._running
+
+    def gather(self, value: _T) -> list[_T]:
+        """Every rank's value, by rank.
+
+        Raises:
+            PeerError: a rank is gone or does not answer.
+        """
+        if self._group is None:
+            return [value]
+        values: list[_T | None] = [None] * self.place.world_size
+        try:
+            dist.all_gather_object(values, value, group=self._group)
+        except RuntimeError as error:
+            raise self.lost("exchange") from error
+        return values  # pyright: ignore[reportReturnType]
+
+    def from_first(self, value: _T) -> _T:
+        """The first rank's value, on every rank.
+
+        Raises:
+            PeerError: a rank is gone or does not answer.
+        """
+        if self._group is None:
+            return value
+        values = [value]
+        try:
+            dist.broadcast_object_list(values, src=0, group=self._group)
+        except RuntimeError as error:
+            raise self.lost("exchange") from error
+        return values[0]
+
+    def to_first(self, block: torch.Tensor, source: int) -> None:
+        """Send a block from rank `source` to the first; those two call it, with blocks of the same size.
+
+        Args:
+            block: uint8, one dimension, on the CPU; filled on the first rank.
+            source: the rank that sends.
+
+        Raises:
+            PeerError: the other one is gone or does not answer.
+        """
+        if source == 0 or self._group is None:
+            return
+        try:
+            if self.place.is_first:
+                dist.recv(block, src=source, group=self._group)
+            elif self.place.rank == source:
+                dist.send(block, dst=0, group=self._group)
+        except RuntimeError as error:
+            raise self.lost("exchange") from error
+
+    def sender_among(self, ranks: Sequence[int]) -> Sender:
+        """For transfers between `ranks`; every rank calls this.
+
+        Raises:
+            PeerError: the ranks could not form a group.
+        """
+        timeout = datetime.timedelta(seconds=self._timeout_s)
+        try:
+            group = dist.new_group(list(ranks), backend="gloo", timeout=timeout, group_desc="safepoint-nodes")
+        except (RuntimeError, ValueError) as error:
+            raise self.lost("start") from error
+        return Sender(self, group)
+
+    def lost(self, during: str) -> PeerError:
+        """The error for a rank that is gone or silent."""
+        return PeerError(
+            f"rank {self.place.rank} lost another rank during the {during}: it died, or did not answer within "
+            f"{format_duration(self._timeout_s)}; this rank ends",
+            hint="the cause is in the log of the rank that ended first",
+        )

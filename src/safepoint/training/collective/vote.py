@@ -1,0 +1,133 @@
+"""The vote: all ranks stop, save and give up at the same point of the loop, or none does.
+
+One small all-reduce (MAX) per optimizer step, begun while there is work left in the step and read when the step
+ends, so that its latency hides behind that work. One rank's wish is enough. The reduction also carries the point of
+the loop at which each rank votes, so that ranks that drifted apart fail with a clear error and do not save two
+different steps, and how long a step takes, so that all ranks agree on where in the step to vote.
+"""
+
+from typing import NamedTuple
+
+from safepoint.errors import PeerError
+from safepoint.training.collective.peers import Peers, Reduction
+
+_DUE, _ASKED = 1, 2
+"""Two reasons to save a checkpoint; the larger one counts more."""
+
+
+# Tuples, because a frozen dataclass takes four times as long to make, in every step.
+class Ballot(NamedTuple):
+    """What one rank wishes.
+
+    Args:
+        stop_signal: the signal it got, or 0.
+        save: take a checkpoint and go on.
+        give_up: the running step would miss the deadline.
+        step_ms: milliseconds that a step takes here, or 0 when none was measured.
+        is_due: a periodic checkpoint is due by the clock.
+    """
+
+    stop_signal: int = 0
+    save: bool = False
+    give_up: bool = False
+    step_ms: int = 0
+    is_due: bool = False
+
+
+class Decision(NamedTuple):
+    """What all ranks do.
+
+    Args:
+        stop_signal: the signal that some rank got, or 0 to go on.
+        stop_rank: the highest rank that got it, or -1.
+        save: take a checkpoint.
+        give_up: leave the running step unfinished.
+        step_ms: milliseconds that a step takes on the slowest rank, or 0 when none was measured.
+        is_due: take a periodic checkpoint.
+    """
+
+    stop_signal: int = 0
+    stop_rank: int = -1
+    save: bool = False
+    give_up: bool = False
+    step_ms: int = 0
+    is_due: bool = False
+
+    @property
+    def stop(self) -> bool:
+        """Whether the run ends here."""
+        return self.stop_signal > 0
+
+    def __or__(self, later: "Decision") -> "Decision":
+        """Both: nothing that was once decided is taken back; the later measurement counts."""
+        return Decision(
+            stop_signal=self.stop_signal or later.stop_signal,
+            stop_rank=self.stop_rank if self.stop else later.stop_rank,
+            save=self.save or later.save,
+            give_up=self.give_up or later.give_up,
+            step_ms=later.step_ms or self.step_ms,
+            is_due=self.is_due or later.is_due,
+        )
+
+
+class Vote:
+    """Votes among `peers`, one at a time.
+
+    Args:
+        peers: who votes.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._num_votes = 0
+        self._running: Reduction | None = None
+
+    def start(self, ballot: Ballot, *, step: int) -> None:
+        """Begin a vote; every rank does so at the same point of the loop."""
+        self._num_votes += 1
+        rank = self._peers.place.rank
+        self._running = self._peers.start_maximum(
+            [
+                ballot.stop_signal,
+                rank if ballot.stop_signal else -1,
+                _ASKED if ballot.save else _DUE if ballot.is_due else 0,
+                int(ballot.give_up),
+                ballot.step_ms,
+                step,
+                -step,
+                self._num_votes,
+                -self._num_votes,
+            ]
+        )
+
+    def collect(self) -> Decision:
+        """The outcome of the vote that was begun last; no wish when none was.
+
+        Raises:
+            PeerError: a rank is gone, silent, or at another point of the loop.
+        """
+        if self._running is None:
+            return Decision()
+        values = self._running.wait()
+        self._running = None
+        signal, rank, save, give_up, step_ms, most_steps, least_steps, most_votes, least_votes = values
+        if most_steps != -least_steps or most_votes != -least_votes:
+            raise PeerError(
+                f"the ranks are at different points of the training loop (steps {-least_steps} and {most_steps}, "
+                f"votes {-least_votes} and {most_votes}); rank {self._peers.place.rank} ends and nothing is saved",
+                hint="every rank must run the same number of steps and evaluations",
+            )
+        return Decision(
+            stop_signal=signal,
+            stop_rank=rank,
+            save=save == _ASKED,
+            give_up=bool(give_up),
+            step_ms=step_ms,
+            is_due=save == _DUE,
+        )
+
+    def take(self, ballot: Ballot, *, step: int) -> Decision:
+        """Vote and wait for the outcome, where nothing is left to overlap with."""
+        earlier = self.collect()
+        self.start(ballot, step=step)
+        return earlier | self.collect()

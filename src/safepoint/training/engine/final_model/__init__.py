@@ -1,0 +1,1 @@
+"""The finished model, from the ranks into the object store."""

@@ -1,0 +1,90 @@
+"""The finished model goes straight into the object store: the first rank sends what the ranks have.
+
+Nothing of it is on a disk but its small files. What fails is tried again, as other uploads are.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.local.final_record import FINAL, sent_record
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.model_upload import Describe, ModelUpload
+from safepoint.checkpoint.remote.patience import FIRST_PAUSE_S, LONGEST_PAUSE_S, patience_s
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.errors import StorageError
+from safepoint.foundation import clock, files
+from safepoint.training.engine.streams import Leader, StreamedFile
+
+
+class FinalUpload:
+    """One final model on its way.
+
+    Args:
+        remote: the claimed location.
+        output: the folder in front of it.
+        leader: gives the large files' bytes.
+        large: the files that come from the ranks.
+        small: the folder with all others.
+        failed: told of the first failure, which is not the last word.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteFolder,
+        output: OutputFolder,
+        leader: Leader,
+        *,
+        large: tuple[StreamedFile, ...],
+        small: Path,
+        failed: Callable[[StorageError], None],
+    ) -> None:
+        self._model = ModelUpload(remote, FINAL, sent=sent_record(output))
+        self._leader = leader
+        self._large = large
+        self._small = small
+        self._failed = failed
+        self._arrived_bytes = 0
+        self._most_bytes = 0
+        self._last_progress_s = clock.monotonic_s()
+
+    def run(self, describe: Describe) -> Manifest:
+        """Send everything and make it count, however often that takes.
+
+        Args:
+            describe: makes the manifest.
+
+        Raises:
+            ConflictError: another attempt has claimed the location.
+            StorageError: the store does not take it, and patience is over.
+            SaveError: a rank cannot give what it has.
+        """
+        pause_s, is_told = FIRST_PAUSE_S, False
+        while True:
+            try:
+                return self._send(describe)
+            except StorageError as error:
+                if clock.monotonic_s() - self._last_progress_s > patience_s(error):
+                    raise
+                if not is_told:
+                    is_told = True
+                    self._failed(error)
+            clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _send(self, describe: Describe) -> Manifest:
+        self._arrived_bytes = 0
+        self._model.begin()
+        for file in self._large:
+            self._model.put(file.path, self._leader.content_of(file), progress=self._progress)
+        for path, _ in files.regular_files(self._small):
+            self._model.put(path, self._small / path, progress=self._progress)
+        self._leader.check()
+        return self._model.commit(describe)
+
+    def _progress(self, num_bytes: int) -> None:
+        """What had arrived before is no progress."""
+        self._arrived_bytes += num_bytes
+        if self._arrived_bytes > self._most_bytes:
+            self._most_bytes = self._arrived_bytes
+            self._last_progress_s = clock.monotonic_s()

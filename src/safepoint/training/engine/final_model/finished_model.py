@@ -1,0 +1,205 @@
+"""The finished model, in the layout that `from_pretrained` reads, on its way into the object store.
+
+What comes from the ranks goes there at once, without a disk in between (docs/adr/0015); what the framework writes by
+itself waits in the output folder for the mover. A failure is reported, and the process ends with another code than 0.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import TypeVar
+
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
+from safepoint.checkpoint.local.commit import RankPart, WorkingCheckpoint
+from safepoint.checkpoint.local.final_record import FINAL, final_folder, note_end
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.model_upload import Describe
+from safepoint.checkpoint.remote.patience import LONGEST_PATIENCE_S
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.errors import PeerError, SafepointError, SaveError, StorageError
+from safepoint.foundation import clock
+from safepoint.foundation.events.store_events import FinalMissing, Uploaded, UploadFailed
+from safepoint.storage.location import Location
+from safepoint.storage.opening import open_store
+from safepoint.training.collective.peers import Peers
+from safepoint.training.context.session import Session
+from safepoint.training.engine.final_model.final_upload import FinalUpload
+from safepoint.training.engine.loop import TrainingLoop
+from safepoint.training.engine.streams import Leader, Streams, follow
+from safepoint.training.start.folders import Folders
+
+_LOOK_EVERY_S = 0.25
+_T = TypeVar("_T")
+
+
+class Finishing:
+    """The end of one training.
+
+    Args:
+        session: reports what happened.
+        peers: all ranks.
+        framework: whose model it is.
+        output: the folder in front of the store.
+        folders: whether all ranks share it.
+        attempt_id: of the attempt that has claimed the store.
+        describe: makes the manifest.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        peers: Peers,
+        framework: TrainingLoop,
+        output: OutputFolder,
+        folders: Folders,
+        *,
+        attempt_id: str,
+        describe: Describe,
+    ) -> None:
+        self._session = session
+        self._peers = peers
+        self._framework = framework
+        self._output = output
+        self._folders = folders
+        self._attempt_id = attempt_id
+        self._describe = describe
+        self._step = framework.step
+
+    def finish(self, location: Location) -> None:
+        """Bring the model to the store at `location`; all ranks call it.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        rank = self._session.place.rank
+        working = WorkingCheckpoint(
+            self._output, attempt_id=self._attempt_id, step=self._step, target=final_folder(self._output)
+        )
+        # The folder first: a rank without one must not be missing in the collective calls of what follows.
+        streams, root, problem = None, *self._agreed(lambda: working.rank_root(rank))
+        if root is not None and not problem:
+            folder = root / working.name
+            streams, problem = self._agreed(lambda: self._framework.write_final(folder))
+        if problem:
+            self._report_missing(location, problem)
+        elif streams is None:
+            self._keep(working, location)
+        elif self._session.place.is_first:
+            self._send(working, streams, location)
+        else:
+            follow(self._peers, streams)
+        if self._folders.is_owner:
+            working.discard()
+        if self._session.place.is_first:
+            with contextlib.suppress(OSError):  # then nobody looks for a model of the script's
+                self._session.training_end = note_end(self._output, self._describe)
+
+    def _agreed(self, work: Callable[[], _T]) -> tuple[_T | None, str]:
+        """Do something on all ranks.
+
+        Returns:
+            What it gives here, and why it failed wherever it did; the reasons are the same on all ranks.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        result, problem = None, ""
+        try:
+            result = work()
+        except PeerError:
+            raise
+        except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
+            problem = f"rank {self._session.place.rank}: {type(error).__name__}: {error}"
+        return result, "; ".join(text for text in self._peers.gather(problem) if text)
+
+    def _report_missing(self, location: Location, reason: str, checkpoint: str | None = None) -> None:
+        """The training has ended well, and its last step is saved; but what was asked for is not there."""
+        missing = FinalMissing(
+            step=self._step, location=str(location.child(FINAL)), reason=reason, checkpoint=checkpoint
+        )
+        if self._session.place.is_first:
+            self._session.final_missing = missing.line
+        self._session.report(missing)
+
+    def _keep(self, working: WorkingCheckpoint, location: Location) -> None:
+        """Let the mover find what the ranks have written."""
+        rank = self._session.place.rank
+        try:
+            part = dataclasses.replace(working.seal(rank), node=self._folders.index)
+        except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
+            part = RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
+        parts = self._peers.gather(part)
+        if self._session.place.is_first:
+            try:
+                working.commit(_of_first_node(parts), self._describe)
+            except (SafepointError, OSError) as error:
+                self._report_missing(location, str(error))
+
+    def _send(self, working: WorkingCheckpoint, streams: Streams, location: Location) -> None:
+        """Send what the ranks have, from the first one."""
+        started_s, session, where = clock.monotonic_s(), self._session, str(location.child(FINAL))
+        leader = Leader(self._peers, streams, patience_s=session.settings.peer_timeout_s)
+
+        def failed(error: StorageError) -> None:
+            session.report(UploadFailed(step=self._step, name_in_store=FINAL, reason=str(error)))
+
+        def send() -> Manifest:
+            remote = RemoteFolder(open_store(location), attempt_id=self._attempt_id)
+            self._wait_for_checkpoint(remote)
+            small = working.rank_root(0) / working.name
+            upload = FinalUpload(remote, self._output, leader, large=streams.files, small=small, failed=failed)
+            return upload.run(self._describe)
+
+        session.log.info("writing the final model to %s", where)
+        try:
+            manifest = leader.lead(send)
+        except PeerError:
+            raise
+        except Exception as error:  # noqa: BLE001  the training has ended well, whatever becomes of this
+            reason = str(error) if isinstance(error, SafepointError) else f"{type(error).__name__}: {error}"
+            self._report_missing(location, reason, self._source(streams.step, location))
+            return
+        duration_s = round(clock.monotonic_s() - started_s, 3)
+        session.report(
+            Uploaded(step=self._step, location=where, size_bytes=manifest.size_bytes, duration_s=duration_s)
+        )
+
+    def _wait_for_checkpoint(self, remote: RemoteFolder) -> None:
+        """Leave the store to the newest checkpoint until it is there: what training has reached counts more."""
+        newest = max((manifest.step for _, manifest in self._output.manifests()), default=None)
+        uploads = self._session.uploads
+        if newest is None or uploads is None:
+            return
+        last, last_s = uploads.status(), clock.monotonic_s()
+        while uploads.failure() is None and clock.monotonic_s() - last_s < LONGEST_PATIENCE_S:
+            status = uploads.status()
+            if status != last:
+                last, last_s = status, clock.monotonic_s()
+            with contextlib.suppress(StorageError):  # the mover says so, if it lasts
+                if uploads.is_idle and newest in remote.steps():
+                    return
+            clock.sleep(_LOOK_EVERY_S)
+
+    def _source(self, step: int | None, location: Location) -> str | None:
+        """The checkpoint that has the same weights: the folder's, or what is in the store."""
+        if step is None:
+            return None
+        name = checkpoint_name(step)
+        here = self._output.root / name
+        return str(here if (here / MANIFEST_NAME).is_file() else location.child(name))
+
+
+def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
+    """The parts that lie where the final model is kept; other nodes may have written the same files.
+
+    Raises:
+        SaveError: they have written others.
+    """
+    here = [part for part in parts if part.node == 0 or part.error is not None]
+    files = {entry for part in here for entry in part.files}
+    for part in parts:
+        for entry in part.files:
+            if entry not in files:
+                raise SaveError(f"{entry.path} lies on another node than the rest of the model")
+    return here

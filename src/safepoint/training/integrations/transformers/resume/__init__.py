@@ -1,0 +1,1 @@
+"""Everything of a checkpoint that the Trainer itself does not save or load."""

@@ -1,0 +1,253 @@
+"""How many samples an optimizer step sees, and how to keep that with another number of ranks.
+
+The Trainer finds its place in the data by counting micro-batches, so a changed number of ranks would silently
+move it and change the learning rate's course. Here the global batch of the checkpoint is kept by adapting
+gradient accumulation, where the data order stays the same; everything else is refused with the reason.
+"""
+
+import math
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.errors import ConflictError
+from safepoint.foundation.events.run_events import BatchKept
+
+_OPTION = "allow it with --allow-batch-change: the data position is kept, the samples per step are not"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchGeometry:
+    """The batch arithmetic of a run.
+
+    Args:
+        world_size: number of ranks.
+        accumulation: micro-batches per optimizer step and rank.
+        global_batch: samples per optimizer step over all ranks.
+        num_samples: samples in an epoch, completions where they are generated; None when the data set cannot tell.
+        drop_last: whether an incomplete last batch is left out.
+    """
+
+    world_size: int
+    accumulation: int
+    global_batch: int
+    num_samples: int | None
+    drop_last: bool
+
+    @classmethod
+    def of(cls, trainer: Any, world_size: int) -> "BatchGeometry":
+        """Read the Trainer's arguments and data set."""
+        return cls(
+            world_size=world_size,
+            accumulation=trainer.args.gradient_accumulation_steps,
+            global_batch=trainer.get_total_train_batch_size(trainer.args),
+            num_samples=_num_samples(trainer),
+            drop_last=bool(trainer.args.dataloader_drop_last),
+        )
+
+    def before(self, manifest: Manifest) -> "BatchGeometry":
+        """That of a checkpoint, over the data of now."""
+        return replace(
+            self,
+            world_size=manifest.world_size,
+            accumulation=manifest.gradient_accumulation,
+            global_batch=manifest.global_batch,
+        )
+
+    def keeps_steps_of(self, other: "BatchGeometry") -> bool:
+        """Whether a step, and an epoch, are as long."""
+        return (self.global_batch, self.steps_per_epoch) == (other.global_batch, other.steps_per_epoch)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in an epoch; None when the data set cannot tell its length."""
+        if self.num_samples is None:
+            return None
+        return max(1, -(-self._micro_steps(self.num_samples) // self.accumulation))
+
+    def _micro_steps(self, num_samples: int) -> int:
+        """Micro-batches per rank in an epoch of `num_samples`."""
+        whole, rest = divmod(num_samples, self.per_micro_step)
+        return whole if self.drop_last or not rest else whole + 1
+
+    @property
+    def per_micro_step(self) -> int:
+        """Samples of a micro-batch over all ranks."""
+        return max(1, self.global_batch // self.accumulation)
+
+    def _samples_per_epoch(self, num_samples: int) -> int:
+        """What an epoch shows of `num_samples`: an incomplete last batch that is dropped is never seen."""
+        dropped = num_samples % self.per_micro_step if self.drop_last else 0
+        return max(1, num_samples - dropped)
+
+    def samples_seen(self, *, step: int, epoch: float, regular: bool) -> int:
+        """Samples the optimizer has seen after `step` steps.
+
+        Args:
+            step: optimizer steps done.
+            epoch: epochs done, with the fraction of the running one.
+            regular: whether every step so far had this geometry. Otherwise it is the place in the data: what was seen
+                before counts as if it had been seen in this geometry.
+        """
+        steps_per_epoch = self.steps_per_epoch
+        if self.num_samples is None or steps_per_epoch is None:
+            return step * self.global_batch
+        in_epoch = self._samples_per_epoch(self.num_samples)
+        if regular:
+            epochs, steps = divmod(step, steps_per_epoch)
+        else:
+            # The Trainer counts an epoch in micro-batches; a step is whole, but for the last one of an epoch.
+            epochs = math.floor(epoch)
+            steps = round((epoch - epochs) * self._micro_steps(self.num_samples) / self.accumulation)
+        return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
+
+    def position(self, samples_seen: int, *, epoch: float, before: "BatchGeometry") -> tuple[int, int]:
+        """Where a checkpoint lies: whole epochs, and micro-batches per rank to skip in the running one.
+
+        Only for a data set that can tell its length.
+
+        Args:
+            samples_seen: of the checkpoint.
+            epoch: likewise.
+            before: its geometry; what an epoch shows may differ from what it shows now.
+        """
+        assert self.num_samples is not None
+        epochs = math.floor(epoch)
+        rest = max(0, samples_seen - epochs * before._samples_per_epoch(self.num_samples))
+        rest = min(rest, self._samples_per_epoch(self.num_samples))
+        return epochs, rest // self.global_batch * self.accumulation
+
+    def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
+        """The same for a data set that cannot tell its length, and may have ended and begun again several times.
+
+        The Trainer then counts each step as one of `max_steps` in the running pass, however long that is.
+
+        Args:
+            epoch: of a checkpoint: passes that have ended, and that fraction of the running one.
+            max_steps: of the run when it was made.
+            global_batch: likewise.
+        """
+        passes = max(0, math.ceil(epoch) - 1)
+        steps = round((epoch - passes) * max_steps)
+        return passes, steps * global_batch // self.global_batch * self.accumulation
+
+
+def adapt(
+    trainer: Any, manifest: Manifest, now: BatchGeometry, *, asked_before: int = 0, allow_change: bool
+) -> tuple[BatchGeometry, BatchKept | None]:
+    """Make a step see as many samples as the checkpoint's steps did.
+
+    Args:
+        trainer: its `args.gradient_accumulation_steps` is set.
+        manifest: the checkpoint to go on from.
+        now: the geometry that the script asks for.
+        asked_before: the accumulation that it asked for then; 0 when that is not known.
+        allow_change: go on with another global batch instead of refusing.
+
+    Returns:
+        The geometry in force, and what was adapted, if anything.
+
+    Raises:
+        ConflictError: it cannot be done exactly, and changing it was not allowed.
+    """
+    before = now.before(manifest)
+    if before == now:
+        return now, None
+    is_script_the_same = (now.accumulation, now.per_micro_step) == (asked_before, before.per_micro_step)
+    if is_script_the_same and before.world_size == now.world_size:
+        # Still the number of ranks to which the accumulation was adapted, and still the same script.
+        trainer.args.gradient_accumulation_steps = before.accumulation
+        return BatchGeometry.of(trainer, now.world_size), None
+    reason = _obstacle(trainer, manifest, now)
+    if reason is not None:
+        if allow_change:
+            return now, None
+        raise ConflictError(
+            f"the checkpoint of step {manifest.step} was made with {manifest.global_batch} samples per step on "
+            f"{manifest.world_size} rank(s), this run has {now.global_batch} on {now.world_size}: {reason}; "
+            "training was not started",
+            hint=_OPTION,
+        )
+    if manifest.world_size == now.world_size:
+        return now, None
+    per_micro_step = now.global_batch // now.accumulation
+    accumulation = manifest.global_batch // per_micro_step
+    trainer.args.gradient_accumulation_steps = accumulation
+    kept = BatchKept(
+        world_size_before=manifest.world_size,
+        world_size=now.world_size,
+        accumulation_before=manifest.gradient_accumulation,
+        accumulation=accumulation,
+        global_batch=manifest.global_batch,
+    )
+    return BatchGeometry.of(trainer, now.world_size), kept
+
+
+def _obstacle(trainer: Any, manifest: Manifest, now: BatchGeometry) -> str | None:
+    per_micro_step = now.global_batch // now.accumulation
+    if manifest.world_size == now.world_size and manifest.global_batch != now.global_batch:
+        return "the script's batch size or gradient accumulation was changed"
+    if manifest.global_batch % per_micro_step:
+        return f"no gradient accumulation makes {manifest.global_batch} of {per_micro_step} samples per micro-step"
+    if manifest.world_size != now.world_size:
+        reason = _obstacle_of_order(trainer, (manifest.world_size, now.world_size))
+        if reason is not None:
+            return reason
+    reason = _obstacle_of_generation(trainer, manifest, manifest.global_batch // per_micro_step)
+    if reason is not None:
+        return reason
+    before = now.before(manifest)
+    after = replace(now, accumulation=manifest.global_batch // per_micro_step, global_batch=manifest.global_batch)
+    if before.steps_per_epoch != after.steps_per_epoch:
+        return f"an epoch would have {after.steps_per_epoch} steps in place of {before.steps_per_epoch}"
+    return None
+
+
+def _obstacle_of_order(trainer: Any, world_sizes: tuple[int, int]) -> str | None:
+    """Where the ranks decide in which order samples come."""
+    strategy = getattr(trainer.args, "train_sampling_strategy", "random")
+    if strategy in {"group_by_length", "batch_rebalance"}:
+        return f"train_sampling_strategy={strategy!r} orders data by batch geometry"
+    if any(_is_dealt_by_shards(trainer, num_ranks) for num_ranks in world_sizes):
+        return "with dispatch_batches=False each rank reads shards of its own of the data set"
+    return None
+
+
+def _is_dealt_by_shards(trainer: Any, num_ranks: int) -> bool:
+    """Whether Accelerate gives each rank shards of a stream, and not every n-th batch of it."""
+    datasets = sys.modules.get("datasets")  # a data set of another library is never dealt so
+    if datasets is None or not isinstance(trainer.train_dataset, datasets.IterableDataset):
+        return False
+    config = trainer.accelerator.dataloader_config
+    dispatches = config.dispatch_batches is not False  # unless it is told otherwise, the first rank reads for all
+    return 1 < num_ranks <= trainer.train_dataset.n_shards and not dispatches and not config.split_batches
+
+
+def _num_samples(trainer: Any) -> int | None:
+    try:
+        num_samples = len(trainer.train_dataset)
+    except TypeError:
+        return None
+    at_once = getattr(trainer.args, "generation_batch_size", None)
+    if not at_once:
+        return num_samples
+    # Prompts that do not fill a generation are left out of the epoch.
+    prompts = at_once // trainer.num_generations
+    return num_samples // prompts * at_once * getattr(trainer, "num_iterations", 1)
+
+
+def _obstacle_of_generation(trainer: Any, manifest: Manifest, accumulation: int) -> str | None:
+    """Where completions are generated for several steps, or not for whole ones, ranks decide which steps see what."""
+    if not getattr(trainer.args, "generation_batch_size", None):
+        return None
+    per_generation = getattr(trainer.args, "steps_per_generation", None) or accumulation
+    if getattr(trainer, "num_iterations", 1) > 1:
+        return "completions are trained on in several steps, which would be others"
+    for num_micro_steps in (manifest.gradient_accumulation, accumulation):
+        if num_micro_steps % per_generation:
+            return f"a step of {num_micro_steps} micro-steps is no multiple of steps_per_generation={per_generation}"
+    num_prompts = None if _num_samples(trainer) is None else len(trainer.train_dataset)
+    if num_prompts is not None and num_prompts * trainer.num_generations % manifest.global_batch:
+        return f"{num_prompts} prompts do not fill whole steps, and those that are left out would be others"
+    return None

@@ -1,0 +1,248 @@
+"""Where a `train()` call goes on: everything of the checkpoint that the Trainer itself does not bring back.
+
+The Trainer loads model, optimizer, scheduler, its own state and random numbers. Brought back here: the random
+numbers from which the running epoch's order was drawn, the loss since the last log line, what stateful callbacks
+(the patience of an early stopping) and TRL's trainers counted, the place in the data when ranks or batches changed or
+the data has no length, and whether the run had already decided to end.
+"""
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+from safepoint.errors import ConflictError
+from safepoint.training.context.session import Session
+from safepoint.training.integrations.transformers.method_override import Takeover
+from safepoint.training.integrations.transformers.own_save import saves_in_its_own_way
+from safepoint.training.integrations.transformers.resume.adapter_settings import check_adapter_settings
+from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
+from safepoint.training.integrations.transformers.resume.data_position import DataPosition
+from safepoint.training.integrations.transformers.resume.loaded_weights import complete_load
+from safepoint.training.integrations.transformers.resume.stateful_callbacks import stateful_callbacks
+from safepoint.training.integrations.transformers.resume.trainer_state import Pending, Place, RankState
+from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
+from safepoint.training.integrations.transformers.sharding.repartition import follow_accumulation
+from safepoint.training.integrations.transformers.sharding.sharing import check_sharing
+from safepoint.training.start.resume import ResumePoint
+from safepoint.training.state.rng import capture_rng, restore_rng
+
+
+class Continuation:
+    """The beginning of one `train()` call.
+
+    Args:
+        session: this rank.
+        trainer: about to train.
+        point: the checkpoint to go on from, or None to begin at step 0.
+
+    Raises:
+        ConflictError: the checkpoint was written with a geometry that cannot be kept, or by a loop of another kind.
+    """
+
+    def __init__(self, session: Session, trainer: Any, point: ResumePoint | None) -> None:
+        self._session = session
+        self._trainer = trainer
+        self._point = point
+        self._state: RankState | None = None
+        self._epoch_rng: dict[str, Any] = {}
+        self._rng_to_restore: dict[str, Any] | None = None
+        self._begins_in_epoch = False
+        self._is_irregular = False
+        self._is_same = False
+        self._has_begun = False
+        self.geometry = BatchGeometry.of(trainer, session.place.world_size)
+        """The batch arithmetic in force."""
+        self.asked_accumulation = self.geometry.accumulation
+        """Micro-batches per step that the script asks for."""
+        self.is_complete = False
+        """Whether the run had decided to take no further step."""
+        self.elapsed_s = 0.0
+        """Seconds of training in the attempts before."""
+        if point is not None:
+            self._adapt_to(point)
+        self.data = DataPosition(
+            session,
+            self._state.loader if self._state is not None and self._is_same else None,
+            self._state.generators if self._state is not None else [],
+        )
+        """The place in the data."""
+
+    def _adapt_to(self, point: ResumePoint) -> None:
+        session, manifest = self._session, point.manifest
+        if not (point.path / "trainer_state.json").is_file():
+            raise ConflictError(
+                f"{point.path.name} was not written by a Trainer: it has no trainer_state.json; training was not "
+                "started",
+                hint="give the Trainer an output folder of its own, or begin anew with --from-scratch",
+            )
+        check_sharing(self._trainer, manifest)
+        check_adapter_settings(self._trainer.model, point.path, step=manifest.step)
+        self._state = RankState.read(
+            point.path,
+            rank=session.place.rank,
+            ranks_before=manifest.world_size,
+            world_size=session.place.world_size,
+        )
+        self.geometry, kept = adapt(
+            self._trainer,
+            manifest,
+            self.geometry,
+            asked_before=0 if self._state is None else self._state.asked_accumulation,
+            allow_change=session.settings.allow_batch_change,
+        )
+        if self.geometry.accumulation != self.asked_accumulation:
+            follow_accumulation(self._trainer)
+        if kept is not None:
+            session.report(kept)
+        before = self.geometry.before(manifest)
+        moves = not self.geometry.keeps_steps_of(before)
+        # Once steps of two sizes are in a run, the number of steps no longer tells the place: also in later starts.
+        self._is_irregular = moves or (self._state is not None and self._state.is_irregular)
+        self._is_same = self.geometry == before
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether every step of the run had this geometry."""
+        return not self._is_irregular
+
+    def take_over(self, takeover: Takeover) -> None:
+        """Lead the Trainer's beginning."""
+        takeover.replace("_load_rng_state", self._wrap_load_rng)
+        takeover.replace("_run_epoch", self._wrap_run_epoch)
+        if self._point is not None:
+            takeover.replace("_issue_warnings_after_load", self._wrap_loaded)
+        if self._is_irregular or (self._point is not None and self.geometry.num_samples is None):
+            takeover.replace("_init_training_state", self._wrap_position)
+
+    @property
+    def _counted(self) -> TrlCounters:
+        assert self._state is not None  # `restore` has looked
+        counted = self._state.counted
+        return counted if self._is_same else dataclasses.replace(counted, cycle={})
+
+    # ---- when the loop begins -------------------------------------------------------------------------------
+
+    def restore(self) -> Pending:
+        """Give back what the Trainer did not load; the loop begins next.
+
+        Returns:
+            What was due at the checkpoint's step. Do it, then call `caught_up`.
+        """
+        self._has_begun = True
+        if self._point is None:
+            return Pending()
+        _restore_callbacks(self._trainer)
+        if self._state is None:
+            return Pending()
+        self._state.loss.restore(self._trainer)
+        self._counted.restore(self._trainer)
+        self.elapsed_s = self._state.elapsed_s
+        self.is_complete = self._state.pending.complete
+        self._epoch_rng = self._state.epoch_rng
+        self._begins_in_epoch = bool(self._epoch_rng)
+        self._trainer._load_rng_state(str(self._point.path))
+        return self._state.pending
+
+    def caught_up(self) -> None:
+        """Nothing is due any more: from the random numbers of now the run goes on."""
+        if self._state is not None:
+            self._rng_to_restore = capture_rng()
+
+    def begin_epoch(self) -> None:
+        """Remember, or bring back, the random numbers that the epoch's sampler will draw from."""
+        if self._begins_in_epoch:
+            self._begins_in_epoch = False
+            restore_rng(self._epoch_rng)
+        else:
+            self._epoch_rng = self._rng_to_restore or capture_rng()
+
+    @property
+    def place(self) -> Place:
+        """For a checkpoint of now."""
+        within_epoch = not float(self._trainer.state.epoch or 0.0).is_integer()
+        return Place(
+            epoch_rng=self._epoch_rng if within_epoch else {},
+            loader=self.data.state,
+            generators=self.data.generators(within_epoch=within_epoch),
+        )
+
+    # ---- the Trainer's methods ------------------------------------------------------------------------------
+
+    def _wrap_loaded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def loaded(result: Any) -> None:
+            point, trainer = self._point, self._trainer
+            # The best model is loaded in this way too, at the end.
+            if self._has_begun or point is None or saves_in_its_own_way(trainer):
+                original(result)
+            else:
+                complete_load(trainer.model, result.missing_keys, point.path, step=point.manifest.step)
+
+        return loaded
+
+    def _wrap_load_rng(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(checkpoint: Any) -> None:
+            if self._rng_to_restore is not None:
+                restore_rng(self._rng_to_restore)
+                self._rng_to_restore = None
+            elif self._state is not None and self._state.rng:
+                restore_rng(self._state.rng)
+            else:
+                original(checkpoint)
+
+        return load
+
+    def _wrap_position(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def position(*args: Any, **kwargs: Any) -> tuple[int, int]:
+            original(*args, **kwargs)
+            assert self._point is not None
+            manifest = self._point.manifest
+            if self.geometry.num_samples is None:
+                saved = json.loads((self._point.path / "trainer_state.json").read_text())
+                passes, micro_batches = self.geometry.position_in_stream(
+                    saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
+                )
+            else:
+                passes, micro_batches = self.geometry.position(
+                    manifest.samples_seen, epoch=manifest.epoch, before=self.geometry.before(manifest)
+                )
+            return passes, 0 if self._trainer.args.ignore_data_skip else micro_batches
+
+        return position
+
+    def _wrap_run_epoch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        def run_epoch(*args: Any, **kwargs: Any) -> None:
+            trainer = self._trainer
+            ended = trainer.control.should_training_stop or trainer.state.global_step >= trainer.state.max_steps > 0
+            if self.is_complete or ended:
+                # Resumed at the end: the Trainer itself would train one step too many before it noticed.
+                trainer.control.should_training_stop = True
+                return
+            with self.data.epoch(signature.bind(*args, **kwargs).arguments["train_dataloader"]):
+                original(*args, **kwargs)
+
+        return run_epoch
+
+
+def _restore_callbacks(trainer: Any) -> None:
+    """Give stateful callbacks their counts back, in place.
+
+    The Trainer's own way, which its users must ask for, also brings back the flags that a save had set, and makes
+    new objects of callbacks that the script may hold on to.
+    """
+    saved: dict[str, Any] = trainer.state.stateful_callbacks
+    by_name: dict[str, list[Any]] = {}
+    for callback in stateful_callbacks(trainer):
+        by_name.setdefault(type(callback).__name__, []).append(callback)
+    for name, callbacks in by_name.items():
+        records: Any = saved.setdefault(name, {})  # a callback that is new in the script; saving needs its name
+        # Of a kind that was added twice, the Trainer appends the states of every save to one list.
+        newest = cast("list[Any]", records if isinstance(records, list) else [records])[-len(callbacks) :]
+        if trainer.args.restore_callback_states_from_checkpoint:
+            continue
+        for callback, record in zip(callbacks, newest, strict=False):
+            for attribute, value in record.get("attributes", {}).items():
+                setattr(callback, attribute, value)

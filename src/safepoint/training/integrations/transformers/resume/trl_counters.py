@@ -1,0 +1,94 @@
+"""What TRL's trainers keep in attributes of their own, and save nowhere.
+
+Averages between two log lines, the tokens seen so far and, in those that generate, the completions that are still to
+be trained on: a resume that had to generate them anew would use other weights for it. Other trainers have none of it.
+"""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+_FIGURES = ("_metrics", "_stored_metrics", "_total_train_tokens")
+_CYCLE = ("_step", "_buffered_inputs")
+"""How many micro-batches were trained on, and the completions that they come from; they belong together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrlCounters:
+    """Those attributes at one moment.
+
+    Args:
+        figures: by name; the same with another number of ranks.
+        cycle: by name; of this rank, and of its batch geometry.
+        is_training: whether the model was in training mode, by which TRL tells whose averages a log line is about.
+    """
+
+    figures: dict[str, Any] = field(default_factory=dict[str, Any])
+    cycle: dict[str, Any] = field(default_factory=dict[str, Any])
+    is_training: bool = True
+
+    @classmethod
+    def of(cls, trainer: Any) -> "TrlCounters":
+        """Copy containers; tensors in them are never changed by those trainers, and are not copied."""
+        if not _is_of_trl(trainer):
+            return cls()
+        own = cast("dict[str, Any]", trainer.__dict__)
+        cycle = {name: _copied(own[name]) for name in _CYCLE if name in own}
+        if not _is_within_cycle(trainer):
+            cycle.pop("_buffered_inputs", None)  # the next micro-batch begins with a generation
+        return cls(
+            figures={name: _copied(own[name]) for name in _FIGURES if name in own},
+            cycle=cycle,
+            is_training=bool(trainer.model.training),
+        )
+
+    def restore(self, trainer: Any) -> None:
+        """Give them to a trainer of the same kind."""
+        own = cast("dict[str, Any]", trainer.__dict__)
+        if not _is_of_trl(trainer):
+            return
+        for name, value in self.figures.items():
+            if isinstance(own.get(name), dict):
+                _put_back(own[name], value)
+            else:
+                own[name] = value
+        for name, value in self.cycle.items():
+            own[name] = _copied(value, trainer.args.device)
+        if trainer.model.training != self.is_training:
+            trainer.model.train(self.is_training)
+
+
+def _is_of_trl(trainer: Any) -> bool:
+    return any(base.__module__.partition(".")[0] == "trl" for base in type(trainer).__mro__)
+
+
+def _is_within_cycle(trainer: Any) -> bool:
+    """Whether completions that were generated are still to be trained on after this step."""
+    per_generation = getattr(trainer.args, "steps_per_generation", None)
+    if per_generation is None:
+        return False
+    return getattr(trainer, "_step", 0) % (per_generation * getattr(trainer, "num_iterations", 1)) != 0
+
+
+def _copied(value: Any, device: torch.device | None = None) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(one, device) for name, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | deque):
+        return [_copied(one, device) for one in cast("list[Any]", value)]
+    if isinstance(value, tuple):
+        return tuple(_copied(one, device) for one in cast("tuple[Any, ...]", value))
+    return value.to(device) if isinstance(value, torch.Tensor) and device is not None else value
+
+
+def _put_back(target: dict[Any, Any], value: dict[Any, Any]) -> None:
+    """In place, because a container may be a defaultdict, and may be known elsewhere."""
+    for name in target.keys() - value.keys():
+        del target[name]
+    for name, one in value.items():
+        is_there = name in target or (isinstance(target, defaultdict) and isinstance(one, dict))
+        if is_there and isinstance(target[name], dict) and isinstance(one, dict):
+            _put_back(target[name], cast("dict[Any, Any]", one))
+        else:
+            target[name] = _copied(one)

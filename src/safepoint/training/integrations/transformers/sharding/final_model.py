@@ -1,0 +1,186 @@
+"""The finished model in the layout of `from_pretrained`, while no rank holds more of it than in training.
+
+The Trainer's own routine runs on the first rank with stand-ins for the weights, which have a shape and no content.
+What it would write is the plan: files, names, metadata. Small files it writes itself. The content of the large ones
+comes, stretch by stretch, from whoever has it.
+"""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from safepoint.checkpoint.format.safetensors_layout import KINDS, Shape, lay_out
+from safepoint.snapshot.images.function_patch import Replacing
+from safepoint.training.collective.peers import Peers
+from safepoint.training.engine.streams import StreamedFile, Streams, Stretch
+from safepoint.training.integrations.transformers.sharding.shards import Span, Weight, owners_of, weights_of
+from safepoint.training.state.base_model import has_adapters
+
+
+class PlannedFile(NamedTuple):
+    """A safetensors file.
+
+    Args:
+        path: where it goes.
+        names: in the file → in the model.
+        metadata: see `lay_out`.
+    """
+
+    path: str
+    names: dict[str, str]
+    metadata: dict[str, str] | None
+
+
+class UnplannableError(Exception):
+    """The weights are not written as they are: the library's own way has to write them."""
+
+
+def plan_final_model(
+    model: Any, folder: Path, peers: Peers, save: Callable[[dict[str, torch.Tensor]], None], *, step: int | None
+) -> Streams | None:
+    """Lay the model out; all ranks call it.
+
+    Of a model with adapters only these are meant. The first rank has all of them for a moment, and writes them: they
+    are small.
+
+    Args:
+        model: on all ranks.
+        folder: of the first rank; what is small is written there.
+        peers: all ranks.
+        save: writes a state dict and what belongs beside it into the folder; the first rank's alone is called.
+        step: see `Streams`.
+
+    Returns:
+        What was not written; None when everything was.
+
+    Raises:
+        UnplannableError: it must be written in another way; on all ranks, before weights were written.
+        OSError: the disk is full or gone; on the first rank.
+        PeerError: a rank is gone.
+    """
+    weights: dict[str, Weight] = {}
+    problem = ""
+    is_small = has_adapters(model)
+    try:
+        weights = weights_of(model, trained_only=is_small)
+    except Exception as error:  # noqa: BLE001  the other ranks wait for what this one has
+        problem = str(error) or type(error).__name__
+    answers = peers.gather((problem, {name: weight.span for name, weight in weights.items()}))
+    problem = next((text for text, _ in answers if text), "")
+    plan: list[PlannedFile] = []
+    owners: dict[str, list[tuple[int, Span]]] = {}
+    if not problem and peers.place.is_first:
+        try:
+            owners = owners_of((spans for _, spans in answers), weights)
+            plan = [] if is_small else _plan(weights, save)
+        except Exception as error:  # noqa: BLE001  the other ranks wait for the plan
+            problem = str(error) or type(error).__name__
+    problem = peers.from_first(problem)
+    if problem:
+        raise UnplannableError(problem)
+    if not is_small:
+        files = tuple(_streamed(file, folder, owners, weights) for file in plan)
+
+        def bytes_of(name: str, begin: int, num_bytes: int) -> torch.Tensor:
+            return weights[name].bytes_of(begin, num_bytes)
+
+        return Streams(files=files, bytes_of=bytes_of, step=step)
+    state = _whole(peers.from_first(owners), weights, peers)
+    if peers.place.is_first:
+        save(state)
+    return None
+
+
+def _streamed(
+    file: PlannedFile, folder: Path, owners: Mapping[str, list[tuple[int, Span]]], weights: Mapping[str, Weight]
+) -> StreamedFile:
+    shapes = [_shape(name, weights[inner]) for name, inner in file.names.items()]
+    layout = lay_out(shapes, file.metadata)
+    parts: list[bytes | Stretch] = [layout.header]
+    for shape, _ in layout.places:
+        inner = file.names[shape.name]
+        parts += [Stretch(rank, inner, span.begin, span.num_bytes) for rank, span in owners[inner]]
+    path = os.path.relpath(os.path.abspath(file.path), os.path.abspath(folder))
+    return StreamedFile(path, layout.size_bytes, parts)
+
+
+def _plan(weights: Mapping[str, Weight], save: Callable[[dict[str, torch.Tensor]], None]) -> list[PlannedFile]:
+    stand_ins: dict[int, torch.Tensor] = {}
+    names: dict[int, str] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        if weight.identity not in stand_ins:
+            stand_in = stand_ins[weight.identity] = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+            names[id(stand_in)] = name
+        state[name] = stand_ins[weight.identity]
+    planned: list[PlannedFile] = []
+
+    def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None, **_: Any) -> None:
+        unknown = [name for name, tensor in tensors.items() if id(tensor) not in names]
+        if unknown:
+            raise UnplannableError(f"{unknown[0]} is computed when it is saved")
+        if any(str(tensor.dtype).removeprefix("torch.") not in KINDS for tensor in tensors.values()):
+            raise UnplannableError("a weight's type is not known")
+        found = {name: names[id(tensor)] for name, tensor in tensors.items()}
+        planned.append(PlannedFile(os.fspath(filename), found, metadata))
+
+    with _saving_with(save_file):
+        save(state)
+    return planned
+
+
+@contextlib.contextmanager
+def _saving_with(save_file: Callable[..., None]) -> Generator[None]:
+    library: Any = importlib.import_module("safetensors.torch")
+    with Replacing().exchanged({library.save_file: save_file}):
+        yield
+
+
+def _whole(
+    owners: Mapping[str, list[tuple[int, Span]]], weights: Mapping[str, Weight], peers: Peers
+) -> dict[str, torch.Tensor]:
+    """All weights on the first rank; nothing on the others."""
+    state: dict[str, torch.Tensor] = {}
+    problem: Exception | None = None
+    for name, weight in weights.items():
+        size = torch.Size(weight.shape).numel() * weight.dtype.itemsize
+        content = torch.empty(size if peers.place.is_first else 0, dtype=torch.uint8)
+        for rank, span in owners[name]:
+            buffer = content[span.begin : span.begin + span.num_bytes]
+            block, error = _block(weight, rank, span.begin, span.num_bytes, buffer, peers)
+            problem = problem or error
+            if block is not None:
+                buffer.copy_(block)
+        if peers.place.is_first:
+            state[name] = content.view(weight.dtype).reshape(weight.shape)
+    if problem is not None:
+        raise problem
+    return state
+
+
+def _shape(name: str, weight: Weight) -> Shape:
+    return Shape(name, KINDS[str(weight.dtype).removeprefix("torch.")], weight.shape)
+
+
+def _block(
+    weight: Weight, rank: int, begin: int, count: int, buffer: torch.Tensor, peers: Peers
+) -> tuple[torch.Tensor | None, Exception | None]:
+    """A stretch of a weight on the first rank, None on all others; and why this rank could not give its own."""
+    mine = peers.place.rank
+    error: Exception | None = None
+    if mine == rank:
+        try:
+            block = weight.bytes_of(begin, count)
+        except Exception as reason:  # noqa: BLE001  the first rank waits for it
+            block, error = torch.zeros(count, dtype=torch.uint8), reason
+        peers.to_first(block, rank)
+        return (block if mine == 0 else None), error
+    if mine == 0:
+        peers.to_first(buffer[:count], rank)
+        return buffer[:count], None
+    return None, None

@@ -1,0 +1,298 @@
+"""A checkpoint of DeepSpeed's ZeRO for another number of ranks, or for another stage, under the Trainer.
+
+One rank of each node copies the verified checkpoint into DeepSpeed's universal layout, in a working folder that is
+deleted when all ranks have loaded it; what a kill leaves of it, the next start deletes with all working folders. The
+checkpoint itself is only read. The same is done for the best checkpoint at the end of training, where that is one of
+other ranks.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.errors import CheckpointError, ConflictError, ManifestError, SafepointError
+from safepoint.foundation import clock
+from safepoint.foundation.events.console import ProgressLine
+from safepoint.foundation.events.run_events import Repartitioned
+from safepoint.foundation.files import delete_tree
+from safepoint.foundation.units import format_bytes, plural
+from safepoint.training.collective.collective_wait import agree, work_apart
+from safepoint.training.collective.peers import Peers
+from safepoint.training.context.session import Session
+from safepoint.training.integrations.transformers.method_override import Takeover
+from safepoint.training.plain.state.accelerate import zero_stage_of
+from safepoint.training.start.folders import Folders
+from safepoint.training.start.resume import ResumePoint
+from safepoint.training.state.strategy import called, is_split_alike, zero_stages
+
+_T = TypeVar("_T")
+_LOAD = "deepspeed_load_checkpoint"
+_HINT = "train on as many ranks and under the same stage as before, or begin anew with --from-scratch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contents:
+    """What is to be copied, as all ranks hear of it."""
+
+    shapes: dict[str, tuple[int, ...]]
+    num_groups: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    """The copy that ranks load in place of the checkpoint `of`; `consequence` says what follows when they cannot."""
+
+    of: Path
+    folder: Path
+    contents: _Contents
+    consequence: str
+
+
+class Repartition:
+    """Copies and loads for one `train()` call; its calls are collective.
+
+    Args:
+        session: this rank.
+        peers: all ranks.
+        trainer: under DeepSpeed.
+        output: the folder, by the path that this rank has for it.
+        folders: who shares it.
+    """
+
+    def __init__(self, session: Session, peers: Peers, trainer: Any, output: OutputFolder, folders: Folders) -> None:
+        self._session = session
+        self._peers = peers
+        self._trainer = trainer
+        self._output = output
+        self._folders = folders
+        self._copy: _Copy | None = None
+        mine = (folders.index, session.place.local_rank == 0)
+        ranks = enumerate(peers.gather(mine))
+        self._copying = [rank for rank, (folder, copies) in ranks if copies and folder == folders.index]
+
+    def take_over(self, takeover: Takeover) -> None:
+        """Lead what the Trainer loads.
+
+        Args:
+            takeover: of the module `transformers.trainer`.
+        """
+        takeover.replace(_LOAD, self._wrap_load)
+
+    def prepare(self, point: ResumePoint) -> None:
+        """Copy the checkpoint that the run goes on from, where that is needed.
+
+        Raises:
+            SafepointError: it cannot be done, with the reason; the same on every rank.
+        """
+        if _is_needed(self._trainer, point.manifest):
+            self._copy = self._make(point.path, point.manifest, "training was not started")
+
+    def close(self) -> None:
+        """Delete the copy, if there is one."""
+        if self._copy is not None and self._folders.is_owner:
+            delete_tree(self._copy.folder)
+        self._copy = None
+
+    # ---- copying --------------------------------------------------------------------------------------------
+
+    def _make(self, path: Path, manifest: Manifest, consequence: str) -> _Copy:
+        from safepoint.training.integrations.deepspeed.partitions import Partitions
+        from safepoint.training.integrations.deepspeed.universal import Universal
+
+        session, started_s = self._session, clock.monotonic_s()
+        stage = zero_stage_of(self._trainer.accelerator) or 0
+        folder = self._output.work / f"universal-{checkpoint_name(manifest.step)}"
+        agree(self._peers, lambda: delete_tree(folder) if self._folders.is_owner else None)
+        made: list[Universal] = []
+
+        def look() -> _Contents | None:
+            if session.place.rank not in self._copying:
+                return None
+            partitions = Partitions(path, ranks=manifest.world_size)
+            universal = Universal(partitions, folder, stage=stage)
+            universal.check_room()
+            made.append(universal)
+            return _Contents(
+                shapes=partitions.shapes,
+                num_groups=len(partitions.param_groups),
+                size_bytes=universal.size_bytes,
+            )
+
+        def write() -> None:
+            for universal in made:
+                index = self._copying.index(session.place.rank)
+                watch = ProgressLine("copying").update if session.place.is_first else None
+                universal.write(index, len(self._copying), watch)
+            made.clear()  # and with it the files that it has mapped
+
+        try:
+            found = work_apart(self._peers, _with(consequence, look))
+            contents = next(one for one in found if one is not None)
+            if session.place.is_first:
+                session.log.info(
+                    "step %s was written by %s on %s: %s are copied into DeepSpeed's universal layout, which this "
+                    "run can load, in %s",
+                    *(manifest.step, called(zero_stages(manifest)), plural(manifest.world_size, "rank")),
+                    *(format_bytes(contents.size_bytes), folder),
+                )
+            work_apart(self._peers, _with(consequence, write))
+        except SafepointError:
+            if self._folders.is_owner:
+                delete_tree(folder)
+            raise
+        session.report(
+            Repartitioned(
+                step=manifest.step,
+                stage_before=" or ".join(map(str, zero_stages(manifest))),
+                stage=stage,
+                world_size_before=manifest.world_size,
+                world_size=session.place.world_size,
+                num_weights=len(contents.shapes),
+                size_bytes=contents.size_bytes,
+                duration_s=round(clock.monotonic_s() - started_s, 3),
+            )
+        )
+        return _Copy(of=path, folder=folder, contents=contents, consequence=consequence)
+
+    # ---- loading --------------------------------------------------------------------------------------------
+
+    def _wrap_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(engine: Any, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+            path = Path(checkpoint_path)
+            if self._copy is None or self._copy.of != path:
+                self._copy_later(path)
+            copy = self._copy
+            if copy is None:
+                return original(engine, checkpoint_path, *args, **kwargs)
+            return self._load(engine, copy, lambda: original(engine, str(copy.folder), *args, **kwargs))
+
+        return load
+
+    def _load(self, engine: Any, copy: _Copy, load: Callable[[], Any]) -> None:
+        from safepoint.training.integrations.deepspeed.loading import check_engine, load_universal
+
+        contents = copy.contents
+
+        def check() -> None:
+            check_engine(engine, contents.shapes, num_groups=contents.num_groups)
+
+        try:
+            agree(self._peers, _with(copy.consequence, check))
+            load_universal(engine, copy.folder, load)
+            self._peers.gather(None)  # whoever is slower still reads
+        finally:
+            self.close()
+
+    def _copy_later(self, path: Path) -> None:
+        """What the Trainer loads later is the best checkpoint, or the first one again, with smaller batches."""
+        self.close()
+        manifest: Manifest | None = None
+        if self._session.place.is_first:
+            try:
+                manifest = Manifest.from_bytes((path / MANIFEST_NAME).read_bytes())
+            except (OSError, ManifestError):
+                manifest = None  # not one of ours, or one that was damaged: it is DeepSpeed's to judge
+        manifest = self._peers.from_first(manifest)
+        if manifest is None or not _is_needed(self._trainer, manifest):
+            return
+        consequence = f"step {manifest.step} was not loaded"
+
+        def check() -> None:
+            verdict = verify(path) if self._folders.is_owner else None
+            if verdict is not None and not verdict.is_valid:
+                raise CheckpointError(f"{path} is not valid: {verdict.faults[0]}")
+
+        work_apart(self._peers, _with(consequence, check))
+        self._copy = self._make(path, manifest, consequence)
+
+
+# ---- what is needed, and what is possible -----------------------------------------------------------------------
+
+
+def _is_needed(trainer: Any, manifest: Manifest) -> bool:
+    stage = zero_stage_of(trainer.accelerator)
+    return (
+        stage is not None
+        and manifest.strategy == "deepspeed"
+        and not is_split_alike(manifest, stage, trainer.args.world_size)
+    )
+
+
+def check_repartition(trainer: Any, manifest: Manifest) -> None:
+    """Refuse a change of ranks, or of the stage, that DeepSpeed cannot take.
+
+    Args:
+        trainer: about to train.
+        manifest: of a checkpoint that was written under this run's strategy.
+
+    Raises:
+        ConflictError: with the reason.
+    """
+    if not _is_needed(trainer, manifest):
+        return
+    stage = zero_stage_of(trainer.accelerator) or 0
+    setting: Callable[[str], Any] = trainer.accelerator.state.deepspeed_plugin.hf_ds_config.get_value
+    reason = None
+    if 0 in {stage, *zero_stages(manifest)}:
+        reason = "DeepSpeed's universal layout is ZeRO's, stages 1 to 3"
+    elif setting("zero_optimization.round_robin_gradients") and stage < 3:
+        reason = "with round_robin_gradients, DeepSpeed loads its universal layout into the wrong weights"
+    elif "nvme" in {setting(f"zero_optimization.offload_{what}.device") for what in ("optimizer", "param")}:
+        reason = "DeepSpeed does not load its universal layout into a state that is offloaded to NVMe"
+    elif _shares_otherwise(trainer):
+        reason = "the ranks of this run share the model in other ways than ZeRO's"
+    if reason is not None:
+        before = f"{called(zero_stages(manifest))} on {plural(manifest.world_size, 'rank')}"
+        raise ConflictError(
+            f"the checkpoint of step {manifest.step} was written by {before}, this run is {called((stage,))} on "
+            f"{trainer.args.world_size}: {reason}; training was not started",
+            hint=_HINT,
+        )
+
+
+def _shares_otherwise(trainer: Any) -> bool:
+    """Whether not all ranks are ZeRO's, each with data of its own."""
+    setting: Callable[[str], Any] = trainer.accelerator.state.deepspeed_plugin.hf_ds_config.get_value
+    parallel = getattr(trainer.accelerator, "parallelism_config", None)
+    return (
+        (setting("zero_optimization.mics_shard_size") or 0) > 0
+        or (setting("tensor_parallel.autotp_size") or 1) > 1
+        or (parallel is not None and parallel.non_data_parallel_size > 1)
+    )
+
+
+def follow_accumulation(trainer: Any) -> None:
+    """Tell DeepSpeed the gradient accumulation of now, which it was told when the arguments were made."""
+    if not trainer.is_deepspeed_enabled:
+        return
+    args, settings = trainer.args, trainer.accelerator.state.deepspeed_plugin.hf_ds_config
+    settings.config["gradient_accumulation_steps"] = args.gradient_accumulation_steps
+    if "train_batch_size" in settings.config:
+        samples = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
+        settings.config["train_batch_size"] = samples
+    settings.mismatches.clear()  # with the accumulation that the script asked for; what else differs is found again
+    settings.trainer_config_process(args)
+
+
+def trainer_module() -> Any:
+    """`transformers.trainer`, whose functions the Trainer calls."""
+    return importlib.import_module("transformers.trainer")
+
+
+def _with(consequence: str, work: Callable[[], _T]) -> Callable[[], _T]:
+    """`work`, whose errors also say what follows from them."""
+
+    def do() -> _T:
+        try:
+            return work()
+        except SafepointError as error:
+            raise type(error)(f"{error.message}; {consequence}", hint=error.hint or _HINT) from error
+
+    return do

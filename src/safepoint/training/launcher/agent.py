@@ -1,0 +1,281 @@
+"""torch elastic's agent, taught what Safepoint's exit codes and signals mean.
+
+It is torch's `LocalElasticAgent` with four differences: stop requests travel between the agents of all nodes; the
+time that ranks get to leave is the platform's grace period in place of a fixed 30 s; ranks that Safepoint ended are
+not started again; and a program that fails before its first step, in plain Python, is not retried, because it would
+fail the same way.
+"""
+
+# torch elastic wraps its methods in an untyped decorator, so that overriding or calling one has no known type.
+# pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportCallIssue=false
+
+import contextlib
+import logging
+import math
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import (
+    config_from_args,  # pyright: ignore[reportUnknownVariableType]
+    parse_args,  # pyright: ignore[reportUnknownVariableType]
+)
+
+from safepoint.foundation import clock
+from safepoint.foundation.events.run_events import Failed, Restarted
+from safepoint.settings.run_settings import RunSettings
+from safepoint.snapshot.keeper_client.host import KeeperHost
+from safepoint.training.launcher.announcer import Announcer
+from safepoint.training.launcher.launch import LaunchPlan, StopRequest, rank_command
+from safepoint.training.outcome.rank_record import read_records
+from safepoint.training.outcome.verdict import describe_end, first_failure
+
+_log = logging.getLogger("safepoint")
+_STOP_KEY = "safepoint/stop"
+_RESTART_KEY = "safepoint/restart/{}"
+_LEFT_KEY = "safepoint/left/{}"
+_LINGER_S = 3.0
+_DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOutcome:
+    """How the ranks of a node ended.
+
+    Args:
+        exit_codes: global rank → exit code of the last start; negative for a signal.
+        restarts: how often they were started anew.
+    """
+
+    exit_codes: dict[int, int]
+    restarts: int
+
+
+def run_agent(
+    plan: LaunchPlan, settings: RunSettings, stop: StopRequest, keeper: KeeperHost | None, announcer: Announcer
+) -> AgentOutcome:
+    """Start the ranks of this node and watch them, and their keeper, to their end."""
+    config = _config(plan, settings)
+    # torch elastic must not take the signals that `stop` answers.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    rendezvous = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    is_static = config.rdzv_backend == "static"
+    entrypoint, arguments = rank_command(plan)
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=tuple(arguments),
+        rdzv_handler=rendezvous_registry.get_rendezvous_handler(rendezvous),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        master_addr=plan.master_addr if is_static else None,
+        master_port=(plan.master_port or _DEFAULT_PORT) if is_static else None,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+    )
+    agent = SafepointAgent(spec, config, settings=settings, stop=stop, keeper=keeper, announcer=announcer)
+    try:
+        result: Any = agent.run()
+        agent.tell_others()
+    finally:
+        spec.rdzv_handler.shutdown()
+    return agent.outcome(result)
+
+
+def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
+    """What torchrun would make of the same options."""
+    options = [
+        f"--nnodes={plan.nnodes}",
+        f"--node-rank={plan.node_rank}",
+        f"--nproc-per-node={plan.nproc_per_node}",
+        f"--max-restarts={plan.max_restarts}",
+        "--monitor-interval=0.1",
+        f"--shutdown-timeout={math.ceil(settings.grace_s)}",
+    ]
+    if plan.nnodes == 1 and plan.master_port is None:
+        options += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id=safepoint-{os.getpid()}"]
+    else:
+        options += [f"--master-addr={plan.master_addr or '127.0.0.1'}"]
+        options += [f"--master-port={plan.master_port or _DEFAULT_PORT}"]
+    if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with five lines about it
+    config, _, _ = config_from_args(parse_args([*options, plan.program[0]]))
+    return config
+
+
+class SafepointAgent(LocalElasticAgent):
+    """Supervises the ranks of one node.
+
+    Args:
+        spec: what to run.
+        config: torch elastic's launch configuration.
+        settings: the run's, with the folder for the ranks' records.
+        stop: stop requests to this node.
+        keeper: the node's, replaced when it dies.
+        announcer: is told of failures and restarts.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        config: LaunchConfig,
+        *,
+        settings: RunSettings,
+        stop: StopRequest,
+        keeper: KeeperHost | None,
+        announcer: Announcer,
+    ) -> None:
+        super().__init__(
+            spec=spec,
+            logs_specs=config.logs_specs,  # pyright: ignore[reportArgumentType]
+            start_method=config.start_method,
+            log_line_prefix_template=config.log_line_prefix_template,
+            shutdown_timeout=math.ceil(settings.grace_s),
+        )
+        self._settings = settings
+        self._stop = stop
+        self._keeper = keeper
+        self._announcer = announcer
+        self._has_told = False
+        self._failure: Failed | None = None
+
+    @property
+    def restarts(self) -> int:
+        """How often the ranks were started anew."""
+        return self._num_starts - 1
+
+    _num_starts = 0
+
+    def outcome(self, result: RunResult | None) -> AgentOutcome:
+        """The exit codes of the last start."""
+        codes = {worker.global_rank: 0 for worker in self._worker_group.workers}
+        if result is not None:
+            codes |= {rank: failure.exitcode for rank, failure in result.failures.items()}
+        return AgentOutcome(exit_codes=codes, restarts=self.restarts)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._num_starts += 1
+        pids = super()._start_workers(worker_group)
+        context: Any = self._pcontext
+        close = context.close
+
+        def close_within_grace(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+            close(death_sig, max(timeout, math.ceil(self._settings.grace_s)))
+
+        context.close = close_within_grace
+        self._stop.watch(list(pids.values()))
+        return pids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._relay()
+        if self._keeper is not None:
+            self._keeper.ensure()
+        result = super()._monitor_workers(worker_group)
+        if result.state in {WorkerState.FAILED, WorkerState.UNHEALTHY} and self._is_final(result):
+            self._remaining_restarts = 0
+        return result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._stop.watch(())
+        failure, event = self._failure, None
+        if failure is not None:
+            event = Restarted(
+                restart=self.restarts + 1,
+                max_restarts=self._worker_group.spec.max_restarts,
+                reason=failure.reason,
+            )
+            _log.warning("%s", event.line)
+            self._announcer.failed(failure)
+        group: Any = self._worker_group
+        if group.group_world_size > 1:
+            with contextlib.suppress(RuntimeError):
+                self._shared_store.set(_RESTART_KEY.format(self.restarts + 1), "1")
+        super()._restart_workers(worker_group)
+        if event is not None:
+            self._announcer.restarting(event)
+
+    def _is_final(self, result: RunResult) -> bool:
+        """Whether starting the ranks again would be wrong: they were told to leave, or cannot do better."""
+        if self._stop.signal or not result.failures:
+            return bool(self._stop.signal)
+        records = read_records(Path(self._settings.record_folder or ""), self.restarts)
+        exit_codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+        rank = first_failure(exit_codes, records)
+        record = None if rank is None else records.get(rank)
+        self._failure = (
+            None
+            if rank is None
+            else Failed(
+                rank=rank,
+                exit_code=exit_codes[rank],
+                reason=describe_end(rank, exit_codes[rank], record),
+                error=record.message if record is not None else "",
+            )
+        )
+        if rank is None or record is None or record.lost_peer:
+            return False
+        if record.exit_code is not None:
+            return True
+        has_stepped = any(record.has_stepped for record in records.values())
+        return self.restarts == 0 and exit_codes[rank] > 0 and not has_stepped
+
+    # ---- the agents of the other nodes ------------------------------------------------------------------------
+
+    def _relay(self) -> None:
+        """Pass a stop request on to the other nodes' agents, and take theirs; follow their restarts."""
+        group: Any = self._worker_group
+        if group.group_world_size == 1:
+            return
+        # A node that is gone has no requests; its ranks' peers notice by themselves.
+        with contextlib.suppress(RuntimeError):
+            if self._stop.signal:
+                self._announce()
+            elif self._shared_store.check([_STOP_KEY]):
+                self._stop.request(signal.SIGTERM)
+            elif self._shared_store.check([_RESTART_KEY.format(self.restarts + 1)]):
+                # Ranks of another node failed. Those here would wait for them until a timeout, if they have not
+                # met yet.
+                self._stop.kill_ranks()
+
+    def _announce(self) -> None:
+        if not self._has_told:
+            self._has_told = True
+            self._shared_store.set(_STOP_KEY, "1")
+
+    def tell_others(self) -> None:
+        """Before leaving: let the other nodes know, and let node 0, which serves the store, leave last."""
+        group: Any = self._worker_group
+        if group.group_world_size == 1 or group.state == WorkerState.SUCCEEDED:
+            return
+        with contextlib.suppress(RuntimeError):
+            self._announce()
+            self._shared_store.set(_LEFT_KEY.format(group.group_rank), "1")
+            others = [_LEFT_KEY.format(rank) for rank in range(group.group_world_size)]
+            deadline_s = clock.monotonic_s() + _LINGER_S
+            while group.group_rank == 0 and not self._shared_store.check(others):
+                if clock.monotonic_s() >= deadline_s:
+                    return
+                clock.sleep(0.05)
+
+    @property
+    def _shared_store(self) -> Any:
+        return self._worker_group.store

@@ -1,0 +1,157 @@
+"""Posts how far the run is to Kubeflow Trainer's controller (KEP-2779), where it has asked for that.
+
+Promises: at most one request in five seconds but for the last one, fewer while they fail; nothing is raised; the
+token is read at each request, because it expires, and goes nowhere but to the address that the platform named, and
+only encrypted. The last word is sent before `finish` returns, or given up in time.
+"""
+
+import http.client
+import logging
+import os
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from safepoint.foundation import clock
+from safepoint.foundation.units import printable
+from safepoint.progress.trainer_status import Look, TrainerStatus
+from safepoint.settings.run_settings import STATUS_URL
+
+_log = logging.getLogger("safepoint")
+_INTERVAL_S = 5.0
+_MOST_PAUSE_S = 300.0
+_REQUEST_S = 2.0
+_AGAIN_S = 0.5
+_LOCAL = {"127.0.0.1", "::1", "localhost"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusTarget:
+    """Where status updates go.
+
+    Args:
+        url: of the controller.
+        token: the file with the bearer token.
+        ca: the file with the authority that has signed the controller's certificate; None for the system's.
+    """
+
+    url: str
+    token: Path
+    ca: Path | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> "StatusTarget | None":
+        """What the controller has put into the pod's environment; None where it has not."""
+        environ = os.environ if environ is None else environ
+        url, token = environ.get(STATUS_URL), environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN")
+        ca = environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
+        return cls(url=url, token=Path(token), ca=Path(ca) if ca else None) if url and token else None
+
+    def send(self, body: bytes) -> None:
+        """Post a status update.
+
+        Raises:
+            OSError: it did not arrive, with the reason.
+        """
+        parts = urlsplit(self.url)
+        if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL):
+            raise OSError("the address is not an https one, and the token must not be read on the way")
+        token = self.token.read_text(encoding="utf-8").strip()
+        if not token or not token.isprintable():
+            raise OSError("there is no token in its file")
+        context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may leave extensions out
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
+        try:
+            with opener.open(request, timeout=_REQUEST_S):
+                return
+        except urllib.error.HTTPError as error:
+            with error:
+                raise OSError(f"the controller answers {error.code}") from None
+        except (http.client.HTTPException, ValueError) as error:
+            raise OSError(f"the controller cannot be understood: {type(error).__name__}") from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The token is for one address."""
+
+    def redirect_request(self, *args: Any, **options: Any) -> None:
+        return None
+
+
+class StatusPost:
+    """Posts from a thread of its own.
+
+    Args:
+        look: asked before each request.
+        target: where to.
+    """
+
+    def __init__(self, look: Look, target: StatusTarget) -> None:
+        self._look = look
+        self._target = target
+        self._finishing = threading.Event()
+        self._ended = threading.Event()
+        self._num_failures = 0
+        self._is_sent = False
+        threading.Thread(target=self._run, name="safepoint-status", daemon=True).start()
+
+    def finish(self, limit_s: float) -> bool:
+        """Send what is known now as the last word.
+
+        Args:
+            limit_s: seconds to wait at most.
+
+        Returns:
+            Whether it arrived.
+        """
+        deadline_s = clock.monotonic_s() + limit_s
+        self._finishing.set()
+        self._ended.wait(max(0.0, deadline_s - clock.monotonic_s()))
+        return self._is_sent and self._ended.is_set()
+
+    def _run(self) -> None:
+        sent: str | None = None
+        while not self._finishing.is_set():
+            known = self._look()
+            if known is not None and known[0].time != sent and self._send():
+                sent = known[0].time
+            pause_s = min(_MOST_PAUSE_S, _INTERVAL_S * 2**self._num_failures)
+            self._finishing.wait(pause_s)
+        self._is_sent = self._send()
+        if not self._is_sent and self._look() is not None:
+            clock.sleep(_AGAIN_S)
+            self._is_sent = self._send()
+        self._ended.set()
+
+    def _send(self) -> bool:
+        known = self._look()
+        if known is None:
+            return False
+        progress, has_ended = known
+        try:
+            self._target.send(TrainerStatus.of(progress, has_ended=has_ended).to_request())
+        except (OSError, ValueError) as error:
+            self._num_failures = min(self._num_failures + 1, 10)
+            if self._num_failures == 1:
+                _log.warning(
+                    "the job's status was not taken by the controller: %s; it is sent again, training goes on",
+                    printable(_reason(error)),
+                )
+            return False
+        self._num_failures = 0
+        return True
+
+
+def _reason(error: Exception) -> str:
+    """Without addresses and tokens."""
+    inner = error.reason if isinstance(error, urllib.error.URLError) else error
+    return inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)

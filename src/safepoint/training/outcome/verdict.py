@@ -1,0 +1,100 @@
+"""The one exit code of a node, from how its ranks ended.
+
+One rank's end makes others end: a peer that lost it reports an error, torch elastic sends SIGTERM to the rest. So
+when nobody asked this node to stop, the rank that ended first speaks for all; when somebody did, what the ranks
+agreed on does.
+"""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from safepoint.errors import ExitCode
+from safepoint.training.outcome.rank_record import RankRecord
+
+_REFUSALS = (ExitCode.NOTHING_VALID, ExitCode.CONFLICT, ExitCode.STORAGE, ExitCode.USAGE, ExitCode.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the node ended.
+
+    Args:
+        exit_code: for the launcher's process.
+        message: what people do not know yet; empty when Safepoint or the program has said it.
+    """
+
+    exit_code: int
+    message: str = ""
+
+
+def first_failure(exit_codes: Mapping[int, int], records: Mapping[int, RankRecord]) -> int | None:
+    """The rank whose end made the others end, or None when no rank failed.
+
+    Args:
+        exit_codes: rank → exit code, negative for a signal; 0 for ranks that were still running.
+        records: what the ranks said about themselves. One that was killed could not say when it ended: it was
+            first. One that lost a peer ended because of somebody else.
+    """
+
+    def order(rank: int) -> tuple[bool, float, int]:
+        record = records.get(rank)
+        if record is None or record.ended_s is None:
+            return False, float("-inf"), rank
+        return record.lost_peer, record.ended_s, rank
+
+    return min((rank for rank, code in exit_codes.items() if code), key=order, default=None)
+
+
+def reach_verdict(
+    exit_codes: Mapping[int, int], records: Mapping[int, RankRecord], *, stop_signal: int, killed: bool
+) -> Verdict:
+    """Say how the node ended.
+
+    Args:
+        exit_codes: see `first_failure`.
+        records: likewise.
+        stop_signal: what asked this node to stop, or 0.
+        killed: whether ranks overstayed the grace period.
+    """
+    if exit_codes and not any(exit_codes.values()):
+        return Verdict(ExitCode.OK)
+    if stop_signal:
+        return _after_stop(records, stop_signal, killed=killed)
+    rank = first_failure(exit_codes, records)
+    if rank is None:
+        return Verdict(ExitCode.FAILED, "no rank was started")
+    return _of_rank(rank, exit_codes[rank], records.get(rank))
+
+
+def _of_rank(rank: int, code: int, record: RankRecord | None) -> Verdict:
+    if record is not None and record.exit_code is not None:
+        return Verdict(record.exit_code)
+    if code in {ExitCode.TERMINATED_UNSAVED, -signal.SIGTERM}:
+        return Verdict(ExitCode.TERMINATED_UNSAVED)
+    return Verdict(128 - code if code < 0 else code, describe_end(rank, code, record))
+
+
+def describe_end(rank: int, code: int, record: RankRecord | None) -> str:
+    """How a rank ended, as the beginning of a sentence."""
+    if code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name}"
+    if record is not None and record.lost_peer:
+        return f"rank {rank} lost a rank of another node"
+    return f"rank {rank} exited with code {code}, its own output says why"
+
+
+def _after_stop(records: Mapping[int, RankRecord], stop_signal: int, *, killed: bool) -> Verdict:
+    verdicts = {record.exit_code for record in records.values()}
+    if ExitCode.INTERRUPTED_SAVED in verdicts and ExitCode.STORAGE not in verdicts:
+        return Verdict(ExitCode.INTERRUPTED_SAVED)
+    for code in _REFUSALS:
+        if code in verdicts:
+            return Verdict(code)
+    message = "ranks that did not leave within the grace period were killed; nothing was saved by them"
+    return Verdict(exit_code_of(stop_signal), message if killed else "")
+
+
+def exit_code_of(stop_signal: int) -> ExitCode:
+    """The exit code of a process that `stop_signal` ended before it could save."""
+    return ExitCode.SIGINT if stop_signal == signal.SIGINT else ExitCode.TERMINATED_UNSAVED

@@ -1,0 +1,1 @@
+"""Where a loop stands in its data, and how it returns there."""

@@ -1,0 +1,206 @@
+"""Becoming the one who may write: to the folder, and to the object store behind it."""
+
+import logging
+import uuid
+from collections.abc import Collection
+
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.manifest import PART_NAME, Trigger
+from safepoint.checkpoint.local.final_record import final_folder
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.publish import Publisher
+from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
+from safepoint.checkpoint.remote.uploader_process import UploaderPlan
+from safepoint.errors import ConflictError
+from safepoint.foundation import clock
+from safepoint.foundation.environment import host_name
+from safepoint.foundation.files import delete_tree, write_atomic
+from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.storage.location import Location
+from safepoint.training.context.session import Session
+from safepoint.training.context.uploads import Uploads
+from safepoint.training.start.folders import Folders
+
+_log = logging.getLogger("safepoint")
+
+
+def claim_folder(session: Session, output: OutputFolder) -> None:
+    """Take this node's folder, and clean up what dead runs left in it.
+
+    Raises:
+        ConflictError: another run holds it.
+        StorageError: it cannot be used.
+    """
+    output.prepare()
+    session.write_events_to(output.events)
+    keeper = session.keeping.keeper
+    has_locks = output.claim(
+        wait_s=session.settings.grace_s,
+        waiting=lambda who: session.log.info("waiting for an earlier run to leave %s (%s)", output.root, who),
+        keeper_pid=keeper.pid if keeper is not None else 0,
+    )
+    if has_locks:
+        output.clean()
+    else:
+        session.log.warning(
+            "the file system of %s has no locks: nothing left by dead runs is cleaned up, and two runs on it "
+            "would not notice each other",
+            output.root,
+        )
+
+
+def open_on_node(session: Session, keeper: KeeperClient, output: OutputFolder) -> str:
+    """Let the node's keeper write to the folder; one rank of each node asks, when the first one has claimed it.
+
+    Returns:
+        Why the keeper cannot; empty when it can.
+    """
+    place = session.place
+    if place.local_rank != 0:
+        return ""
+    # The one that commits holds the folder, also when the ranks are gone.
+    return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
+
+
+def join_store(session: Session, output: OutputFolder, location: Location) -> None:
+    """Tie the folder to the object store, before anything in it is looked at.
+
+    Raises:
+        ConflictError: it holds the checkpoints of another location.
+    """
+    _check_belongs(output, location)
+    session.close_uploads()
+    delete_tree(final_folder(output))  # of an earlier training too
+
+
+class OutputClaim:
+    """Becoming the one who may write to the object store; on the first rank.
+
+    The location is claimed before a checkpoint is chosen, so that no earlier attempt adds or deletes one meanwhile,
+    and once more when run and attempt are known.
+    """
+
+    def __init__(self, session: Session, remote: RemoteFolder) -> None:
+        self._session = session
+        self._remote = remote
+        self._before: Claim | None = None
+
+    def begin(self) -> None:
+        """Take the location, where the settings go on from what it holds, and commit what only lacked that.
+
+        Raises:
+            ConflictError: they do not, or another start was first.
+        """
+        _check_goes_on(self._session, self._remote)
+        self._before = self._remote.claimed_by()
+        run_id = self._before.run_id if self._before else uuid.uuid4().hex
+        self._claim(run_id, self.last_attempt_of(run_id) + 1, f"{run_id[:8]}-starting-{uuid.uuid4().hex[:8]}")
+        for name in Publisher(self._remote).finish_parts():
+            self._session.log.info("%s was uploaded by all nodes, and is committed now", name)
+
+    def last_attempt_of(self, run_id: str) -> int:
+        """The attempt of this run that held the location before, or 0."""
+        return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
+
+    def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
+        """Clean up after dead attempts.
+
+        Args:
+            run_id: the run.
+            attempt: which start of it.
+            attempt_id: unique to this start.
+            keep: names of checkpoints that nodes are going to upload, and may have begun to.
+        """
+        self._claim(run_id, attempt, attempt_id)
+        in_store = {checkpoint_name(step) for step in self._remote.steps()}
+        num_deleted = self._remote.clean(keep=set(keep) - in_store)
+        if num_deleted:
+            location = self._remote.store.location
+            self._session.log.info("deleted %s unfinished object(s) of dead runs in %s", num_deleted, location)
+
+    def _claim(self, run_id: str, attempt: int, attempt_id: str) -> None:
+        now, host = clock.utc_now(), host_name()
+        self._remote.claim(Claim(run_id=run_id, attempt=attempt, attempt_id=attempt_id, since=now, host=host))
+
+
+def names_to_upload(output: OutputFolder, *, with_parts: bool = False) -> list[str]:
+    """What a mover of this folder will take up: what it will not is superseded, and not kept in the store either.
+
+    Args:
+        output: the folder.
+        with_parts: whether other nodes may have the other parts of what it holds parts of.
+    """
+    found = [
+        (path, manifest) for path, manifest in output.manifests() if with_parts or not (path / PART_NAME).exists()
+    ]
+    return [
+        path.name
+        for index, (path, manifest) in enumerate(found)
+        if index == 0 or manifest.trigger != Trigger.PERIODIC
+    ]
+
+
+def start_mover(
+    session: Session,
+    output: OutputFolder,
+    location: Location,
+    *,
+    attempt_id: str,
+    folders: Folders,
+    passed_over: Collection[int],
+) -> None:
+    """Start this folder's mover.
+
+    Args:
+        session: gets it.
+        output: the folder.
+        location: the object store.
+        attempt_id: that has claimed it.
+        folders: whether other nodes upload parts of the same checkpoints.
+        passed_over: steps in the store that were found damaged.
+    """
+    settings = session.settings
+    plan = UploaderPlan(
+        folder=str(output.root.absolute()),
+        location=str(location),
+        attempt_id=attempt_id,
+        keep=settings.store_keep,
+        node=folders.index,
+        num_nodes=folders.count,
+        passed_over=tuple(passed_over),
+        grace_s=settings.grace_s - settings.margin_s,
+        verbosity=settings.verbosity,
+        events=str(settings.job_events) if settings.job_events else None,
+    )
+    session.uploads = Uploads(plan)
+
+
+def _check_belongs(output: OutputFolder, location: Location) -> None:
+    """A folder in front of one location must not bring its checkpoints to another."""
+    note = output.control / "location"
+    try:
+        noted = note.read_text(encoding="utf-8")
+    except OSError:
+        noted = ""
+    if noted and noted != str(location) and output.committed():
+        raise ConflictError(
+            f"the folder {output.root} holds the checkpoints of {noted}, not of {location}; training was not "
+            "started and nothing was changed",
+            hint="name another folder with --local-dir, or copy them with `safepoint checkpoints copy`",
+        )
+    write_atomic(note, str(location).encode(), durable=False)
+
+
+def _check_goes_on(session: Session, remote: RemoteFolder) -> None:
+    """In a bucket nothing can be moved aside, so a run that does not go on from its newest needs another place."""
+    settings = session.settings
+    if settings.resume == "auto" and not settings.from_scratch:
+        return
+    steps = remote.steps() + remote.foreign_steps() if session.place.restart == 0 else []
+    if steps:
+        asked = "--from-scratch" if settings.from_scratch else f"--resume {settings.resume}"
+        raise ConflictError(
+            f"{remote.store.location} holds checkpoints up to step {max(steps)}, and {asked} would not go on from "
+            "them; training was not started and nothing was changed",
+            hint="name another location, or delete them with `safepoint checkpoints prune`",
+        )

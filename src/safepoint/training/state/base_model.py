@@ -1,0 +1,270 @@
+"""The frozen model that adapters belong to: a checkpoint names it, and never holds it.
+
+Adapters that go on with other weights below them are no continuation, and nothing in the files would show it. So the
+checkpoint says which weights they were, and a start compares.
+"""
+
+import contextlib
+import importlib
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+import xxhash
+from torch.distributed.tensor import DTensor
+
+from safepoint.checkpoint.format.digest import Digester
+from safepoint.errors import ConflictError
+from safepoint.training.state.zero_gathering import gathered
+
+_BASE_PREFIX = "base_model.model."
+_WRAPPED = ".base_layer."
+_REPLACED = ".original_module."
+_HOLDERS = ("modules_to_save", "prompt_encoder", "trainable_tokens_delta")
+"""Where PEFT keeps tensors by the name of their adapter, beside those with the prefix of its kind."""
+_CODES = "qweight"
+_QUANTIZED_BUFFERS = {_CODES, "qzeros", "scales", "g_idx"}
+"""Where GPTQ and AWQ keep weights. Other buffers, such as running statistics, may change in training."""
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether PEFT's adapters are what is trained."""
+    return bool(getattr(model, "peft_config", None)) and hasattr(model, "get_base_model")
+
+
+def frozen_buffers(module: torch.nn.Module) -> set[str]:
+    """The buffers of one module, without its submodules, that are quantized weights: no forward pass changes them."""
+    names = {name for name, _ in module.named_buffers(recurse=False)}
+    is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    return names & _QUANTIZED_BUFFERS if _CODES in names and not is_trained else set()
+
+
+def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
+    """Name, revision and digest of the model below the adapters.
+
+    The digest covers name, type, shape and content of every weight that is not trained, read once; of a quantized one
+    its scales too. Left out are adapters that are not trained, such as the reference of DPO, because the checkpoint
+    holds them; embeddings of input and output, which the checkpoint holds where their number has changed: PEFT finds
+    that out in each save, by asking where the model came from, which a start cannot rely on; and what stands in for a
+    module that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest
+    covers what this rank has of them. Weights that `fully_shard` has split are put together one after the other, and
+    then all ranks call this.
+
+    Args:
+        model: what is trained, not yet wrapped for training, but perhaps split by `fully_shard`.
+        num_ranks: how many share the weights where DeepSpeed has split them.
+
+    Returns:
+        See `Manifest.base`; None when there are no adapters.
+    """
+    if not has_adapters(model):
+        return None
+    config = next(iter(model.peft_config.values()))
+    inner = getattr(model.get_base_model(), "config", None)
+    name = getattr(config, "base_model_name_or_path", None) or getattr(inner, "_name_or_path", None) or ""
+    revision = getattr(inner, "_commit_hash", None) or getattr(config, "revision", None) or ""
+    return {"name": str(name), "revision": str(revision), "digest": _digest_of(model, num_ranks)}
+
+
+def base_as_saved(
+    model: Any, saved: Mapping[str, str] | None, now: dict[str, str] | None, *, ranks_before: int, is_first: bool
+) -> dict[str, str] | None:
+    """What `base_of` would have said of these weights, had they been split as they were in the checkpoint.
+
+    Where DeepSpeed has split them on one of both sides, or among another number of ranks, the digests cover other
+    parts. All ranks call it, because weights that are split are put together one after the other.
+
+    Args:
+        model: as for `base_of`.
+        saved: by the checkpoint.
+        now: by `base_of`.
+        ranks_before: that wrote the checkpoint.
+        is_first: whether this rank compares; the others only help.
+
+    Returns:
+        `now`, with the digest of `saved` where the weights are the same.
+    """
+    if saved is None or now is None or saved["digest"] == now["digest"]:
+        return now
+    whole: dict[str, str] = {}
+    part: dict[str, str] = {}
+    for name, parameter in _frozen(model):
+        with gathered(parameter):
+            if is_first:
+                tensor: torch.Tensor = parameter.data
+                count = -(-tensor.numel() // ranks_before)
+                whole[name] = _describe(tensor, None)
+                part[name] = _describe(tensor.reshape(-1)[:count], ranks_before)
+    found = saved["digest"] in {_combine(whole), _combine(part)}
+    return {**now, "digest": saved["digest"]} if found else now
+
+
+def left_to_base(model: Any) -> set[str]:
+    """The entries of a model's state that a checkpoint of its adapters need not hold, as `plain_key` writes them.
+
+    They are the weights that the digest of `base_of` covers, with whatever quantized ones are saved with; embeddings
+    of input and output, unless they are trained, or PEFT finds that their number has changed, for which it may ask
+    where the model came from; and what stands in for a module that is trained as a whole.
+
+    Args:
+        model: with adapters, perhaps split by `fully_shard`; the ranks need not call it together.
+    """
+    frozen = {id(tensor) for _, tensor in _frozen(model)} | _embeddings_left_out(model)
+    left: set[str] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        parameters = dict(module.named_parameters(recurse=False))
+        buffers = dict(module.named_buffers(recurse=False))
+        below = {
+            key
+            for key, tensor in {**parameters, **buffers}.items()
+            if id(tensor) in frozen
+            or (key in parameters and not tensor.requires_grad and _REPLACED in f"{name}.{key}")
+        }
+        if below:
+            state: dict[str, Any] = {}
+            module._save_to_state_dict(state, "", keep_vars=True)  # with the scales of quantized weights
+            others = {*parameters, *buffers} - below
+            left |= {plain_key(f"{name}.{key}") for key in state if key not in others}
+    return left
+
+
+def plain_key(key: str) -> str:
+    """The key of an entry of a model's state, whatever its modules were wrapped in."""
+    return key.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "").lstrip(".")
+
+
+def _embeddings_left_out(model: Any) -> set[int]:
+    """Embeddings of the base that PEFT does not save with the adapters, by their identity."""
+    of_base = {
+        id(one) for name, one in model.named_parameters() if not one.requires_grad and not _is_of_adapter(name, model)
+    }
+    found = of_base & {id(one) for one in _embeddings(model)}
+    if not found:
+        return found
+    peft: Any = importlib.import_module("peft")
+    with warnings.catch_warnings(action="ignore"):  # it warns of saving embeddings, which nobody does here
+        saved: dict[str, Any] = peft.get_peft_model_state_dict(model, state_dict=model.state_dict(keep_vars=True))
+    return found - {id(tensor) for tensor in saved.values()}
+
+
+def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, step: int) -> None:
+    """Compare what a checkpoint's adapters were trained on with what was loaded.
+
+    Args:
+        saved: by the checkpoint of `step`.
+        now: by this start.
+        step: names the checkpoint.
+
+    Raises:
+        ConflictError: they are not the same weights, or only one of both has adapters.
+    """
+    if saved is None and now is None:
+        return
+    if saved is None or now is None:
+        has, lacks = (
+            ("this run trains", "the checkpoint of step {0} has none")
+            if saved is None
+            else ("the checkpoint of step {0} holds", "this run trains the whole model")
+        )
+        raise ConflictError(
+            f"{has} adapters, {lacks}".format(step) + "; training was not started",
+            hint="train as the run began, or begin anew with --from-scratch",
+        )
+    if saved["digest"] != now["digest"]:
+        raise ConflictError(
+            f"the adapters of step {step} were trained on {_called(saved)}, this run has loaded {_called(now)}: "
+            "the weights differ; training was not started",
+            hint="load the weights that the run began with, or begin anew with --from-scratch",
+        )
+
+
+def _called(base: Mapping[str, str]) -> str:
+    name = base["name"] or "a model without a name"
+    revision = f" at {base['revision'][:12]}" if base["revision"] else ""
+    return f"{name}{revision} ({base['digest'].partition(':')[2][:12]})"
+
+
+def _digest_of(model: Any, num_ranks: int) -> str:
+    described: dict[str, str] = {}
+    for name, tensor in _frozen(model):
+        split = getattr(tensor, "ds_tensor", None)
+        described[name] = _describe((tensor if split is None else split).data, None if split is None else num_ranks)
+    return _combine(described)
+
+
+def _frozen(model: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors that a base consists of, by the names that they had without adapters."""
+    seen = {id(parameter) for parameter in _embeddings(model)}
+    for module_name, module in model.named_modules():
+        for name, tensor in _frozen_in(module):
+            full = f"{module_name}.{name}".lstrip(".")
+            if _REPLACED in full or id(tensor) in seen or _is_of_adapter(full, model):
+                continue
+            if isinstance(tensor, torch.nn.Parameter):  # the others come and go, and so do their numbers
+                seen.add(id(tensor))
+            yield full.removeprefix(_BASE_PREFIX).replace(_WRAPPED, "."), tensor
+
+
+def _describe(tensor: torch.Tensor, num_ranks: int | None) -> str:
+    where = "" if num_ranks is None else f"one of {num_ranks} "
+    return f"{where}{tensor.dtype} {tuple(tensor.shape)} {_hash(tensor)}"
+
+
+def _combine(digests: Mapping[str, str]) -> str:
+    # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
+    digester = Digester()
+    for name in sorted(digests):
+        digester.update(f"{name} {digests[name]}\n".encode())
+    return digester.digest
+
+
+def _is_of_adapter(name: str, model: Any) -> bool:
+    """By its name: PEFT calls tensors `lora_A.default.weight`, `lora_embedding_A.default`, and so on."""
+    prefix = getattr(model.base_model, "prefix", None) or _HOLDERS
+    return any(
+        adapter in model.peft_config and (before.startswith(prefix) or before in _HOLDERS)
+        for before, adapter in itertools.pairwise(name.split("."))
+    )
+
+
+def _frozen_in(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of one module that are not trained, without its submodules, and what quantized ones consist of."""
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.requires_grad:
+            continue
+        yield name, parameter
+        state = getattr(parameter, "quant_state", None)  # bitsandbytes, 4 bits
+        if state is not None:
+            for part, tensor in cast("dict[str, torch.Tensor]", state.as_dict(packed=True)).items():
+                yield f"{name}.{part}", tensor
+        scales = getattr(parameter, "SCB", None)  # 8 bits; the first forward takes them to the module
+        scales = getattr(getattr(module, "state", None), "SCB", None) if scales is None else scales
+        if scales is not None:
+            yield f"{name}.SCB", scales
+    for name, buffer in module.named_buffers(recurse=False):
+        if name in _QUANTIZED_BUFFERS:
+            yield name, buffer
+
+
+def _embeddings(model: Any) -> list[Any]:
+    inner = model.get_base_model()
+    found: list[Any] = []
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            module = getattr(inner, name)()
+            found += [] if module is None else list(module.parameters())
+    return found
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    if tensor.device.type == "meta":  # only the first rank has loaded it
+        return ""
+    if hasattr(tensor, "__tensor_flatten__"):  # made of other tensors, as torchao's quantized weights are
+        names, _ = cast("Any", tensor).__tensor_flatten__()
+        return " ".join(f"{name} {_hash(getattr(tensor, name))}" for name in names)
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return xxhash.xxh3_128_hexdigest(content.numpy().data)

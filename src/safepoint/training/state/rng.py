@@ -1,0 +1,89 @@
+"""The states of the random number generators that a training draws from."""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from safepoint.errors import ConflictError
+
+
+def capture_rng() -> dict[str, Any]:
+    """The states of this rank's random number generators: Python's, numpy's, the CPU's, the current CUDA device's.
+
+    Those of other devices belong to other ranks, and on another machine there are more or fewer of them.
+    """
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_rng(states: dict[str, Any]) -> None:
+    """Put them where `capture_rng` found them, whatever the number of the device then and now."""
+    random.setstate(_as_tuples(states["python"]))
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    cuda = states.get("cuda")
+    if isinstance(cuda, torch.Tensor) and torch.cuda.is_available():
+        torch.cuda.set_rng_state(cuda)
+
+
+def devices_left_out(tensors: Iterable[torch.Tensor]) -> list[str]:
+    """The CUDA devices of a model whose random numbers `capture_rng` does not see, by name."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    return sorted(str(device) for device in devices if device.index != torch.cuda.current_device())
+
+
+def generators_of(part: Any) -> list[torch.Generator]:
+    """The generators that belong to a loader and to the samplers in it.
+
+    Args:
+        part: a loader, or anything that may have one.
+
+    Returns:
+        Each once, in an order that does not depend on their states.
+    """
+    return _generators_in(part, ())
+
+
+def other_generators(before: int, now: int) -> ConflictError:
+    """What to raise where an epoch cannot be gone on with.
+
+    Args:
+        before: how many generators made its order.
+        now: how many the loader has.
+    """
+    return ConflictError(
+        "the checkpoint was written in the middle of an epoch, the order of which comes from "
+        f"{before} generator(s) of the data loader, and this loader has {now}: what is left of the epoch cannot "
+        "be told; training was not started",
+        hint="make the loader and its samplers as they were, or begin anew with --from-scratch",
+    )
+
+
+_PARTS = ("base_dataloader", "batch_sampler", "sampler")
+_GENERATORS = ("generator", "synchronized_generator")
+
+
+def _generators_in(part: Any, seen: tuple[int, ...]) -> list[torch.Generator]:
+    found: dict[int, torch.Generator] = {}
+    for name in _GENERATORS:
+        generator = getattr(part, name, None)
+        if isinstance(generator, torch.Generator):
+            found[id(generator)] = generator
+    for name in _PARTS:
+        inner = getattr(part, name, None)
+        if inner is not None and id(inner) not in seen:
+            found |= {id(one): one for one in _generators_in(inner, (*seen, id(part)))}
+    return list(found.values())
+
+
+def _as_tuples(state: Any) -> Any:
+    return tuple(_as_tuples(item) for item in state) if isinstance(state, list | tuple) else state  # pyright: ignore
