@@ -32,7 +32,7 @@ from tests.support.disk import DiskWatch
 from tests.support.memory import MEASURE
 from tests.support.moto_server import MotoServer
 from tests.support.patience import PATIENCE
-from tests.unit.cli.test_checkpoints import call
+from tests.unit.cli.commands.test_checkpoints import call
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -2,7 +2,7 @@
 
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
-PLAN is a `MoverPlan` as JSON. Commands come on stdin, one JSON object a line: `{"newest_only": …, "deadline_s": … or
+PLAN is a `UploaderPlan` as JSON. Commands come on stdin, one JSON object a line: `{"newest_only": …, "deadline_s": … or
 null}` asks to finish, with a deadline by the monotonic clock. The end of stdin without one means that the training's
 process died: the newest checkpoint then gets the grace period. Exit code 0: everything is in the store.
 """
@@ -188,7 +188,7 @@ class _Process:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the mover that `arguments[0]`, a `MoverPlan` as JSON, describes, until it is told to finish."""
+    """Run the mover that `arguments[0]`, a `UploaderPlan` as JSON, describes, until it is told to finish."""
     # Some platforms signal every process of a job. What ends this one is its training, at the end of stdin.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

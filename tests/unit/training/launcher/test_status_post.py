@@ -14,7 +14,7 @@ from safepoint.progress.record import Progress, State
 from safepoint.training.launcher import status_post
 from safepoint.training.launcher.status_post import StatusPost, StatusTarget
 from tests.support.certificates import encrypted, make_certificates
-from tests.unit.training.test_progress import FULL
+from tests.unit.progress.test_record import FULL
 
 TOKEN = "a-very-secret-token"
 

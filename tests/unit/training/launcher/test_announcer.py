@@ -18,7 +18,7 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.announcer import Announcer
 from safepoint.training.outcome.rank_record import deliver_events, name_stream
 from tests.support.ports import free_port
-from tests.unit.training.test_progress import FULL
+from tests.unit.progress.test_record import FULL
 
 
 class Place:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from safepoint.progress.prometheus_text import render
 from safepoint.progress.record import Progress, State
-from tests.unit.training.test_progress import FULL, TIME
+from tests.unit.progress.test_record import FULL, TIME
 
 NOW_S = datetime.fromisoformat(TIME).timestamp() + 60
 _LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')

@@ -29,7 +29,7 @@ from safepoint.jobs.model.state import JobState, Wanted
 from tests.support.job_values import job_spec
 from tests.support.supervisors import supervisor_pid
 
-LAUNCHER = Path(__file__).parent.parent.parent / "support" / "launcher.sh"
+LAUNCHER = Path(__file__).parents[4] / "tests" / "support" / "launcher.sh"
 COMPLETE, FAILED, RUNNING, RESTARTING = JobState.COMPLETE, JobState.FAILED, JobState.RUNNING, JobState.RESTARTING
 SUSPENDED, SUSPENDING, PREEMPTED, QUEUED = (
     *(JobState.SUSPENDED, JobState.SUSPENDING, JobState.PREEMPTED, JobState.QUEUED),

@@ -9,8 +9,8 @@ import pytest
 
 from safepoint.progress.metrics_server import MetricsServer, default_host, wants_text
 from safepoint.progress.record import Progress
-from tests.unit.training.test_progress import FULL
-from tests.unit.training.test_prometheus_text import parse
+from tests.unit.progress.test_prometheus_text import parse
+from tests.unit.progress.test_record import FULL
 
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;"

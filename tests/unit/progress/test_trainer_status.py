@@ -7,7 +7,7 @@ import pytest
 
 from safepoint.progress.record import Progress, State
 from safepoint.progress.trainer_status import TrainerStatus
-from tests.unit.training.test_progress import FULL, TIME
+from tests.unit.progress.test_record import FULL, TIME
 
 # The types that the controller's own record has; a wrong one makes it unreadable as a whole.
 TYPES = {
