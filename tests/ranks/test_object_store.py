@@ -196,7 +196,7 @@ def test_a_killed_mover_is_started_again(server: MotoServer, tmp_path: Path) -> 
 def _movers(job: Job) -> list[int]:
     children = Path(f"/proc/{job.rank_pids()[0]}/task").glob("*/children")
     pids = [int(pid) for path in children for pid in path.read_text().split()]
-    return [pid for pid in pids if b"mover_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in pids if b"uploader_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.parametrize(

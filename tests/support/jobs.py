@@ -107,7 +107,7 @@ class Job:
         folder = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with contextlib.suppress(OSError):
             pids = map(int, folder.read_text().split())
-            return [pid for pid in pids if b"keeper_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            return [pid for pid in pids if b"safepoint.snapshot.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return []
 
     def kill_everything(self) -> None:

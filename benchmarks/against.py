@@ -1,0 +1,75 @@
+"""One benchmark in two checkouts, in turns: what a change costs, as the median ratio of each printed figure.
+
+    python benchmarks/against.py OTHER_CHECKOUT bench_vote.py --pairs 10 -- --blocks 8
+
+Both checkouts run with this interpreter, each with its own `src` and its own copy of the benchmark; which one begins
+changes from pair to pair. A figure is a line that prints a median; the ratio is this checkout's median over the
+other's, of one pair. At most 1.05 is the rule for a change that is not about speed.
+"""
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+_FIGURE = re.compile(r"^\s+(?P<label>\S.*?)\s+median\s+(?P<median>[0-9.]+) ")
+_HERE = Path(__file__).parent.parent
+
+
+def medians(checkout: Path, benchmark: str, arguments: list[str]) -> dict[str, float]:
+    """The medians that `benchmark` prints in `checkout`, by label; a label that comes again gets a number.
+
+    Raises:
+        RuntimeError: the benchmark failed.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout / "src"), str(checkout)])}
+    command = [sys.executable, str(checkout / "benchmarks" / benchmark), *arguments]
+    done = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{benchmark} in {checkout} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    found: dict[str, float] = {}
+    for line in done.stdout.splitlines():
+        if match := _FIGURE.match(line):
+            label = match["label"]
+            number = sum(known.split(" #")[0] == label for known in found)
+            found[f"{label} #{number + 1}" if number else label] = float(match["median"])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="a checkout of the commit to compare with, such as a git worktree")
+    parser.add_argument("benchmark", help="its file name, in both checkouts")
+    parser.add_argument("--pairs", type=int, default=10)
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)  # what follows is the benchmark's
+    options, arguments = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
+    other = options.other.resolve()
+    names = {path.name for path in (other / "src").iterdir() if (path / "__init__.py").exists()}
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for number in range(options.pairs):
+        turn = (_HERE, other) if number % 2 == 0 else (other, _HERE)
+        found = {checkout: medians(checkout, options.benchmark, arguments) for checkout in turn}
+        theirs = dict(found[other])
+        for name in names:  # the product was called something else there
+            theirs = {
+                label.replace(name, "safepoint").replace(name.title(), "Safepoint"): value
+                for label, value in theirs.items()
+            }
+        for label, value in found[_HERE].items():
+            if theirs.get(label):
+                ratios[label].append(value / theirs[label])
+        print(f"   pair {number + 1} of {options.pairs}, load average {os.getloadavg()[0]:.2f}", file=sys.stderr)
+    print(f"\n== {options.benchmark} {' '.join(arguments)}: this checkout ÷ {other}")
+    for label, values in ratios.items():
+        print(
+            f"   {label:<56} median ratio {statistics.median(values):6.3f}   "
+            f"{min(values):.3f} to {max(values):.3f}   n {len(values)}"
+        )
+
+
+if __name__ == "__main__":
+    main()
