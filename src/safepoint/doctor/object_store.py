@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from safepoint.doctor.finding import Finding, Status
-from safepoint.errors import AccessDeniedError, StorageError
+from safepoint.errors import StorageError
 from safepoint.foundation.units import format_duration
-from safepoint.storage.access import NO_KEYS_HINT, Tried, try_access
-from safepoint.storage.location import Location, Scheme
+from safepoint.storage.access import Tried, try_access
+from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
 
@@ -22,10 +22,6 @@ def look_at_store(location: Location) -> Tried | StorageError:
         return StorageError(str(error), hint="correct the variable")
     try:
         return try_access(open_store(location, options), within_s=_WITHIN_S)
-    except AccessDeniedError as error:
-        if location.scheme is not Scheme.S3 or options.has_keys:
-            return error
-        return AccessDeniedError(f"{error.message}; no keys were given", hint=NO_KEYS_HINT)
     except StorageError as error:
         return error
 

@@ -24,7 +24,7 @@ from safepoint.sdk.resources import share_for
 from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import types
 from safepoint.settings.run_settings import RunSettings
-from safepoint.storage.location import Scheme, parse_location
+from safepoint.storage.location import parse_location
 
 SCRIPT = "train.py"
 _CLAIMS = "SAFEPOINT_PVC_MOUNTS"
@@ -156,20 +156,20 @@ def _settings(env: Mapping[str, str], own: TransformersTrainer | None) -> tuple[
 
 def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> dict[str, str]:
     """The folder that stands for the claim of a `pvc://` location, as a variable."""
-    location = parse_location(output) if output is not None else None
-    if location is None or location.scheme is not Scheme.PVC or f"{location.bucket}=" in env.get(_CLAIMS, ""):
+    claim = parse_location(output).claim if output is not None else None
+    if claim is None or f"{claim}=" in env.get(_CLAIMS, ""):
         return {}
-    folder = config.pvc.get(location.bucket)
+    folder = config.pvc.get(claim)
     if folder is not None:
-        return {_CLAIMS: f"{location.bucket}={os.path.abspath(folder)}"}
-    if f"{location.bucket}=" in os.environ.get(_CLAIMS, ""):
+        return {_CLAIMS: f"{claim}={os.path.abspath(folder)}"}
+    if f"{claim}=" in os.environ.get(_CLAIMS, ""):
         return {_CLAIMS: os.environ[_CLAIMS]}
-    configured = Configuration.load(Path(config.folder)).pvc.get(location.bucket)
+    configured = Configuration.load(Path(config.folder)).pvc.get(claim)
     if configured is not None:
-        return {_CLAIMS: f"{location.bucket}={configured}"}
+        return {_CLAIMS: f"{claim}={configured}"}
     raise UsageError(
-        f"no folder of this machine stands for the claim {location.bucket!r} of {output}",
-        hint=f"LocalConfig(pvc={{{location.bucket!r}: '/some/folder'}}), or a table [pvc] in safepoint.toml",
+        f"no folder of this machine stands for the claim {claim!r} of {output}",
+        hint=f"LocalConfig(pvc={{{claim!r}: '/some/folder'}}), or a table [pvc] in safepoint.toml",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import UsageError
-from safepoint.storage.location import CLAIMS, Location, Scheme, claim_folder, parse_location
+from safepoint.storage.location import CLAIMS, Location, parse_location, resolve_claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,7 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
     """
     environ = os.environ if environ is None else environ
     try:
-        location = parse_location(text)
-        if location.scheme is Scheme.PVC:
-            location = claim_folder(location, environ.get(CLAIMS, ""))
+        location = resolve_claim(parse_location(text), environ.get(CLAIMS, ""))
     except ValueError as error:
         raise UsageError(f"{error}; training was not started") from error
     if not location.is_remote:

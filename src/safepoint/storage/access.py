@@ -12,8 +12,6 @@ _WITHIN_S = 15.0
 PROBE_PREFIX = ".safepoint/access-"
 """Of the keys that are written and deleted again."""
 _TIDY_WITHIN_S = 3.0
-NO_KEYS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket"
-"""For whoever is refused and has given no keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,14 @@ def _denied(said: str, *, is_wrong_key: bool) -> AccessDeniedError:
     )
 
 
+def without_keys(error: AccessDeniedError) -> AccessDeniedError:
+    """The same refusal, for a request that no keys were given for."""
+    return AccessDeniedError(
+        f"{error.message}; no keys were given",
+        hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket",
+    )
+
+
 def from_connection(text: str, what: str) -> StorageError:
     """The error for a request without an answer.
 

@@ -1,16 +1,17 @@
-"""Where checkpoints live, as people write it: a path, or `file://`, `pvc://`, `s3://`, `gs://`, `az://`.
+"""Locations of checkpoints: a path, or a URI with `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
 
-Promises: `parse_location(str(location)) == location`; nothing is opened or created.
+`parse_location(str(location)) == location`. Nothing here opens or creates anything. Callers ask what a location
+is (`is_folder`, `is_remote`, `claim`), not which scheme it has.
 """
 
 import enum
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CLAIMS = "SAFEPOINT_PVC_MOUNTS"
-"""The variable that says where claims are mounted: `claim=/mount/path` pairs, separated by commas."""
+"""The variable that states where claims are mounted: `claim=/mount/path` pairs, separated by commas."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ONE_SLASH = re.compile(r"(pvc|s3|gs|az):", re.IGNORECASE)
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f]")
@@ -21,7 +22,7 @@ _FORMS = (
 
 
 class Scheme(enum.StrEnum):
-    """The kind of a place."""
+    """The kind of a location."""
 
     FILE = "file"
     PVC = "pvc"
@@ -32,10 +33,10 @@ class Scheme(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A place for checkpoints.
+    """A location of checkpoints.
 
     Args:
-        scheme: what kind of place.
+        scheme: its kind.
         bucket: bucket, container or claim; empty for `file`.
         path: for `file` the path as given, relative or absolute; otherwise the prefix within the bucket or claim,
             with neither a leading nor a trailing slash.
@@ -45,26 +46,57 @@ class Location:
     bucket: str = ""
     path: str = ""
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> "Location":
+        """The location of a folder of this machine."""
+        return cls(scheme=Scheme.FILE, path=str(folder))
+
     @property
     def is_remote(self) -> bool:
         """Whether an object store holds it."""
         return self.scheme in {Scheme.S3, Scheme.GS, Scheme.AZ}
 
     @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return self.scheme is Scheme.FILE
+
+    @property
+    def claim(self) -> str | None:
+        """The name of the claim that holds it; None for a folder and for an object store."""
+        return self.bucket if self.scheme is Scheme.PVC else None
+
+    @property
     def folder(self) -> Path:
-        """The folder of a `file` location.
+        """The folder.
 
         Raises:
-            ValueError: it is not one.
+            ValueError: it is not a folder of this machine.
         """
-        if self.scheme is not Scheme.FILE:
+        if not self.is_folder:
             raise ValueError(f"{self} is not a folder of this machine")
         return Path(self.path)
 
+    @property
+    def name(self) -> str:
+        """The last part of the path; empty for a whole bucket."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "Location":
+        """The location around this one; a folder named without a `/` lies in `.`."""
+        path = self.path.rpartition("/")[0]
+        if self.is_folder and not path:
+            path = "/" if self.path.startswith("/") else "."
+        return replace(self, path=path)
+
     def child(self, name: str) -> "Location":
-        """The place `name`, relative to this one."""
-        path = f"{self.path.rstrip('/')}/{name}" if self.path else name
-        return Location(scheme=self.scheme, bucket=self.bucket, path=path)
+        """The location `name`, relative to this one."""
+        return replace(self, path=f"{self.path.rstrip('/')}/{name}" if self.path else name)
+
+    def resolved(self, base: str) -> "Location":
+        """A folder as its real path, relative to `base`; any other location as it is."""
+        return replace(self, path=os.path.realpath(os.path.join(base, self.path))) if self.is_folder else self
 
     def __str__(self) -> str:
         if self.scheme is Scheme.FILE:
@@ -73,7 +105,7 @@ class Location:
 
 
 def parse_location(text: str) -> Location:
-    """Read what a person wrote.
+    """The location that a text names.
 
     The scheme's case does not matter, duplicate slashes are one, a trailing slash is dropped.
 
@@ -84,7 +116,7 @@ def parse_location(text: str) -> Location:
         raise ValueError(f"the location {text!r} is empty or has control characters; use {_FORMS}")
     match = _SCHEME.fullmatch(text)
     if match is None and _ONE_SLASH.match(text):
-        raise ValueError(f"the location {text!r} needs two slashes behind its scheme; use {_FORMS}")
+        raise ValueError(f"the location {text!r} needs two slashes after its scheme; use {_FORMS}")
     if match is None:
         return Location(scheme=Scheme.FILE, path=_plain(text))
     try:
@@ -106,25 +138,27 @@ def parse_location(text: str) -> Location:
     return Location(scheme=scheme, bucket=bucket, path=path)
 
 
-def claim_folder(location: Location, mounts: "str | None" = None) -> Location:
-    """Where the claim of a `pvc://` location is mounted in this pod.
+def resolve_claim(location: Location, mounts: str | None = None) -> Location:
+    """The folder where the claim of a `pvc://` location is mounted; any other location as it is.
 
     Args:
-        location: `pvc://<claim>/<path>`.
+        location: the location.
         mounts: `claim=/mount/path` pairs, separated by commas; SAFEPOINT_PVC_MOUNTS when None, which Safepoint sets
-            in the pods it makes.
+            in the pods it creates.
 
     Raises:
-        ValueError: not in a pod, or the pod does not mount the claim.
+        ValueError: no folder is known for the claim.
     """
+    if location.claim is None:
+        return location
     text = os.environ.get(CLAIMS, "") if mounts is None else mounts
     table = dict(pair.split("=", 1) for pair in text.split(",") if "=" in pair)
-    mount = table.get(location.bucket)
+    mount = table.get(location.claim)
     if mount is None:
         where = f"this pod mounts {', '.join(sorted(table))}" if table else "this is not a pod that mounts a claim"
         raise ValueError(
-            f"{location} can only be used in a pod that mounts the claim {location.bucket!r}; {where}; "
-            f"on a machine of your own, give it a folder in safepoint.toml: below [pvc] {location.bucket} = '/path'"
+            f"{location} can only be used in a pod that mounts the claim {location.claim!r}; {where}; "
+            f"on a machine of your own, give it a folder in safepoint.toml: below [pvc] {location.claim} = '/path'"
         )
     return Location(scheme=Scheme.FILE, path=_plain(f"{mount}/{location.path}"))
 

@@ -218,7 +218,7 @@ class ObjectStore:
         def take(block: memoryview) -> None:
             nonlocal done
             done += len(block)
-            with _translating(what):
+            with self._translating(what):
                 writer.write(bytes(block))  # it goes on using what it is given after it has returned
             if progress is not None:
                 progress(len(block))
@@ -227,7 +227,7 @@ class ObjectStore:
         check_length(content, done)
         if fence is not None:
             fence()
-        with _translating(what):
+        with self._translating(what):
             writer.close()
 
     def _upload_small(
@@ -344,7 +344,7 @@ class ObjectStore:
         what = f"{verb} {self._name(key)}"
 
         def attempt(timeout_s: float) -> _T:
-            with _translating(what):
+            with self._translating(what):
                 return request(self._client(timeout_s))
 
         # A slow link is no fault: a request may take as long as its bytes need at a crawl.
@@ -352,6 +352,26 @@ class ObjectStore:
         if deadline_s is None:
             deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S + try_s
         return retry(attempt, deadline_s=deadline_s, try_s=try_s)
+
+    @contextlib.contextmanager
+    def _translating(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        # obstore's errors derive from several builtins; all of them are answers about the store.
+        except Exception as error:
+            raise self._translated(error, what) from error
+
+    def _translated(self, error: Exception, what: str) -> StorageError:
+        translated = failures.from_obstore(error, what)
+        if (
+            isinstance(translated, AccessDeniedError)
+            and self._location.scheme is Scheme.S3
+            and self._requests is None
+        ):
+            return failures.without_keys(translated)
+        return translated
 
     def _client(self, timeout_s: float) -> _Client:
         # A client has one timeout for all its requests; a few clients, each half of the next, keep any deadline.
@@ -364,17 +384,6 @@ class ObjectStore:
             if bucket_s not in self._clients:
                 self._clients[bucket_s] = _make_client(self._location, self._options, bucket_s)
             return self._clients[bucket_s]
-
-
-@contextlib.contextmanager
-def _translating(what: str) -> Generator[None]:
-    try:
-        yield
-    except StorageError:
-        raise
-    # obstore's errors derive from several builtins; all of them are answers about the store.
-    except Exception as error:
-        raise failures.from_obstore(error, what) from error
 
 
 def _gathered(content: Content) -> bytes:

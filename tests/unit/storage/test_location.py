@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepoint.storage.location import Location, Scheme, claim_folder, parse_location
+from safepoint.storage.location import Location, Scheme, parse_location, resolve_claim
 
 _WORD = st.text("abcxyz09-_. äß", min_size=1, max_size=8).filter(lambda word: word.strip(". ") == word)
 
@@ -58,11 +58,36 @@ def test_text_and_location_are_one(scheme: str, bucket: str, parts: list[str]) -
 def test_a_claim_is_a_folder_in_its_pod_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere the error says what is mounted, or that this is no pod."""
     location = parse_location("pvc://models/run")
-    assert claim_folder(location, "data=/data,models=/mnt/models").folder == Path("/mnt/models/run")
+    assert resolve_claim(location, "data=/data,models=/mnt/models").folder == Path("/mnt/models/run")
     with pytest.raises(ValueError, match="mounts data"):
-        claim_folder(location, "data=/data")
+        resolve_claim(location, "data=/data")
     monkeypatch.delenv("SAFEPOINT_PVC_MOUNTS", raising=False)
     with pytest.raises(ValueError, match="not a pod"):
-        claim_folder(location)
+        resolve_claim(location)
     with pytest.raises(ValueError, match="not a folder"):
         _ = location.folder
+
+
+@pytest.mark.parametrize(
+    ("text", "parent", "name"),
+    [
+        ("out/checkpoint-20", "out", "checkpoint-20"),
+        ("checkpoint-20", ".", "checkpoint-20"),
+        ("/checkpoint-20", "/", "checkpoint-20"),
+        ("s3://bucket/run/final", "s3://bucket/run", "final"),
+        ("s3://bucket/final", "s3://bucket", "final"),
+        ("s3://bucket", "s3://bucket", ""),
+    ],
+)
+def test_parent_and_name_split_the_path(text: str, parent: str, name: str) -> None:
+    """A folder always has a parent that can be listed; a bucket has none but itself."""
+    location = parse_location(text)
+    assert (str(location.parent), location.name) == (parent, name)
+
+
+def test_only_folders_are_resolved(tmp_path: Path) -> None:
+    """A claim is looked up only where the location names one, and only folders depend on the current folder."""
+    bucket, claim = parse_location("s3://bucket/run"), parse_location("pvc://models/run")
+    assert (resolve_claim(bucket), bucket.resolved("/data"), claim.resolved("/data")) == (bucket, bucket, claim)
+    assert (claim.claim, bucket.claim, bucket.is_folder, bucket.is_remote) == ("models", None, False, True)
+    assert parse_location("out").resolved(str(tmp_path)) == Location.of_folder(tmp_path.resolve() / "out")

@@ -2,8 +2,8 @@
 
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
-PLAN is a `UploaderPlan` as JSON. Commands come on stdin, one JSON object a line: `{"newest_only": …, "deadline_s": … or
-null}` asks to finish, with a deadline by the monotonic clock. The end of stdin without one means that the training's
+PLAN is an `UploaderPlan` as JSON. Commands come on stdin, one JSON object a line: `{"newest_only": …, "deadline_s": …}`
+asks to finish, with a deadline by the monotonic clock, or null. The end of stdin without one means that the training's
 process died: the newest checkpoint then gets the grace period. Exit code 0: everything is in the store.
 """
 

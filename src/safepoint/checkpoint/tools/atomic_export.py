@@ -144,18 +144,14 @@ def _place(file: ModelFile) -> tuple[int, str]:
 
 
 def _is_final(target: Location) -> bool:
-    return target.path.rpartition("/")[2] == FINAL
-
-
-def _run_of(target: Location) -> Location:
-    return Location(scheme=target.scheme, bucket=target.bucket, path=target.path.rpartition("/")[0])
+    return target.name == FINAL
 
 
 def _is_begun_final(target: Location) -> bool:
     """Whether it is what a run, or an export, has begun to write as `final` and not ended."""
     if not _is_final(target):
         return False
-    remote = RemoteFolder(open_store(_run_of(target)))
+    remote = RemoteFolder(open_store(target.parent))
     return FINAL in remote.unfinished() and remote.bytes_of_manifest(FINAL) is None
 
 
@@ -163,7 +159,7 @@ class _Final:
     """`final` of an output location."""
 
     def __init__(self, target: Location, describe: Describe) -> None:
-        self._model = ModelUpload(RemoteFolder.as_guest(open_store(_run_of(target))), FINAL)
+        self._model = ModelUpload(RemoteFolder.as_guest(open_store(target.parent)), FINAL)
         self._describe = describe
 
     def begin(self) -> None:

@@ -25,7 +25,7 @@ from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
 from safepoint.errors import CheckpointError, ConflictError, StorageError
 from safepoint.foundation import clock, files
 from safepoint.foundation.units import ByteCounter
-from safepoint.storage.location import Location, Scheme
+from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.read_ahead import Stretch, stream_ahead
 from safepoint.storage.store import Content, Store
@@ -68,7 +68,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
     store = open_store(target)
     if is_there(item, target):
         return False
-    if target.scheme is Scheme.FILE:
+    if target.is_folder:
         _into_folder(source, item, manifest, target.folder, progress)
     else:
         _into_store(source, item, manifest, store, progress)
@@ -92,7 +92,7 @@ def is_there(item: Item, target: Location) -> bool:
             f"{target} has another {item.name}; nothing was copied",
             hint="copy to another location, or delete that one first",
         )
-    if target.scheme is Scheme.FILE and os.path.lexists(target.folder / item.name):
+    if target.is_folder and os.path.lexists(target.folder / item.name):
         raise ConflictError(
             f"{target.child(item.name)} is there already, and not a checkpoint; nothing was copied",
             hint="copy to another location, or move it away first",
@@ -152,7 +152,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
         )
     counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
     check_empty(target, has_manifest=True)
-    if target.scheme is Scheme.FILE:
+    if target.is_folder:
         fill_folder(target, lambda working: _bring(source, item, entries, working, counter))
     else:
         with _leased(source, item):

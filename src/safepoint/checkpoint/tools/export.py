@@ -33,7 +33,7 @@ from safepoint.foundation import files
 from safepoint.foundation.units import ByteCounter, format_bytes
 from safepoint.storage.browsing import ReadablePath, StorePath, browse
 from safepoint.storage.local_folder import LocalStore
-from safepoint.storage.location import Location, Scheme
+from safepoint.storage.location import Location
 from safepoint.storage.store import Store
 
 _Path = TypeVar("_Path", bound=ReadablePath)
@@ -206,7 +206,7 @@ def _deliver(
 ) -> list[str]:
     size_bytes = sum(size_of(file) for file in model.files)
     counter = ByteCounter(progress, size_bytes)
-    if target.scheme is Scheme.FILE:
+    if target.is_folder:
         fill_folder(target, functools.partial(_fill, model, size_bytes, counter, check))
     else:
         fill_store(target, model.files, describe=model.describe, progress=counter.add, check=check)
@@ -222,7 +222,7 @@ def _fill(model: _Model, size_bytes: int, counter: ByteCounter, check: Callable[
             f"{working.parent} has {format_bytes(free)} free, the model needs {format_bytes(needed)}; "
             "nothing was exported"
         )
-    place = LocalStore(Location(scheme=Scheme.FILE, path=str(working)))
+    place = LocalStore(Location.of_folder(working))
     for file in model.files:
         put_verified(place, file.path, file.source, expected=file.expected, fence=None, progress=counter.add)
     check()

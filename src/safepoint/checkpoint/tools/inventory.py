@@ -21,7 +21,7 @@ from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import ManifestError, NotFoundError, NothingValidError, StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.units import ByteCounter
-from safepoint.storage.location import Location, Scheme, claim_folder, parse_location
+from safepoint.storage.location import Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import Store, StoredObject
@@ -88,7 +88,7 @@ class Inventory:
     def __init__(self, store: Store) -> None:
         self.store = store
         location = store.location
-        self.folder = location.folder if location.scheme is Scheme.FILE else None
+        self.folder = location.folder if location.is_folder else None
         """The folder, when it is one."""
 
     def items(self) -> list[Item]:
@@ -251,18 +251,12 @@ def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[In
         ValueError: it cannot be meant.
         StorageError: the store does not answer.
     """
-    location = parse_location(text)
-    if location.scheme is Scheme.PVC:
-        location = claim_folder(location)
-    parent, _, last = location.path.rpartition("/")
-    is_checkpoint = step_of(Path(last)) is not None
-    is_final = last == FINAL and _has_manifest(location)
+    location = resolve_claim(parse_location(text))
+    is_checkpoint = step_of(Path(location.name)) is not None
+    is_final = location.name == FINAL and _has_manifest(location)
     if not is_checkpoint and not is_final:
         return Inventory(_reachable(location, options)), None
-    if location.scheme is Scheme.FILE:
-        parent = parent or ("/" if location.path.startswith("/") else ".")
-    parent_location = Location(scheme=location.scheme, bucket=location.bucket, path=parent)
-    return Inventory(_reachable(parent_location, options)), last
+    return Inventory(_reachable(location.parent, options)), location.name
 
 
 def _reachable(location: Location, options: StorageOptions | None) -> Store:
@@ -274,7 +268,7 @@ def _reachable(location: Location, options: StorageOptions | None) -> Store:
 
 
 def _has_manifest(location: Location) -> bool:
-    if location.scheme is not Scheme.FILE:
+    if not location.is_folder:
         return True
     try:
         read_manifest(location.folder)

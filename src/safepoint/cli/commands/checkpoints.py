@@ -27,7 +27,7 @@ from safepoint.foundation.events import console
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.units import format_age, format_bytes, plural, printable
 from safepoint.storage.browsing import browse
-from safepoint.storage.location import Location, Scheme, claim_folder, parse_location
+from safepoint.storage.location import Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
 
 app = typer.Typer(
@@ -239,7 +239,7 @@ def export(
     """
     place, progress = _place(target), ProgressLine("exporting").update
     location = _place_of_pieces(source)
-    if location is not None and location.scheme is Scheme.FILE:
+    if location is not None and location.is_folder:
         where, paths = str(location), exporting.export_pieces(location.folder, place, progress=progress)
     elif location is not None:
         where = str(location)
@@ -362,17 +362,14 @@ def _pick(inventory: Inventory, name: str | None) -> Item:
 def _place_around(text: str, name: str | None) -> Location:
     """Where copies go; `…/checkpoint-20` can be meant as the name that the copy of checkpoint-20 gets."""
     place = _place(text)
-    parent, _, last = place.path.rpartition("/")
-    if step_of(Path(last)) is None:
+    if step_of(Path(place.name)) is None:
         return place
-    if last != name:
+    if place.name != name:
         raise UsageError(
             f"{text} is named like a checkpoint, and a copy keeps its own name",
             hint="name the output location around it",
         )
-    if place.scheme is Scheme.FILE:
-        parent = parent or ("/" if place.path.startswith("/") else ".")
-    return Location(scheme=place.scheme, bucket=place.bucket, path=parent)
+    return place.parent
 
 
 def _export_item(inventory: Inventory, item: Item, place: Location, progress: copying.Progress) -> list[str]:
@@ -387,11 +384,10 @@ def _export_item(inventory: Inventory, item: Item, place: Location, progress: co
 def _place_of_pieces(text: str) -> Location | None:
     """The place that was named, when it holds a model in pieces itself, and is none of a run's own names."""
     try:
-        location = parse_location(text)
-        location = claim_folder(location) if location.scheme is Scheme.PVC else location
+        location = resolve_claim(parse_location(text))
     except ValueError:
         return None
-    if location.scheme is Scheme.FILE:
+    if location.is_folder:
         return location if exporting.is_in_pieces(location.folder) else None
     inventory, name = _open(text)
     return location if name is None and exporting.is_in_pieces(browse(inventory.store)) else None
@@ -407,8 +403,7 @@ def _open(text: str) -> tuple[Inventory, str | None]:
 
 def _place(text: str) -> Location:
     try:
-        location = parse_location(text)
-        location = claim_folder(location) if location.scheme is Scheme.PVC else location
+        location = resolve_claim(parse_location(text))
     except ValueError as error:
         raise UsageError(str(error)) from error
     if any(step_of(Path(part)) is not None for part in location.path.split("/")[:-1]):

@@ -14,7 +14,7 @@ from safepoint.jobs.local.attempt.launchers import launcher_environment
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.settings.output_place import OutputPlace, place_output
-from safepoint.storage.location import CLAIMS, Location, Scheme, claim_folder, parse_location
+from safepoint.storage.location import CLAIMS, Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
 from safepoint.training.context.store_access import open_tried
@@ -33,9 +33,7 @@ def open_output(spec: JobSpec, output: str) -> Inventory:
     """
     environ = _environment(spec)
     try:
-        location = parse_location(output)
-        if location.scheme is Scheme.PVC:
-            location = claim_folder(location, environ.get(CLAIMS, ""))
+        location = resolve_claim(parse_location(output), environ.get(CLAIMS, ""))
         return Inventory(open_store(location, _options(location, environ)))
     except ValueError as error:
         raise UsageError(f"the output of job {spec.name}: {error}") from error

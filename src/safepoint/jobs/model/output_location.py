@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.progress.record import Progress
-from safepoint.storage.location import CLAIMS, Scheme, claim_folder, parse_location
+from safepoint.storage.location import CLAIMS, parse_location, resolve_claim
 
 
 def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
@@ -23,10 +23,9 @@ def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
 def place_of(spec: JobSpec, output: str) -> str:
     """The folder or object store that a job's output location means; two that are equal are one place."""
     location = parse_location(output)
-    if location.scheme is Scheme.PVC:
-        with contextlib.suppress(ValueError):  # nothing stands for the claim here
-            location = claim_folder(location, spec.env.get(CLAIMS, ""))
-    return in_full(str(location), spec.working_dir)
+    with contextlib.suppress(ValueError):  # no folder is known for the claim here
+        location = resolve_claim(location, spec.env.get(CLAIMS, ""))
+    return str(location.resolved(spec.working_dir))
 
 
 def with_claims(spec: JobSpec) -> JobSpec:
@@ -37,7 +36,4 @@ def with_claims(spec: JobSpec) -> JobSpec:
 
 def in_full(output: str, working_dir: str) -> str:
     """An output location that means the same wherever it is read."""
-    location = parse_location(output)
-    if location.scheme is not Scheme.FILE:
-        return str(location)
-    return os.path.realpath(os.path.join(working_dir, location.path))
+    return str(parse_location(output).resolved(working_dir))

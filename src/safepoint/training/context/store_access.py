@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Mapping
 
-from safepoint.errors import AccessDeniedError, UsageError
-from safepoint.storage.access import NO_KEYS_HINT, check_access
-from safepoint.storage.location import Location, Scheme
+from safepoint.errors import UsageError
+from safepoint.storage.access import check_access
+from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import Store
@@ -36,11 +36,6 @@ def open_tried(location: Location, *, verify_access: bool = True, environ: Mappi
             options.endpoint or location,
         )
     store = open_store(location, options)
-    try:
-        if verify_access:
-            check_access(store)
-    except AccessDeniedError as error:
-        if location.scheme is not Scheme.S3 or options.has_keys:
-            raise
-        raise AccessDeniedError(f"{error.message}; no keys were given", hint=NO_KEYS_HINT) from error
+    if verify_access:
+        check_access(store)
     return store
