@@ -20,7 +20,11 @@ def keepers_of(pid: int) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (folder / "cmdline").read_bytes()
-            if b"safepoint.snapshot.keeper" in command and any(name in command for name in names) and is_alive(int(folder.name)):
+            if (
+                b"safepoint.snapshot.keeper" in command
+                and any(name in command for name in names)
+                and is_alive(int(folder.name))
+            ):
                 found.append(int(folder.name))
     return found
 

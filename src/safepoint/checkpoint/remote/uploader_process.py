@@ -2,9 +2,10 @@
 
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
-PLAN is an `UploaderPlan` as JSON. Commands come on stdin, one JSON object a line: `{"newest_only": …, "deadline_s": …}`
-asks to finish, with a deadline by the monotonic clock, or null. The end of stdin without one means that the training's
-process died: the newest checkpoint then gets the grace period. Exit code 0: everything is in the store.
+PLAN is an `UploaderPlan` as JSON. Commands come on stdin, one JSON object a line. `{"newest_only": …, "deadline_s":
+…}` asks to finish; the deadline is by the monotonic clock, or null. The end of stdin without such a command means
+that the training's process has died: the newest checkpoint then gets the grace period. Exit code 0: everything is
+in the store.
 """
 
 import dataclasses
