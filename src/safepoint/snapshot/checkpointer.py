@@ -4,6 +4,7 @@ Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it.
 has `state_dict` and `load_state_dict` are saved by what these give; other values as they are.
 """
 
+import dataclasses
 import logging
 import os
 import platform
@@ -19,7 +20,7 @@ import torch
 
 from safepoint._version import __version__
 from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest, Trigger
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, ManifestFacts, Trigger
 from safepoint.checkpoint.local.commit import WorkingCheckpoint
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import KeepNewest, parse_policies
@@ -311,23 +312,23 @@ class Checkpointer:
         return {
             "folder": str(self._output.root),
             "attempt_id": self._attempt_id,
-            "manifest": self._manifest_fields(step),
+            "manifest": dataclasses.asdict(self._manifest_facts(step)),
             "keep": self._keep,
         }
 
-    def _manifest_fields(self, step: int) -> dict[str, Any]:
-        return {
-            "run_id": self._run_id,
-            "attempt": self._attempt,
-            "step": step,
-            "epoch": 0.0,
-            "world_size": 1,
-            "global_batch": 1,
-            "gradient_accumulation": 1,
-            "samples_seen": step,
-            "strategy": "single",
-            "libraries": self._libraries,
-        }
+    def _manifest_facts(self, step: int) -> ManifestFacts:
+        return ManifestFacts(
+            run_id=self._run_id,
+            attempt=self._attempt,
+            step=step,
+            epoch=0.0,
+            world_size=1,
+            global_batch=1,
+            gradient_accumulation=1,
+            samples_seen=step,
+            strategy="single",
+            libraries=self._libraries,
+        )
 
     def _save_now(self, state: Mapping[str, Any], step: int, trigger: Trigger) -> None:
         working = WorkingCheckpoint(self._output, attempt_id=self._attempt_id, step=step)
@@ -338,9 +339,7 @@ class Checkpointer:
                 torch.save(self._state_of(key, value)[0], root / f"{key}.pt")
             manifest = working.commit(
                 [working.seal(0)],
-                lambda entries: Manifest(
-                    **self._manifest_fields(step), trigger=trigger, created=clock.utc_now(), files=entries
-                ),
+                lambda files: self._manifest_facts(step).manifest(trigger=trigger, files=files),
             )
         except (SafepointError, OSError, RuntimeError) as error:
             self._report(

@@ -10,12 +10,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, cast
 
 from safepoint.checkpoint.format.digest import ALGORITHM, digest_bytes, digest_of_parts, num_parts
 from safepoint.errors import ManifestError
+from safepoint.foundation import clock
 
 MANIFEST_NAME = "safepoint-manifest.json"
 PART_NAME = "safepoint-part.json"
@@ -94,15 +95,14 @@ def path_fault(path: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """What a checkpoint is.
+class ManifestFacts:
+    """What is known of a checkpoint before its files are written.
 
     Args:
         run_id: the run it belongs to; the same over all attempts of a run.
         attempt: which start of the run wrote it, from 1.
         step: optimizer steps done.
         epoch: epochs done, with the fraction of the running one.
-        trigger: why it was taken.
         world_size: number of ranks that wrote it.
         global_batch: samples per optimizer step, over all ranks and micro-batches.
         gradient_accumulation: micro-batches per optimizer step and rank.
@@ -114,15 +114,12 @@ class Manifest:
         metrics: what was measured at this step, such as `eval_loss`.
         base: name, revision and digest of the frozen model whose adapters these are; None when the checkpoint holds a
             whole model.
-        created: RFC 3339 UTC.
-        files: every file but the manifest, sorted by path.
     """
 
     run_id: str
     attempt: int
     step: int
     epoch: float
-    trigger: Trigger
     world_size: int
     global_batch: int
     gradient_accumulation: int
@@ -132,8 +129,6 @@ class Manifest:
     libraries: Mapping[str, str] = field(default_factory=dict[str, str])
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     base: Mapping[str, str] | None = None
-    created: str
-    files: tuple[FileEntry, ...]
 
     def __post_init__(self) -> None:
         least = {
@@ -157,6 +152,29 @@ class Manifest:
             raise ValueError(
                 f"base {dict(self.base)!r} must have a name, a revision and a digest {ALGORITHM}:<32 hex digits>"
             )
+
+    def manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
+        """The manifest of a checkpoint that is complete now."""
+        known = {one.name: getattr(self, one.name) for one in fields(ManifestFacts)}
+        return Manifest(**known, trigger=trigger, created=clock.utc_now(), files=files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(ManifestFacts):
+    """What a checkpoint is.
+
+    Args:
+        trigger: why it was taken.
+        created: RFC 3339 UTC.
+        files: every file but the manifest, sorted by path.
+    """
+
+    trigger: Trigger
+    created: str
+    files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        ManifestFacts.__post_init__(self)  # `super()` does not work in a class with slots that a decorator makes
         paths = [entry.path for entry in self.files]
         if not paths:
             raise ValueError("files must name at least one file")

@@ -14,9 +14,10 @@ from safepoint.training.context.session import Session
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.deadline import Deadline
 from safepoint.training.engine.loop import TrainingLoop
+from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.engine.saves import Saves
 from safepoint.training.engine.snapshots import Snapshots
-from safepoint.training.engine.synchronous_save import RunFacts, SynchronousSave
+from safepoint.training.engine.synchronous_save import SynchronousSave
 from safepoint.training.start.start import Start
 
 

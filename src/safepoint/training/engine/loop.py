@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from safepoint.checkpoint.format.manifest import ManifestFacts
+from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.engine.streams import Streams
 
 Write = Callable[[Path, Path], None]
@@ -49,8 +51,8 @@ class TrainingLoop(Protocol):
         """Those that step; asked when the loop begins."""
         ...
 
-    def manifest_fields(self, step: int) -> dict[str, Any]:
-        """What the manifest of a checkpoint of now says besides run, attempt, step, files, trigger and time."""
+    def manifest_facts(self, run: RunFacts) -> ManifestFacts:
+        """What the manifest of a checkpoint of this step says besides files, trigger and time."""
         ...
 
     def retention(self) -> tuple[int | None, set[int]]:

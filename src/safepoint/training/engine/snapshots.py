@@ -5,6 +5,7 @@ none does and the save is the synchronous one of `saver`.
 """
 
 import contextlib
+import dataclasses
 import enum
 import statistics
 from collections import deque
@@ -292,7 +293,7 @@ class Snapshots:
         assert self._snapshotter is not None
         try:
             images = self._scratch.images(step, write)
-            facts = self._facts(step) if self._session.place.local_rank == 0 else None
+            facts = self._facts() if self._session.place.local_rank == 0 else None
             taken = self._snapshotter.take(
                 step,
                 images,
@@ -319,12 +320,12 @@ class Snapshots:
         self._scratch.forget(self._snapshotter.passing)
         return Handover.TAKEN if taken else Handover.BUSY
 
-    def _facts(self, step: int) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         limit, protected = self._framework.retention()
         return {
             "folder": str(self._output.root.absolute()),
             "attempt_id": self._attempt_id,
-            "manifest": self._saver.manifest_fields(step),
+            "manifest": dataclasses.asdict(self._saver.manifest_facts()),
             "keep": self._session.settings.keep,
             "limit": limit,
             "protected": sorted(protected),

@@ -5,16 +5,10 @@ A failed save leaves nothing behind, is reported, and is the same failure on eve
 
 import contextlib
 import dataclasses
-import platform
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from safepoint._version import __version__
-from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, ManifestFacts, Trigger
 from safepoint.checkpoint.format.node_part import NodePart, read_part
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.commit import (
@@ -36,24 +30,8 @@ from safepoint.training.collective.peers import Peers
 from safepoint.training.context.session import Session
 from safepoint.training.engine.final_model.finished_model import Finishing
 from safepoint.training.engine.loop import TrainingLoop, Write
+from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.start.folders import Folders
-
-_LIBRARIES = ("torch", "transformers", "accelerate", "trl", "peft", "deepspeed", "lightning", "numpy")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What every manifest of this attempt says.
-
-    Args:
-        run_id: see `Manifest`.
-        attempt: see `Manifest`.
-        attempt_id: names this attempt's working folders; agreed by all ranks.
-    """
-
-    run_id: str
-    attempt: int
-    attempt_id: str
 
 
 class SynchronousSave:
@@ -83,7 +61,6 @@ class SynchronousSave:
         self._output = output
         self._folders = folders
         self._facts = facts
-        self._libraries = _library_versions()
         self._newest: tuple[Path, Manifest] | None = None
         self.last_duration_s: float | None = None
         """Seconds that the last successful save took; None before the first."""
@@ -107,7 +84,9 @@ class SynchronousSave:
         working = WorkingCheckpoint(self._output, attempt_id=self._facts.attempt_id, step=step)
         parts = self._peers.gather(self._write_part(working, write))
         commit = self._commit if self._folders.is_shared else self._commit_parts
-        manifest, error = commit(working, parts, lambda entries: self._describe(step, trigger, entries))
+        manifest, error = commit(
+            working, parts, lambda files: self.manifest_facts().manifest(trigger=trigger, files=files)
+        )
         if self._folders.is_owner:
             working.discard()
         if manifest is None:
@@ -178,7 +157,6 @@ class SynchronousSave:
         Raises:
             PeerError: a rank is gone.
         """
-        step = self._framework.step
         finishing = Finishing(
             self._session,
             self._peers,
@@ -186,7 +164,7 @@ class SynchronousSave:
             self._output,
             self._folders,
             attempt_id=self._facts.attempt_id,
-            describe=lambda entries: self._describe(step, Trigger.FINAL, entries),
+            describe=lambda files: self.manifest_facts().manifest(trigger=Trigger.FINAL, files=files),
         )
         finishing.finish(location)
 
@@ -242,19 +220,9 @@ class SynchronousSave:
         except Exception as error:  # noqa: BLE001
             return RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
 
-    def _describe(self, step: int, trigger: Trigger, entries: tuple[FileEntry, ...]) -> Manifest:
-        return Manifest(**self.manifest_fields(step), trigger=trigger, created=clock.utc_now(), files=entries)
-
-    def manifest_fields(self, step: int) -> dict[str, Any]:
-        """What the manifest of a checkpoint of now says, but for its files, trigger and time."""
-        return {
-            "run_id": self._facts.run_id,
-            "attempt": self._facts.attempt,
-            "step": step,
-            "strategy": self._framework.strategy,
-            "libraries": self._libraries,
-            **self._framework.manifest_fields(step),
-        }
+    def manifest_facts(self) -> ManifestFacts:
+        """What the manifest of a checkpoint of this step says besides files, trigger and time."""
+        return self._framework.manifest_facts(self._facts)
 
     def take_over(self, path: Path) -> None:
         """The keeper has committed the checkpoint at `path`: it is the newest one."""
@@ -282,12 +250,3 @@ class SynchronousSave:
             return
         for path in pruned:
             self._session.report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
-
-
-def _library_versions() -> dict[str, str]:
-    versions = {"safepoint": __version__, "python": platform.python_version()}
-    for name in _LIBRARIES:
-        if name in sys.modules:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                versions[name] = metadata.version(name)
-    return versions

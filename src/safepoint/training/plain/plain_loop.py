@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.manifest import Manifest, ManifestFacts
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.loop import Write
+from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.plain.data.position import Feed, Position
 from safepoint.training.plain.state.parts import Parts, parameters_of
 from safepoint.training.plain.state.torch_load import load_plain
@@ -71,20 +72,25 @@ class PlainFramework:
         """Those that step."""
         return self._parts.optimizers()
 
-    def manifest_fields(self, step: int) -> dict[str, Any]:
-        """Where the data stands."""
+    def manifest_facts(self, run: RunFacts) -> ManifestFacts:
+        """With the place in the data."""
         data, world_size, accumulation = self._data, self._place.world_size, self.batches_per_step
         in_epoch = data.num_batches
         samples = data.batch_size * world_size
-        return {
-            "epoch": data.epoch + (data.batches / in_epoch if in_epoch else 0.0),
-            "world_size": world_size,
-            "zero_stage": self.zero_stage,
-            "global_batch": samples * accumulation,
-            "gradient_accumulation": accumulation,
-            "base": self._base,
-            "samples_seen": (data.epoch * (in_epoch or 0) + data.batches) * samples,
-        }
+        return ManifestFacts(
+            run_id=run.run_id,
+            attempt=run.attempt,
+            step=self.step,
+            epoch=data.epoch + (data.batches / in_epoch if in_epoch else 0.0),
+            world_size=world_size,
+            global_batch=samples * accumulation,
+            gradient_accumulation=accumulation,
+            samples_seen=(data.epoch * (in_epoch or 0) + data.batches) * samples,
+            strategy=self.strategy,
+            zero_stage=self.zero_stage,
+            libraries=run.libraries,
+            base=self._base,
+        )
 
     def retention(self) -> tuple[int | None, set[int]]:
         """The option `--save-total-limit`, and nothing besides."""

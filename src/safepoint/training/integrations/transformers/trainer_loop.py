@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.format.manifest import ManifestFacts
 from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.loop import Write
+from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.engine.streams import Streams
 from safepoint.training.integrations.deepspeed.frozen import without_frozen_statistics
 from safepoint.training.integrations.transformers.own_save import led_by_arguments, saves_in_its_own_way
@@ -100,19 +102,24 @@ class TrainerLoop:
         """Accelerate wraps it, and DeepSpeed does."""
         return [innermost(self._trainer.optimizer)]
 
-    def manifest_fields(self, step: int) -> dict[str, Any]:
-        """Where the data stands, and what evaluations of this step have found."""
+    def manifest_facts(self, run: RunFacts) -> ManifestFacts:
+        """With the place in the data, and the results of evaluations at this step."""
         geometry, epoch = self._geometry, float(self._trainer.state.epoch or 0.0)
-        return {
-            "epoch": epoch,
-            "world_size": geometry.world_size,
-            "zero_stage": zero_stage_of(self._trainer.accelerator),
-            "global_batch": geometry.global_batch,
-            "gradient_accumulation": geometry.accumulation,
-            "samples_seen": geometry.samples_seen(step=step, epoch=epoch, regular=self._is_regular),
-            "metrics": _metrics_at(self._trainer.state, step),
-            "base": self._base,
-        }
+        return ManifestFacts(
+            run_id=run.run_id,
+            attempt=run.attempt,
+            step=self.step,
+            epoch=epoch,
+            world_size=geometry.world_size,
+            global_batch=geometry.global_batch,
+            gradient_accumulation=geometry.accumulation,
+            samples_seen=geometry.samples_seen(step=self.step, epoch=epoch, regular=self._is_regular),
+            strategy=self.strategy,
+            zero_stage=zero_stage_of(self._trainer.accelerator),
+            libraries=run.libraries,
+            metrics=_metrics_at(self._trainer.state, self.step),
+            base=self._base,
+        )
 
     def retention(self) -> tuple[int | None, set[int]]:
         """The script's `save_total_limit`, and the best checkpoint."""
