@@ -7,9 +7,6 @@ checkpoint. Limit: the bytes of weights and moments, `--mb`.
 
 Then a stream of which each sample takes some milliseconds of work, left in mid-epoch: from the beginning of training
 to the end of the first step. Both run with a loader that keeps its own state. Limit: a step.
-
-Then ranks that hold the same: what a snapshot adds to an optimizer.step right behind it, when the first rank copies
-it alone and when all copy it together (`sharing_worker.py`). Limit: a step without a snapshot.
 """
 
 import argparse
@@ -21,9 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from figures import print_load, print_machine, row, verdict
-from sharing_worker import ALONE, NOTHING, TOGETHER
-from sharing_worker import measure as measure_sharing
+from figures import print_load, print_machine, verdict
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.programs.strategies import SHARDED
@@ -159,20 +154,6 @@ def compare_resumes(root: Path, options: argparse.Namespace) -> None:
     print(f"   {'sooner than the Trainer':<46} {ratio:.1f} times")
 
 
-def compare_sharing(options: argparse.Namespace) -> None:
-    for num_ranks in options.sharing_ranks:
-        found = measure_sharing(num_ranks, options.sharing_mb, options.sharing_rounds)
-        print(f"\n   {num_ranks} ranks that hold the same {options.sharing_mb} MB")
-        usual = statistics.median(step_s for step_s, _ in found[NOTHING])
-        waits = {how: [step_s - usual for step_s, _ in found[how]] for how in found}
-        for how, values in waits.items():
-            print(row(f"{how}: the step's wait", values, unit="ms", scale=1000))
-        for how in (ALONE, TOGETHER):
-            print(row(f"{how}: until it is whole", [whole_s for _, whole_s in found[how]], unit="ms", scale=1000))
-        ratio = statistics.median(waits[ALONE]) / statistics.median(waits[TOGETHER])
-        print(f"   {'wait, alone ÷ together':<46} {ratio:.2f} times")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=int, default=240, help="of model and optimizer")
@@ -180,10 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--stream-steps", type=int, default=300)
-    parser.add_argument("--sharing-mb", type=int, default=480, help="of model and optimizer")
-    parser.add_argument("--sharing-ranks", nargs="*", type=int, default=[2, 4])
-    parser.add_argument("--sharing-rounds", type=int, default=15)
-    parser.add_argument("--only", choices=("strategies", "resumes", "sharing"), help="one of the comparisons")
+    parser.add_argument("--only", choices=("strategies", "resumes"), help="one of the comparisons")
     parser.add_argument("--limit-s", type=float, default=600, help="for one job")
     parser.add_argument("--folder", type=Path, help="save below this folder; a disk, not a file system in memory")
     options = parser.parse_args()
@@ -193,8 +171,6 @@ def main() -> None:
             compare(options.strategies, Path(temporary), options)
         if options.only in {None, "resumes"}:
             compare_resumes(Path(temporary), options)
-    if options.only in {None, "sharing"}:
-        compare_sharing(options)
     print_load("after")
 
 

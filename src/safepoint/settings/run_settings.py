@@ -16,7 +16,6 @@ SAVE_STRATEGIES = ("steps", "epoch", "no")
 STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
 """The variable by which a cluster asks for the job's status."""
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
-SHARING_WISHES = ("auto", "on", "off")
 _PREFIX = "SAFEPOINT_"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
@@ -60,8 +59,6 @@ class RunSettings:
     time; None takes one with each save only."""
     snapshot_slots: int | None = None
     """How many snapshots host memory may hold; 0 makes saves synchronous, None goes by the size of the state."""
-    snapshot_sharing: str = "auto"
-    """Whether the ranks of a node copy what all of them hold together: `on`, `off`, or `auto` for CUDA devices."""
     metrics_port: int | None = None
     """Where the first node's launcher serves how far the run is; 0 or None for nowhere."""
     metrics_host: str | None = None
@@ -157,11 +154,6 @@ class RunSettings:
             raise UsageError(f"--snapshot-steps {steps!r} must be a positive number of steps, or auto")
         if self.snapshot_slots is not None and not 0 <= self.snapshot_slots <= 8:
             raise UsageError(f"--snapshot-slots {self.snapshot_slots} must be from 0 to 8")
-        if self.snapshot_sharing not in SHARING_WISHES:
-            raise UsageError(
-                f"--snapshot-sharing {self.snapshot_sharing!r} is unknown",
-                hint=f"use one of {', '.join(SHARING_WISHES)}",
-            )
         if self.snapshot_slots == 0 and steps is not None:
             raise UsageError("--snapshot-slots 0 contradicts --snapshot-steps", hint="leave one of them out")
         if self.snapshot_memory is not None:

@@ -127,7 +127,7 @@ def test_what_is_nearly_a_command_is_suggested() -> None:
     [
         (["ch"], ["checkpoints"]),
         (["checkpoints", "re"], ["repair"]),
-        (["run", "--snap"], ["--snapshot-steps", "--snapshot-slots", "--snapshot-memory", "--snapshot-sharing"]),
+        (["run", "--snap"], ["--snapshot-steps", "--snapshot-slots", "--snapshot-memory"]),
         (["checkpoints", "list", "--j"], ["--json"]),
         (["nothing", "x"], []),
     ],

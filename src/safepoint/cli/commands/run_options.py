@@ -122,14 +122,6 @@ class RunOptions:
             help="How much memory all snapshots of one node may take, such as 8Gi.  [by the slots]",
         ),
     ] = None
-    snapshot_sharing: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|on|off",
-            envvar="SAFEPOINT_SNAPSHOT_SHARING",
-            help="Under DDP the ranks of a node copy each snapshot together; auto: from CUDA devices.",
-        ),
-    ] = "auto"
     grace: Annotated[
         float,
         typer.Option(

@@ -11,7 +11,6 @@ from safepoint.snapshot.keeper_client.arena import Arena
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.memory.block import Block
 from safepoint.snapshot.protocol.layout import SMALL_BYTES
-from safepoint.snapshot.replicas.team import Arrangement, Ending, Team
 from safepoint.snapshot.staging.guard import Guard
 from safepoint.snapshot.staging.stager import Placed, Stager, Work
 
@@ -26,8 +25,6 @@ class Snapshotter:
         optimizers: whose tensors change in their steps only; None copies everything at the boundary.
         slots: see `Arena`.
         on_torn: told the step of a snapshot whose tensors were changed while they were being copied.
-        team: see `team`.
-        on_unequal: told the step of a snapshot that is lost because of what another rank of the team has, and why.
     """
 
     def __init__(
@@ -37,13 +34,8 @@ class Snapshotter:
         optimizers: Iterable[torch.optim.Optimizer] | None,
         slots: int | None = None,
         on_torn: Callable[[int], None],
-        team: Team | None = None,
-        on_unequal: Callable[[int, str], None] = lambda _, __: None,
     ) -> None:
         self.keeper = keeper
-        self.team = team
-        """The ranks that copy this one's snapshots with it, or that it helps; settled and closed by who made it."""
-        self._on_unequal = on_unequal
         self.arena = Arena(keeper, slots=slots)
         self.passing: frozenset[str] = frozenset()
         """Files of the last snapshot with tensors that may have been made for it alone; whoever remembers how files
@@ -86,7 +78,6 @@ class Snapshotter:
 
         Raises:
             NoRoomError: there is not enough memory.
-            CannotHelpError: another rank of the team relies on this one for tensors that it does not have.
         """
         self._stager.wait()
         placed = self._place(images, more_slots)
@@ -107,34 +98,19 @@ class Snapshotter:
             self.keeper.begin(step, described, trigger=trigger, is_wanted=is_wanted, facts=facts, number=number)
 
         def end(is_whole: bool) -> None:
-            ending = self._ended(number, self._stager.sums if is_whole else None)
-            if ending.is_whole:
+            if is_whole:
                 self.keeper.staged(step)
                 return
-            if not is_whole:
-                self._leave_guard()
+            self._leave_guard()
             self.keeper.give_up(step, number)  # and says when the blocks are free: it may be reading them
-            if not is_whole:
-                self._on_torn(step)
-            elif ending.why:
-                self._on_unequal(step, ending.why)
+            self._on_torn(step)
 
         try:
-            arranged = self._arrange(number, placed)
-            work = Work(**arranged._asdict(), on_begin=begin, on_end=end)
-            self.passing = self._stager.stage(work, self._guard)
+            self.passing = self._stager.stage(Work(placed=placed, on_begin=begin, on_end=end), self._guard)
         except BaseException:
             self.keeper.release([place.block for place in placed])
             raise
-        if self.team is not None:
-            self.team.begun(number)
         return True
-
-    def _arrange(self, number: int, placed: Sequence[Placed]) -> Arrangement:
-        return Arrangement(placed) if self.team is None else self.team.arrange(number, placed, self._guard)
-
-    def _ended(self, number: int, sums: Sequence[int] | None) -> Ending:
-        return Ending(sums is not None) if self.team is None else self.team.ended(number, sums)
 
     def cancel(self, step: int, number: int) -> None:
         """The snapshot that was begun last is not to be: another rank could not take it."""

@@ -47,24 +47,21 @@ class Block:
         number: what its owner calls it.
         descriptor: of the memory; the block closes it.
         capacity_bytes: how much is mapped, a multiple of the page size.
-        begin: where in the memory, likewise.
 
     Raises:
         OSError: it cannot be mapped.
     """
 
-    def __init__(self, number: int, descriptor: int, capacity_bytes: int, *, begin: int = 0) -> None:
+    def __init__(self, number: int, descriptor: int, capacity_bytes: int) -> None:
         self.number = number
         self.descriptor = descriptor
         self.capacity_bytes = capacity_bytes
-        address = _LIBC.mmap(None, capacity_bytes, _PROT_READ_WRITE, _MAP_SHARED, descriptor, begin)
+        address = _LIBC.mmap(None, capacity_bytes, _PROT_READ_WRITE, _MAP_SHARED, descriptor, 0)
         if address in {None, _MAP_FAILED}:
             os.close(descriptor)
             raise OSError(ctypes.get_errno(), f"{capacity_bytes} bytes of shared memory cannot be mapped")
         self.address: int = address
         self._length_bytes = -1  # another process may have cut it
-        self.least_bytes = 0
-        """The least length that it has had since somebody set this; pages beyond are others than they were then."""
         self.pinned_bytes = 0
         """How many bytes from the start a device may write to directly, because their pages stay where they are."""
         self._unpin: Callable[[], None] | None = None
@@ -84,26 +81,9 @@ class Block:
             os.close(descriptor)
             raise
         block = cls(number, descriptor, capacity)
-        block._length_bytes = block.least_bytes = capacity
+        block._length_bytes = capacity
         _LIBC.madvise(block.address, capacity, _MADV_HUGEPAGE)  # a wish; many systems have none for shared memory
         return block
-
-    @classmethod
-    def window(cls, number: int, descriptor: int, begin: int, length: int) -> "Block":
-        """A part of another process's block, which must not be cut within it while this is used.
-
-        Args:
-            number: negative, because no keeper knows it.
-            descriptor: see `Block`.
-            begin: a multiple of the page size.
-            length: likewise, in bytes.
-
-        Raises:
-            OSError: it cannot be mapped.
-        """
-        window = cls(number, descriptor, length, begin=begin)
-        window._length_bytes = window.least_bytes = length
-        return window
 
     def populate(self, may_go_on: Callable[[int], bool] = lambda _: True) -> bool:
         """Fault every page in, so that the first copy is as fast as a later one.
@@ -135,7 +115,6 @@ class Block:
             self.unpin()
         os.ftruncate(self.descriptor, size_bytes)
         self._length_bytes = size_bytes
-        self.least_bytes = min(self.least_bytes, self.length_bytes)
         self.pinned_bytes = min(self.pinned_bytes, self.length_bytes)
 
     @property

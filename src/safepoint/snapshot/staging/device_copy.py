@@ -39,36 +39,26 @@ class DeviceCopier:
         self._streams: dict[int, Any] = {}
         self._done: tuple[tuple[int, Any], ...] = ()
         """Devices and the events behind their copies; replaced as a whole, because two threads look at it."""
-        self._summing: tuple[Any, Any] | None = None
-        """The stream on which sums are taken, and where they will be."""
-        self.sums: list[int] = []
-        """Of the pieces that were to be summed up, in their order; there after `finish`."""
         self._unpinned: set[int] = set()
 
-    def begin(self, placed: "Sequence[Placed]", guard: Guard | None, summed: Sequence[Piece] = ()) -> None:
+    def begin(self, placed: "Sequence[Placed]", guard: Guard | None) -> None:
         """Start the copies; those of tensors that anybody may change are ordered before whatever comes next.
 
         Args:
             placed: the images; they keep the tensors' memory until `finish`.
             guard: knows what only optimizers change.
-            summed: of these also, or only, sums of 64-bit words are wanted; those on a device are on one.
         """
-        self.sums, self._summing = [], None
-        summed = [piece for piece in summed if piece.device == "cuda"]
         by_device: dict[int, list[tuple[Placed, Piece]]] = {}
         for place in placed:
             for piece in place.image.pieces:
                 if piece.device == "cuda":
                     by_device.setdefault(piece.owner.device.index, []).append((place, piece))
-        for piece in summed[:1]:
-            by_device.setdefault(piece.owner.device.index, [])
         done: list[tuple[int, Any]] = []
         for index, sources in by_device.items():
             for block in {place.block.number: place.block for place, _ in sources}.values():
                 self._pin(block, index)
-            here = summed if summed and summed[0].owner.device.index == index else []
             try:
-                done.append((index, self._begin_on(index, sources, guard, here)))
+                done.append((index, self._begin_on(index, sources, guard)))
             except BaseException:
                 # Whoever hears of this gives the memory to others, to which copies may be on their way.
                 for stream in self._streams.values():
@@ -77,9 +67,7 @@ class DeviceCopier:
                 raise
         self._done = tuple(done)
 
-    def _begin_on(
-        self, index: int, sources: "list[tuple[Placed, Piece]]", guard: Guard | None, summed: Sequence[Piece]
-    ) -> Any:
+    def _begin_on(self, index: int, sources: "list[tuple[Placed, Piece]]", guard: Guard | None) -> Any:
         """Start what one device has to do; the event at its end."""
         stream = self._streams.get(index)
         if stream is None:
@@ -103,14 +91,6 @@ class DeviceCopier:
                     event.record(stream)
                     if these is anybodys:
                         computing.wait_event(event)
-            if summed:
-                sums = torch.empty(len(summed), dtype=torch.int64, device=summed[0].owner.device)
-                for number, piece in enumerate(summed):
-                    words = words_of(piece.owner, piece.address, piece.num_bytes)
-                    torch.sum(words, 0, out=sums[number])
-                self._summing = stream, sums
-                event = _cuda.Event(blocking=True)
-                event.record(stream)
         return event
 
     def _pin(self, block: Block, index: int) -> None:
@@ -136,16 +116,11 @@ class DeviceCopier:
             for index, event in done:
                 with _cuda.device(index):
                     event.synchronize()
-            if self._summing is not None:
-                stream, sums = self._summing
-                with _cuda.stream(stream):
-                    self.sums = sums.tolist()
         except RuntimeError as error:  # the training's next call on that device raises the same
             _log.warning("a snapshot is lost, because its device has failed: %s", error)
             return False
         finally:
             self._done = ()
-            self._summing = None
         return True
 
 
@@ -183,19 +158,9 @@ def pin(block: Block, index: int) -> bool:
 
 def _bytes_of(owner: Any, address: int, num_bytes: int) -> torch.Tensor:
     """The bytes of a device's storage or tensor as uint8."""
-    return _view_of(owner, address, num_bytes, torch.uint8)
-
-
-def words_of(owner: Any, address: int, num_bytes: int) -> torch.Tensor:
-    """The bytes of a storage or tensor as int64; address and size are multiples of 8."""
-    return _view_of(owner, address, num_bytes, torch.int64)
-
-
-def _view_of(owner: Any, address: int, num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
     storage: Any = owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner
-    view = torch.empty(0, dtype=dtype, device=storage.device)
-    start, size = (address - storage.data_ptr()) // dtype.itemsize, num_bytes // dtype.itemsize
-    view.set_(storage, start, (size,), (1,))  # pyright: ignore[reportUnknownMemberType]
+    view = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    view.set_(storage, address - storage.data_ptr(), (num_bytes,), (1,))  # pyright: ignore[reportUnknownMemberType]
     return view
 
 

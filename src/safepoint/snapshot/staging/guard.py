@@ -31,14 +31,14 @@ class Owner(NamedTuple):
         """Whether all bytes of a piece are theirs; the rest of its storage may be anybody's."""
         place, end = piece.address, piece.address + piece.num_bytes
         for begin, length in sorted(
-            {(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors if is_dense(tensor)}
+            {(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors if _is_dense(tensor)}
         ):
             if begin <= place:
                 place = max(place, begin + length)
         return place >= end
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
+def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor's elements lie side by side, in any order."""
     if tensor.is_contiguous():
         return True

@@ -35,8 +35,6 @@ SMALL_PIECE_BYTES = 64 << 10
 """Smaller tensors are copied many at a time, because keeping books about each takes longer than its copy."""
 _PASSING_BYTES = 1 << 20
 """From this size on it matters whether tensors that were made for a save alone are held after it."""
-_SUMS = ""
-"""No file has this path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +45,11 @@ class Placed:
         image: what.
         block: into which block.
         offset: where in it.
-        is_followed: whether the block's watermark may rise; not where other ranks fill a part of it.
     """
 
     image: Image
     block: Block
     offset: int
-    is_followed: bool = True
 
 
 class _Copy(NamedTuple):
@@ -125,19 +121,12 @@ class Work:
         on_begin: called on the copying thread before the first copy.
         on_end: called on the copying thread when all is copied; with False when tensors were changed meanwhile, or
             a device has failed.
-        windows: parts of another rank's images, without literals.
-        summed: pieces that only optimizers change, of whose content `Stager.sums` tells.
     """
 
     placed: Sequence[Placed]
     on_begin: Callable[[], None]
     on_end: Callable[[bool], None]
-    windows: Sequence[Placed] = ()
-    summed: Sequence[Piece] = ()
-    sums: list[int] = field(default_factory=list[int])
-    first_sum: int = 0
-    """Where in `copies` the sums begin."""
-    copies: list[tuple[Placed | None, _Copy]] = field(default_factory=list[tuple[Placed | None, _Copy]])
+    copies: list[tuple[Placed, _Copy]] = field(default_factory=list[tuple[Placed, _Copy]])
     is_done: bytearray = field(default_factory=bytearray)
     versions: dict[int, list[tuple[list[torch.Tensor], list[int]]]] = field(
         default_factory=dict[int, list[tuple[list[torch.Tensor], list[int]]]]
@@ -169,9 +158,6 @@ class Stager:
         """Whether the training itself waits, and so is in no operation."""
         self.waited_s = 0.0
         """How long optimizers have waited for the last snapshot."""
-        self.sums: list[int] = []
-        """Of the 64-bit words of `Work.summed`; there when `Work.on_end` is called. Equal content has equal sums, on
-        whatever rank."""
         self._plans: dict[str, _Plan] = {}
         self._seen: dict[str, dict[int, StorageWeakRef]] = {}
         """By file, where tensors that no optimizer owns were in the last save that had to be planned."""
@@ -190,19 +176,16 @@ class Stager:
         Returns:
             Files with tensors that may have been made for this snapshot alone; held until it has been copied.
         """
-        everything = [*work.placed, *work.windows]
         if guard is not None:
-            planned = [self._is_planned(one.image.path, one.image.pieces) for one in everything]
-            guard.refresh(has_new_pieces=not (all(planned) and self._is_planned(_SUMS, work.summed)))
+            guard.refresh(has_new_pieces=not all(self._is_planned(placed.image) for placed in work.placed))
         self.waited_s = 0.0
         for placed in work.placed:
             self._set_mark(placed.block, 0)
-        for placed in everything:
+        for placed in work.placed:
             self._plan(work, placed, guard)
-        self._plan_sums(work, guard)
         work.tail = len(work.copies)
         work.is_done = bytearray(work.tail)
-        self._devices.begin(everything, guard, work.summed)
+        self._devices.begin(work.placed, guard)
         passing = frozenset(path for path, plan in self._plans.items() if not plan.is_lasting)
         with self._changed:
             self._work = work
@@ -211,15 +194,16 @@ class Stager:
             self.wait()
         return passing
 
-    def _is_planned(self, path: str, pieces: Sequence[Piece]) -> bool:
-        plan = self._plans.get(path)
-        return not pieces or (plan is not None and plan.pieces is pieces)
+    def _is_planned(self, image: Image) -> bool:
+        plan = self._plans.get(image.path)
+        return not image.pieces or (plan is not None and plan.pieces is image.pieces)
 
-    def _plan_of(self, path: str, pieces: Sequence[Piece], guard: Guard | None) -> _Plan:
-        plan = self._plans.get(path)
-        if plan is None or plan.pieces is not pieces or plan.epoch != (None if guard is None else guard.epoch):
-            plan = self._plans[path] = _Plan(pieces, guard)
-            plan.is_lasting = self._is_lasting(path, plan)
+    def _plan_of(self, image: Image, guard: Guard | None) -> _Plan:
+        plan = self._plans.get(image.path)
+        epoch = None if guard is None else guard.epoch
+        if plan is None or plan.pieces is not image.pieces or plan.epoch != epoch:
+            plan = self._plans[image.path] = _Plan(image.pieces, guard)
+            plan.is_lasting = self._is_lasting(image.path, plan)
         return plan
 
     def _is_lasting(self, path: str, plan: _Plan) -> bool:
@@ -233,12 +217,9 @@ class Stager:
         return now.keys() <= before.keys()
 
     def _plan(self, work: Work, placed: Placed, guard: Guard | None) -> None:
-        pieces = placed.image.pieces
-        if not placed.is_followed:
-            work.unmarked.add(placed.block.number)
-        if not pieces:
+        if not placed.image.pieces:
             return
-        plan = self._plan_of(placed.image.path, pieces, guard)
+        plan = self._plan_of(placed.image, guard)
         if not plan.is_on_host:
             # Where a device's copies have come is known at their end only; until then nobody may read on.
             work.unmarked.add(placed.block.number)
@@ -246,18 +227,6 @@ class Stager:
         for offset, address, num_bytes in plan.at_once:
             ctypes.memmove(begin + offset, address, num_bytes)
         work.copies.extend(zip(itertools.repeat(placed), plan.copies))
-        self._watch(work, plan)
-
-    def _plan_sums(self, work: Work, guard: Guard | None) -> None:
-        work.first_sum = len(work.copies)
-        if not work.summed:
-            return
-        plan = self._plan_of(_SUMS, work.summed, guard)
-        work.copies.extend(zip(itertools.repeat(None), plan.copies))
-        work.sums = [0] * len(plan.copies)
-        self._watch(work, plan)
-
-    def _watch(self, work: Work, plan: _Plan) -> None:
         work.pending += plan.counts
         for owner, tensors in plan.guarded.items():
             work.versions.setdefault(owner, []).append((tensors, list(map(_version, tensors))))
@@ -354,7 +323,6 @@ class Stager:
         with self._changed:
             self._changed.wait_for(lambda: all(work.is_done))
         work.is_torn |= not self._devices.finish()
-        self.sums = [*work.sums, *self._devices.sums]
         self._wait_for_operation(work)
         self._verify(work, list(work.versions))
         work.on_end(not work.is_torn)
@@ -397,10 +365,7 @@ class Stager:
         is_whole = False
         try:
             for place, address, num_bytes in copy.batch or ((copy.place, copy.address, copy.num_bytes),):
-                if placed is None:
-                    work.sums[index - work.first_sum] += _sum_of(address, num_bytes)
-                else:
-                    ctypes.memmove(placed.block.address + placed.offset + place, address, num_bytes)
+                ctypes.memmove(placed.block.address + placed.offset + place, address, num_bytes)
             is_whole = True
         finally:  # also when Ctrl-C ends the training in here: others wait for this copy
             with self._changed:
@@ -415,7 +380,7 @@ class Stager:
         while marked < len(copies) and work.is_done[marked]:
             placed = copies[marked][0]
             marked += 1
-            if placed is None or placed.block.number in work.unmarked:
+            if placed.block.number in work.unmarked:
                 continue
             is_last = marked == len(copies) or copies[marked][0] is not placed
             end = placed.image.size_bytes if is_last else copies[marked][1].place
@@ -433,8 +398,3 @@ class Stager:
 
 def _storage_of(owner: Any) -> Any:
     return owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner
-
-
-def _sum_of(address: int, num_bytes: int) -> int:
-    content = (ctypes.c_char * num_bytes).from_address(address)
-    return int(torch.frombuffer(content, dtype=torch.int64).sum())

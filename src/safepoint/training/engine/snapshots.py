@@ -22,14 +22,11 @@ from safepoint.snapshot.keeper.persist.node_exchange import Nodes
 from safepoint.snapshot.keeper_client.arena import NoRoomError
 from safepoint.snapshot.keeper_client.client import KeeperClient, Outcome
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
-from safepoint.snapshot.replicas.replicas import CannotHelpError
-from safepoint.snapshot.replicas.team import Team
 from safepoint.training.collective.peers import NUM_VALUES, Peers
 from safepoint.training.context.session import Session
 from safepoint.training.engine.loop import TrainingLoop, Write
 from safepoint.training.engine.scratch import Scratch
 from safepoint.training.engine.synchronous_save import SynchronousSave
-from safepoint.training.engine.teaming import form_team
 from safepoint.training.start.claim import open_on_node
 from safepoint.training.start.folders import Folders
 
@@ -79,7 +76,6 @@ class Snapshots:
         self._output = output
         self._attempt_id = attempt_id
         self._snapshotter: Snapshotter | None = None
-        self._team: Team | None = None
         self._scratch = Scratch(session.settings.record_folder)
         self._told: set[str] = set()
         self._sizes: list[int] = []
@@ -112,8 +108,6 @@ class Snapshots:
             optimizers=self._optimizers,
             slots=slots,
             on_torn=self._note_torn,
-            team=self._team,
-            on_unequal=self._note_unequal,
         )
         self._snapshotter.arena.most_bytes = self._most_bytes
         self._scratch.entrust_to(keeper)
@@ -124,9 +118,6 @@ class Snapshots:
             "parameters were changed outside optimizer.step while they were being copied",
             "from now on saves wait for the copy",
         )
-
-    def _note_unequal(self, step: int, why: str) -> None:
-        self._report_failure(step, why, "from now on the first rank copies snapshots alone")
 
     def _report_failure(self, step: int, reason: str, consequence: str) -> None:
         event = SaveFailed(step=step, trigger=Trigger.PERIODIC, reason=reason, consequence=consequence)
@@ -182,11 +173,9 @@ class Snapshots:
     def begin_loop(self) -> None:
         """Model and optimizer are there."""
         self._optimizers = self._framework.optimizers()
-        self._team = form_team(self._session, self._peers, self._framework) if self._can else None
         if self._snapshotter is not None:
             self._scratch.prepare_capture()
             self._snapshotter.watch(self._optimizers)
-            self._snapshotter.team = self._team
         if self._session.place.restart > 0:
             self._peers.gather(None)  # ranks that load more slowly still read what the last start has left
             if self._snapshotter is not None and self._session.place.local_rank == 0:
@@ -303,9 +292,6 @@ class Snapshots:
                 number=self._num_taken,
                 more_slots=more_slots,
             )
-        except CannotHelpError as error:
-            self._session.log.debug("the snapshot of step %s cannot be shared: %s", step, error)
-            return Handover.IMPOSSIBLE
         except NoRoomError as error:
             self._tell_once(f"saves are synchronous, training waits for them: {error}", about="room")
             return Handover.IMPOSSIBLE
@@ -313,9 +299,6 @@ class Snapshots:
             self._tell_once(f"saves are synchronous: what is saved cannot be captured: {error}")
             self._session.log.debug("the snapshot of step %s failed", step, exc_info=True)
             return Handover.IMPOSSIBLE
-        finally:
-            if self._team is not None:
-                self._team.settle(self._num_taken)
         self._sizes = [image.size_bytes for image in images]
         self._scratch.forget(self._snapshotter.passing)
         return Handover.TAKEN if taken else Handover.BUSY
@@ -463,7 +446,4 @@ class Snapshots:
                 self._snapshotter.keeper.close_folder()
             self._snapshotter.close()
             self._snapshotter = None
-        if self._team is not None and is_orderly:
-            self._team.close()
-            self._team = None
         self._scratch.remove()

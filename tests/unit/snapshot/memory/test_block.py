@@ -58,24 +58,6 @@ def test_it_is_as_long_as_its_file() -> None:
     block.close()
 
 
-def test_a_window_is_a_part_of_the_same_memory() -> None:
-    """It has the owner's pages as long as the block was not cut within it, which the owner can tell."""
-    block = Block.allocate(1, 4 * PAGE_BYTES)
-    window = Block.window(-1, os.dup(block.descriptor), PAGE_BYTES, 2 * PAGE_BYTES)
-    assert window.length_bytes == 2 * PAGE_BYTES
-    window.write(5, b"abc")
-    assert bytes(block.view(PAGE_BYTES + 5, 3)) == b"abc"
-    assert block.least_bytes == 4 * PAGE_BYTES
-    for size in (4 * PAGE_BYTES - 1, 3 * PAGE_BYTES, 4 * PAGE_BYTES):
-        block.fit(size)
-    assert block.least_bytes == 3 * PAGE_BYTES
-    before = descriptors()
-    window.close()
-    assert descriptors() == before - 1
-    assert bytes(block.view(PAGE_BYTES + 5, 3)) == b"abc"
-    block.close()
-
-
 def test_populating_asks_before_each_piece() -> None:
     """And faults everything in when it may."""
     size = 80 << 20

@@ -157,33 +157,15 @@ def test_without_a_guard_the_computing_stream_waits_for_all(cuda: Cuda, training
     assert cuda.calls[1:] == ["event 0 recorded on copying", "computing waits for event 0"]
 
 
-def test_sums_are_behind_the_copies_on_the_same_stream(cuda: Cuda, training: Training) -> None:
-    """Also of pieces that are not copied; the next step waits for them as it does for copies."""
-    words = training.parameter.detach().view(torch.int64)
-    half = piece_of(training.parameter.detach(), 0)._replace(num_bytes=2000)
-    for placed in (training.placed(), []):
-        cuda.calls.clear()
-        copier = DeviceCopier()
-        copier.begin(placed, training.guard, [piece_of(training.parameter.detach(), 0), half])
-        last = cuda.calls[-1].split()[1]
-        assert cuda.calls[-1] == f"event {last} recorded on copying"
-        copier.before_step()
-        assert copier.finish()
-        assert cuda.calls[-2:] == [f"computing waits for event {last}", f"host waits for event {last}"]
-        assert copier.sums == [int(words.sum()), int(words[:250].sum())]
-    copier.begin([], training.guard)
-    assert copier.finish()
-    assert copier.sums == []
-
-
 def test_copies_that_have_begun_are_over_before_an_error_is_heard_of(cuda: Cuda, training: Training) -> None:
     """The memory is free then, and may be another snapshot's next."""
     copier = DeviceCopier()
     copier.begin(training.placed(), training.guard)
     copier._streams[None].synchronize = lambda: cuda.calls.append("host waits for copying")  # type: ignore[index]
-    summed = [piece_of(training.parameter.detach(), 0)._replace(owner=SimpleNamespace(device=torch.device("cpu")))]
+    bad = piece_of(training.parameter.detach(), 0)._replace(owner=SimpleNamespace(device=torch.device("cpu")))
+    placed = [*training.placed(), Placed(image=image_of(bad), block=training.block, offset=0)]
     with pytest.raises(AttributeError):
-        copier.begin(training.placed(), training.guard, summed)
+        copier.begin(placed, training.guard)
     assert cuda.calls[-1] == "host waits for copying"
 
 

@@ -288,8 +288,6 @@ def test_what_a_device_copies_is_not_marked(trainer: Trainer) -> None:
     """Its engine goes its own way: how far it has come is known at the end only."""
 
     class Engine:
-        sums = ()
-
         def begin(self, *_: object) -> None:
             pass
 
@@ -307,50 +305,6 @@ def test_what_a_device_copies_is_not_marked(trainer: Trainer) -> None:
     trainer.stager.stage(work, trainer.guard)
     trainer.stager.wait()
     assert trainer.marks.seen == [(1, 0)]
-
-
-def sum_of(tensor: torch.Tensor) -> int:
-    return int(tensor.detach().view(torch.int64).sum())
-
-
-def test_sums_are_those_of_the_boundary(gate: Gate, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what is copied and of what is not, in pieces; the step of their optimizer waits for them."""
-    monkeypatch.setattr(stager, "_CHUNK_BYTES", LARGE // 2)
-    pieces = tuple(piece_of(parameter) for parameter in trainer.parameters)
-    halves = [half for parameter in trainer.parameters for half in parameter.detach().chunk(2)]
-    expected = [sum_of(half) for half in halves]
-    seen: list[list[int]] = []
-    work = Work(placed=[], summed=pieces, on_begin=lambda: None, on_end=lambda _: seen.append([*trainer.stager.sums]))
-    trainer.stager.stage(work, trainer.guard)
-    stepping = trainer.step_beside(0)
-    assert gate.reached.wait(TIMEOUT_S)
-    assert trainer.parameters[0][0].item() == 1.0
-    gate.opened.set()
-    stepping.join()
-    trainer.stager.wait()
-    assert seen == [expected]
-    trainer.stage()
-    trainer.stager.wait()
-    assert trainer.stager.sums == []
-
-
-def test_windows_are_filled_and_not_marked(gate: Gate, trainer: Trainer) -> None:
-    """Into memory of another rank's, which knows by itself when it is whole."""
-    image = Image(path="window", size_bytes=LARGE, literals=(), pieces=(piece_of(trainer.parameters[0]),))
-    block = Block.allocate(-1, LARGE)
-    windows = [Placed(image=image, block=block, offset=0, is_followed=False)]
-    expected = bytes(trainer.parameters[0].detach().view(torch.uint8).numpy())
-    trainer.stager.stage(
-        Work(placed=[], windows=windows, on_begin=lambda: None, on_end=trainer.ended.append), trainer.guard
-    )
-    stepping = trainer.step_beside(0)
-    assert gate.reached.wait(TIMEOUT_S)
-    gate.opened.set()
-    stepping.join()
-    trainer.stager.wait()
-    assert bytes(block.view(0, LARGE)) == expected
-    assert trainer.ended == [True]
-    assert not trainer.marks.seen
 
 
 def test_tensors_of_optimizers_are_found_as_they_come() -> None:
@@ -374,6 +328,21 @@ def test_tensors_of_optimizers_are_found_as_they_come() -> None:
     assert owner_of(model.weight) == 0
     assert owner_of(before) is None
     optimizer.load_state_dict(optimizer.state_dict())
+    guard.close()
+
+
+def test_what_two_optimizers_change_has_no_owner() -> None:
+    """It is copied at the boundary; what only one of them changes still belongs to that one."""
+    parameter = torch.nn.Parameter(torch.ones(LARGE // 4))
+    parameter.grad = torch.ones_like(parameter)
+    first = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    first.step()
+    guard = Guard(lambda _: None, [first, torch.optim.SGD([parameter], lr=1.0)])
+    guard.refresh()
+    assert guard.owner_of(piece_of(parameter)) is None
+    owner = guard.owner_of(piece_of(first.state[parameter]["momentum_buffer"]))
+    assert owner is not None
+    assert owner.number == 0
     guard.close()
 
 
