@@ -12,7 +12,7 @@ SUFFIXES = {".json", ".md", ".py", ".toml"}
 EXCEPT = [ROOT / "docs" / "glossary.md", Path(__file__)]
 BANNED = re.compile(r"\b(cannot\s+be\s+meant|whoever|nobody|anew|told|is\s+said\s+so|settle[sd]?)\b", re.IGNORECASE)
 
-NOT_YET = ("benchmarks", "docs", "examples", "src", "tests")
+NOT_YET = ("benchmarks", "docs/architecture.md", "examples", "src", "tests")
 """Paths that still have such phrases."""
 
 
