@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from safepoint.cli.lazy import CommandGroup, own_options
+from safepoint.cli.invocation import own_options
+from safepoint.cli.lazy import Command
 from safepoint.cli.main import root
 from tests.docs.markdown import blocks, links
 
@@ -65,24 +66,24 @@ def _check(words: list[str], *, is_whole: bool) -> None:
         AssertionError: there is no such command or option.
         TyperException: the arguments cannot be meant.
     """
-    group: CommandGroup = root()
+    group = root()
+    command: Command = group
     path: list[str] = []
     while words and not words[0].startswith("-") and (is_whole or not words[0].isupper()):  # COMMAND stands for any
-        assert words[0] in group.commands, f"there is no `safepoint {' '.join([*path, words[0]])}`"
-        command = group.load(words[0])
+        assert isinstance(command, TyperGroup)
         path, words = [*path, words[0]], words[1:]
+        assert path[-1] in command.commands, f"there is no `safepoint {' '.join(path)}`"
+        command = group.load(*path)
         if isinstance(command, TyperCommand):
             if is_whole and "--help" not in words:
                 command.make_context(" ".join(path), list(words), resilient_parsing=False)
             else:
                 _check_options(command, words)
             return
-        assert isinstance(command, CommandGroup)
-        group = command
-    _check_options(group, words)
+    _check_options(command, words)
 
 
-def _check_options(command: TyperCommand | CommandGroup, words: list[str]) -> None:
+def _check_options(command: Command, words: list[str]) -> None:
     known = {
         name
         for param in command.params

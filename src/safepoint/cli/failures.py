@@ -1,9 +1,9 @@
-"""How a command ends that fails: one line for a person, or one JSON document for a program, and an exit code.
+"""How failures of commands are reported: one line for a person, or one JSON document for a program, and an exit code.
 
 Promises: with `--json` among the command's options, the last line on stderr of every failure is
 `{"type": "exit_error", "code": …, "message": …, "hint": …}`, whatever failed: the arguments, a settings file, the
 work, writing the answer, or Safepoint itself. A reader that closes stdout early, such as `head`, ends the command
-quietly.
+without a message.
 """
 
 import json
@@ -15,80 +15,84 @@ from types import TracebackType
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
-from safepoint.cli.lazy import CommandGroup, own_options
+from safepoint.cli.invocation import Invocation
+from safepoint.cli.lazy import LazyGroup
 from safepoint.errors import AccessDeniedError, ExitCode, SafepointError
 
 _CLOSED_PIPE = 141
-"""128 + SIGPIPE, as a shell reports of programs that leave when nobody reads them."""
+"""128 + SIGPIPE, as a shell reports for a program that a closed pipe has ended."""
 _MEANINGS: dict[int, str] = {
     ExitCode.FAILED: "it failed",
-    ExitCode.USAGE: "the arguments cannot be meant",
+    ExitCode.USAGE: "an argument is invalid",
     ExitCode.NOTHING_VALID: "a checkpoint is damaged, or there is none",
-    ExitCode.CONFLICT: "somebody else holds the output folder, or the checkpoint contradicts the settings",
-    ExitCode.STORAGE: "the place for checkpoints cannot be used",
-    ExitCode.INTERRUPTED_SAVED: "interrupted, and saved; the same command goes on from there",
+    ExitCode.CONFLICT: "another run holds the output folder, or the checkpoint contradicts the settings",
+    ExitCode.STORAGE: "the output location cannot be used",
+    ExitCode.INTERRUPTED_SAVED: "interrupted and saved; run the same command again to continue",
     ExitCode.SIGINT: "interrupted by SIGINT",
-    ExitCode.TERMINATED_UNSAVED: "terminated before anything could be saved; an older checkpoint still stands",
+    ExitCode.TERMINATED_UNSAVED: "terminated before a save was possible; the newest older checkpoint is unchanged",
 }
 
 
-def run_command(root: CommandGroup, arguments: Sequence[str]) -> int:
-    """Run `safepoint ARGUMENTS…` to its end and say what went wrong.
+def run_command(root: LazyGroup, arguments: Sequence[str]) -> int:
+    """Run `safepoint ARGUMENTS…` and report a failure.
 
     Returns:
         The exit code for this process.
     """
-    sys.excepthook = _Unexpected(root, arguments)
     try:
-        return _run(root, arguments)
+        invocation = Invocation.of(root, arguments)
+        sys.excepthook = _Unexpected(invocation)
+        failure = _run(invocation)
     except BrokenPipeError:
         return _leave_quietly()
+    except KeyboardInterrupt:
+        return ExitCode.SIGINT
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # Typer has seen it first
             return _leave_quietly()
         raise
+    if isinstance(failure, int):
+        if invocation.asks_for_json:
+            report_to_program(failure)
+        return failure
+    sys.stderr.write(failure.json if invocation.asks_for_json else failure.line)
+    sys.stderr.flush()
+    return failure.code
 
 
-def _run(root: CommandGroup, arguments: Sequence[str]) -> int:
+def _run(invocation: Invocation) -> "int | _Failure":
+    """Run it: the exit code where the command has explained it, or the failure that is still to be reported."""
     plain: dict[str, Any] = {"color": False} if os.environ.get("NO_COLOR") or os.environ.get("CI") else {}
     try:
-        outcome = root.main(list(arguments), prog_name="safepoint", standalone_mode=False, **plain)
+        if invocation.names:
+            from safepoint.cli.defaults import default_map
+
+            plain["default_map"] = default_map(invocation)
+        outcome = invocation.root.main(
+            list(invocation.arguments), prog_name="safepoint", standalone_mode=False, **plain
+        )
         _end_answer()
     except SafepointError as error:
-        failure = _Failure(exit_code_of(error), _with_origin(error.message, root, arguments), error.hint)
+        return _Failure(exit_code_of(error), _with_origin(error.message, invocation), error.hint)
     except typer.TyperException as error:
-        if not asks_for_json(root, arguments) and (show := getattr(error, "show", None)) is not None:
-            show()  # with the command's usage
-            return error.exit_code
-        failure = _usage(error)
+        return _usage(error, invocation)
     except BrokenPipeError:
         raise
     except OSError as error:
         if _can_be_written():
             raise
         _forget_unwritten()
-        failure = _Failure(ExitCode.FAILED, f"the answer cannot be written to stdout: {error.strerror}", None)
+        return _Failure(ExitCode.FAILED, f"the answer cannot be written to stdout: {error.strerror}", None)
     except typer.Abort as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
-            if asks_for_json(root, arguments):
-                tell_program(ExitCode.SIGINT)
-            return ExitCode.SIGINT
-        failure = _Failure(ExitCode.FAILED, "no answer was given; nothing was done", None)
-    else:
-        code = outcome if isinstance(outcome, int) else ExitCode.OK
-        if code == ExitCode.OK or not asks_for_json(root, arguments):
-            return code
-        tell_program(code)
-        return code
-    sys.stderr.write(failure.json if asks_for_json(root, arguments) else failure.line)
-    sys.stderr.flush()
-    return failure.code
+        was_interrupted = isinstance(error.__context__, KeyboardInterrupt)
+        no_answer = _Failure(ExitCode.FAILED, "no answer was given; nothing was done", None)
+        return ExitCode.SIGINT if was_interrupted else no_answer
+    return outcome if isinstance(outcome, int) else ExitCode.OK
 
 
-def tell_program(code: int) -> None:
-    """The line for a program, when a command ends with `code` and people have been told why."""
+def report_to_program(code: int) -> None:
+    """Write the line for a program, when a command has ended with `code` and explained it to people already."""
     if code != ExitCode.OK:
         sys.stderr.write(_Failure(code, _MEANINGS.get(code, f"it ended with {code}"), None).json)
         sys.stderr.flush()
@@ -113,11 +117,14 @@ class _Failure:
 
 
 def exit_code_of(error: SafepointError) -> int:
-    """The exit code of a command; a training knows fewer of them, and says 13 when the store refuses its keys."""
+    """The exit code of a command. A training has fewer codes, and ends with 13 when the store refuses its keys."""
     return ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code
 
 
-def _usage(error: typer.TyperException) -> _Failure:
+def _usage(error: typer.TyperException, invocation: Invocation) -> int | _Failure:
+    if not invocation.asks_for_json and (show := getattr(error, "show", None)) is not None:
+        show()  # with the command's usage
+        return error.exit_code
     context = getattr(error, "ctx", None)
     command = "safepoint" if context is None else " ".join(context.command_path.split())
     return _Failure(error.exit_code, error.format_message().strip(), f"see `{command} --help`")
@@ -136,7 +143,7 @@ def _leave_quietly() -> int:
 
 
 def _can_be_written() -> bool:
-    """Whether stdout takes anything; the line that tries it stands before a traceback."""
+    """Whether stdout can be written; the line that tries it precedes a traceback."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -157,53 +164,30 @@ def _forget_unwritten() -> None:
 
 
 class _Unexpected:
-    """What nobody expected: the traceback, and behind it the line that a program reads."""
+    """An exception that is a fault in Safepoint: the traceback, and below it the line that a program reads."""
 
-    def __init__(self, root: CommandGroup, arguments: Sequence[str]) -> None:
-        self._root = root
-        self._arguments = arguments
+    def __init__(self, invocation: Invocation) -> None:
+        self._invocation = invocation
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.__excepthook__(kind, error, trace)
-        if asks_for_json(self._root, self._arguments):
+        if self._invocation.asks_for_json:
             hint = "this is a fault in Safepoint; report it with the lines above"
             sys.stderr.write(_Failure(ExitCode.FAILED, f"{kind.__name__}: {error}", hint).json)
 
 
-def asks_for_json(root: CommandGroup, arguments: Sequence[str]) -> bool:
-    """Whether `--json` is said to one of our commands; to a program that is run it may be said, too."""
-    command, _, rest = _innermost(root, arguments)
-    # Where there is no such command, whoever says `--json` still reads JSON.
-    return "--json" in (rest if isinstance(command, TyperGroup) else own_options(command, rest))
-
-
-def _innermost(
-    root: CommandGroup, arguments: Sequence[str]
-) -> tuple[TyperCommand | TyperGroup, tuple[str, ...], Sequence[str]]:
-    """The command that `arguments` name, as far as there is one, its names, and the arguments behind them."""
-    command: TyperCommand | TyperGroup = root
-    path: tuple[str, ...] = ()
-    rest = list(arguments)
-    while isinstance(command, CommandGroup):
-        names = [argument for argument in rest if not argument.startswith("-")]
-        if not names or names[0] not in command.commands:
-            break
-        command, path, rest = command.load(names[0]), (*path, names[0]), rest[rest.index(names[0]) + 1 :]
-    return command, path, rest
-
-
-def _with_origin(message: str, root: CommandGroup, arguments: Sequence[str]) -> str:
-    """`message`, and where the options that it names come from, unless they were typed."""
-    from safepoint.cli.defaults import origins
-
-    command, path, rest = _innermost(root, arguments)
-    if not isinstance(command, TyperCommand):
+def _with_origin(message: str, invocation: Invocation) -> str:
+    """`message`, and where the options that it names were set, unless they were typed."""
+    named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")} - invocation.options
+    if not named or not invocation.names:
         return message
-    named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")}
+    from safepoint.cli.defaults import effective
+    from safepoint.foundation.configuration import Configuration
+
     try:
-        found = origins(command, path)
+        settings = list(effective(invocation.root, invocation.names, Configuration.load()))
     except SafepointError:
         return message
-    said = set(own_options(command, rest))
-    clauses = [f"{name} is set by {found[name]}" for name in sorted(named - said) if name in found]
+    origins = {f"--{item.option}": item.origin for item in settings if item.origin}
+    clauses = [f"{name} is set by {origins[name]}" for name in sorted(named & origins.keys())]
     return f"{message} ({', '.join(clauses)})" if clauses else message

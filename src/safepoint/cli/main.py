@@ -8,94 +8,36 @@ import typer.main
 
 from safepoint._version import __version__
 from safepoint.cli.failures import run_command
-from safepoint.cli.lazy import CommandGroup, LazyCommand, LazyGroup
+from safepoint.cli.lazy import LazyCommand, LazyGroup, keep_pydantic_out
 from safepoint.foundation.service_links import forget_service_links
 
 _SUMMARY = "Keeps model training alive: agreed checkpoints on preemption, verified resume, no code changes."
 
 
-class _Safepoint(LazyGroup):
-    """All commands, in the order of `safepoint --help`."""
-
-    lazy_commands = (
-        LazyCommand(
-            name="run",
-            target="safepoint.cli.commands.run:run",
-            summary="Run a training script that survives preemption.",
-            has_program=True,
-        ),
-        LazyCommand(
-            name="submit",
-            target="safepoint.cli.commands.submit:submit",
-            summary="Run a training script in the background, as a job.",
-            has_program=True,
-        ),
-        LazyCommand(
-            name="list",
-            target="safepoint.cli.commands.jobs:list_",
-            summary="List the jobs, newest first: state, step, time left, loss, what is safe.",
-        ),
-        LazyCommand(
-            name="status",
-            target="safepoint.cli.commands.jobs:status",
-            summary="Show one job: what it runs, where it is, what is safe, how its attempts ended.",
-        ),
-        LazyCommand(
-            name="watch",
-            target="safepoint.cli.commands.watch:watch",
-            summary="Show jobs as they go, with the curve of the loss; Ctrl-C ends it, and stops no job.",
-        ),
-        LazyCommand(
-            name="logs",
-            target="safepoint.cli.commands.jobs:logs",
-            summary="Print what the job's processes have printed; with several, each line says which.",
-        ),
-        LazyCommand(
-            name="events",
-            target="safepoint.cli.commands.jobs:events",
-            summary="Print what was done to the job and what it did, in the order of time: who, what, why.",
-        ),
-        LazyCommand(
-            name="suspend",
-            target="safepoint.cli.commands.jobs:suspend",
-            summary="Stop a job with a checkpoint, and say which one is safe; `resume` goes on from there.",
-        ),
-        LazyCommand(
-            name="resume",
-            target="safepoint.cli.commands.jobs:resume",
-            summary="Let a suspended or failed job go on from its newest checkpoint.",
-        ),
-        LazyCommand(
-            name="scale",
-            target="safepoint.cli.commands.jobs:scale",
-            summary="Change a job's number of nodes: suspend, change, resume.",
-        ),
-        LazyCommand(
-            name="delete",
-            target="safepoint.cli.commands.jobs:delete",
-            summary="Stop a job and forget it; its checkpoints stay, unless they are asked for too.",
-        ),
-        LazyCommand(
-            name="checkpoints",
-            target="safepoint.cli.commands.checkpoints:app",
-            summary="Look at, check, copy and tidy checkpoints, in a folder or an object store.",
-        ),
-        LazyCommand(
-            name="config",
-            target="safepoint.cli.commands.config:app",
-            summary="Show which settings are in effect, and where they come from.",
-        ),
-        LazyCommand(
-            name="doctor",
-            target="safepoint.cli.commands.doctor:doctor",
-            summary="Check this machine and the place for checkpoints, before a training relies on them.",
-        ),
-    )
+_IN = "safepoint.cli.commands."
+_COMMANDS = (
+    ("run", "run:run", "Run a training script that survives preemption."),
+    ("submit", "submit:submit", "Run a training script in the background, as a job."),
+    ("list", "jobs:list_", "List the jobs, newest first, with state, step, time left, loss and safe step."),
+    ("status", "jobs:status", "Show one job: its command, progress, newest safe step and attempts."),
+    ("watch", "watch:watch", "Show jobs live, with the curve of the loss; Ctrl-C stops watching, not the jobs."),
+    ("logs", "jobs:logs", "Print the output of a job's processes; with several, each line names its process."),
+    ("events", "jobs:events", "Print the events of a job in the order of time: who, what, why."),
+    ("suspend", "jobs:suspend", "Stop a job with a checkpoint; `resume` continues from it."),
+    ("resume", "jobs:resume", "Continue a suspended or failed job from its newest checkpoint."),
+    ("scale", "jobs:scale", "Change a job's number of nodes: suspend, change, resume."),
+    ("delete", "jobs:delete", "Stop a job and remove it; its checkpoints stay unless --checkpoints is given."),
+    ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints, in a folder or an object store."),
+    ("config", "config:app", "Show which settings are in effect, and where they come from."),
+    ("doctor", "doctor:doctor", "Check this machine and the output location before a training relies on them."),
+)
+"""Name, function and summary of each, in the order of `safepoint --help`."""
+_TAKE_A_PROGRAM = ("run", "submit")
 
 
 app = typer.Typer(
     name="safepoint",
-    cls=_Safepoint,
+    cls=LazyGroup,
     help=_SUMMARY,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -103,8 +45,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"safepoint {__version__}")
         raise typer.Exit
 
@@ -115,14 +57,17 @@ def safepoint(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Everything is done by the commands."""
+    """Commands do everything."""
 
 
-def root() -> CommandGroup:
+def root() -> LazyGroup:
     """The command itself, as Typer's parser sees it."""
-    command = typer.main.get_command(app)
-    assert isinstance(command, CommandGroup)
-    return command
+    group = typer.main.get_command(app)
+    assert isinstance(group, LazyGroup)
+    for name, target, summary in _COMMANDS:
+        group.add_command(LazyCommand(name, _IN + target, summary, has_program=name in _TAKE_A_PROGRAM))
+    keep_pydantic_out(group)
+    return group
 
 
 def main() -> None:

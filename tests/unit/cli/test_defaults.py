@@ -81,10 +81,6 @@ class Level(enum.Enum):
     HIGH = "high"
 
 
-class Other(LazyGroup):
-    lazy_commands = (LazyCommand(name="try", target=f"{__name__}:attempt", summary="Try."),)
-
-
 def attempt(
     env: Annotated[list[str] | None, typer.Option("--env")] = None,
     level: Annotated[Level, typer.Option("--level")] = Level.LOW,
@@ -96,9 +92,11 @@ def attempt(
 
 
 def other(*arguments: str) -> Outcome:
-    app = typer.Typer(cls=Other, rich_markup_mode=None)
+    app = typer.Typer(cls=LazyGroup, rich_markup_mode=None)
     app.callback()(lambda: None)
-    return safepoint(*arguments, command=typer.main.get_command(app))
+    group = typer.main.get_group(app)
+    group.add_command(LazyCommand("try", f"{__name__}:attempt", "Try."))
+    return safepoint(*arguments, command=group)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """`safepoint config …`: which settings are in effect, and where they come from."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from safepoint.cli.defaults import Effective, check_tables, effective
-from safepoint.cli.lazy import CommandGroup, walk
+from safepoint.cli.defaults import check_tables, effective
+from safepoint.cli.lazy import LazyGroup, walk
 from safepoint.cli.output import print_answer
 from safepoint.foundation.configuration import Configuration, toml
 from safepoint.jobs.local.slots import count_slots
@@ -22,30 +23,32 @@ app = typer.Typer(
 
 @app.callback()
 def config() -> None:
-    """Without it, Typer would take the only command for the group itself."""
+    """Without this callback, Typer would make the only command the group itself."""
 
 
 @app.command()
 def show(
     context: typer.Context,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each comes from.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also what is left at its default.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each setting comes from.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show settings left at their defaults.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the settings of every command that differ from its defaults, as a settings file says them.
+    """Show the settings of every command that differ from its defaults, in the form of a settings file.
 
     They come from variables, ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, and the user's own config.toml.
     """
     root = context.find_root().command
-    assert isinstance(root, CommandGroup)
+    assert isinstance(root, LazyGroup)
     configuration = Configuration.load()
     check_tables(configuration, root)
     lines: list[str] = []
     documents: list[dict[str, Any]] = []
-    for path, command in walk(root):
-        found = [item for item in effective(command, path, configuration) if everything or item.source != "default"]
-        lines += _section(".".join(path), [_line(item.option, item.value, origin and item.origin) for item in found])
-        documents += [{"command": " ".join(path), **_document(item)} for item in found]
+    for names, _ in walk(root):
+        found = [item for item in effective(root, names, configuration) if everything or item.source != "default"]
+        lines += _section(".".join(names), [_line(item.option, item.value, origin and item.origin) for item in found])
+        for item in found:
+            document = {"command": " ".join(names), **dataclasses.asdict(item), "origin": item.origin or None}
+            documents.append(document)
     document: dict[str, Any] = {"settings": documents}
     for name, values in (("local", _local(configuration)), ("pvc", _claims(configuration))):
         lines += _section(name, [_line(key, value, origin and place) for key, (value, place) in values.items()])
@@ -54,7 +57,7 @@ def show(
 
 
 def _local(configuration: Configuration) -> dict[str, tuple[object, str]]:
-    """The slots that are said, as `count_slots` counts them, and where: by a variable, or in the user's own file."""
+    """The slots that a variable or the user's own file sets, as `count_slots` counts them, and where they are set."""
     counted = count_slots()
     found: dict[str, tuple[object, str]] = {}
     for name, count in (("cpu-slots", counted.cpu), ("gpu-slots", counted.gpu)):
@@ -80,13 +83,3 @@ def _section(name: str, rows: Sequence[str]) -> list[str]:
 def _line(name: str, value: object, origin: str | bool) -> str:
     text = f"# {name} is not set" if value is None else f"{name} = {toml(value)}"
     return f"{text}  # {origin}" if origin else text
-
-
-def _document(item: Effective) -> dict[str, Any]:
-    return {
-        "option": item.option,
-        "value": item.value,
-        "default": item.default,
-        "source": item.source,
-        "origin": item.origin or None,
-    }

@@ -6,10 +6,9 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from safepoint.cli.defaults import effective
-from safepoint.cli.lazy import CommandGroup
+from safepoint.cli.lazy import LazyGroup
 from safepoint.cli.output import print_answer
 from safepoint.cli.place import Connection
 from safepoint.doctor.examination import examine
@@ -68,10 +67,8 @@ def doctor(
 
 def _settings_of_run(context: typer.Context) -> dict[str, object]:
     root = context.find_root().command
-    assert isinstance(root, CommandGroup)
-    command = root.load("run")
-    assert isinstance(command, TyperCommand)
-    return {item.option: item.value for item in effective(command, ("run",), Configuration.load())}
+    assert isinstance(root, LazyGroup)
+    return {item.option: item.value for item in effective(root, ("run",), Configuration.load())}
 
 
 def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:

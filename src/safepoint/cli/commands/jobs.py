@@ -12,38 +12,38 @@ if TYPE_CHECKING:
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="The job's name, or the beginning of it.", autocompletion=complete_job),
+    typer.Argument(metavar="JOB", help="The name of the job, or its first letters.", autocompletion=complete_job),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Timeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Wait no longer than this.  [for ever]", min=0.1)
+    float | None, typer.Option(metavar="SECONDS", help="Stop waiting after this time.  [no limit]", min=0.1)
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
 
 
 def list_(
-    active: Annotated[bool, typer.Option("--active", help="Only those that run or will run by themselves.")] = False,
+    active: Annotated[bool, typer.Option("--active", help="Only jobs that run, wait or restart by themselves.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the jobs, newest first: state, step, time left, loss, what is safe."""
+    """List the jobs, newest first, with state, step, time left, loss and safe step."""
     from safepoint.cli.job_answers import HEAD, job_document, row
     from safepoint.jobs.local.local_jobs import LocalJobs
     from safepoint.jobs.model.state import JobState
 
-    def is_meant(state: JobState) -> bool:
+    def is_listed(state: JobState) -> bool:
         return state.is_active or not active
 
     with LocalJobs() as jobs:
         if as_json:
-            told = [job_document(job, jobs.progress_of(job)) for job in reversed(jobs.jobs()) if is_meant(job.state)]
-            print_answer(as_json, told, [])
+            listed = [job for job in reversed(jobs.jobs()) if is_listed(job.state)]
+            print_answer(as_json, [job_document(job, jobs.progress_of(job)) for job in listed], [])
             return
-        rows = [row(job, jobs.progress_of(job)) for job in reversed(jobs.summaries()) if is_meant(job.state)]
+        rows = [row(job, jobs.progress_of(job)) for job in reversed(jobs.summaries()) if is_listed(job.state)]
         print_answer(as_json, [], table(HEAD, rows) if rows else ["no jobs"])
 
 
 def status(name: Name, as_json: Json = False) -> None:
-    """Show one job: what it runs, where it is, what is safe, how its attempts ended."""
+    """Show one job: its command, progress, newest safe step and attempts."""
     from safepoint.cli.job_answers import attempt_document, job_document, page
     from safepoint.jobs.local.local_jobs import LocalJobs
 
@@ -57,11 +57,11 @@ def status(name: Name, as_json: Json = False) -> None:
 
 def logs(
     name: Name,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more, until the job has stopped.")] = False,
-    rank: Annotated[int | None, typer.Option(metavar="R", help="Only what this rank has printed.", min=0)] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the job has stopped.")] = False,
+    rank: Annotated[int | None, typer.Option(metavar="R", help="Only the output of this rank.", min=0)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for each line.")] = False,
 ) -> None:
-    """Print what the job's processes have printed; with several, each line says which."""
+    """Print the output of a job's processes; with several, each line names its process."""
     import json
 
     from safepoint.errors import NotFoundError
@@ -74,7 +74,7 @@ def logs(
         job = jobs.job(name)
         spec = job.spec
         num_ranks = spec.num_nodes * spec.ranks_per_node
-        # One that has printed something before the job was scaled down still has.
+        # A rank that printed something before the job was scaled down still has its log.
         has_printed = (job_folder(job.name) / FOLDER / f"rank-{rank}.log").exists()
         if rank is not None and rank >= num_ranks and not has_printed:
             there = "rank 0 only" if num_ranks == 1 else f"ranks 0 to {num_ranks - 1}"
@@ -88,7 +88,7 @@ def logs(
 
 
 def events(name: Name, as_json: Json = False) -> None:
-    """Print what was done to the job and what it did, in the order of time: who, what, why."""
+    """Print the events of a job in the order of time: who, what, why."""
     from safepoint.cli.job_answers import event_document
     from safepoint.jobs.local.local_jobs import LocalJobs
 
@@ -119,11 +119,11 @@ def _named(figures: dict[str, str]) -> list[str]:
 
 
 def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json = False) -> None:
-    """Stop a job with a checkpoint, and say which one is safe; `resume` goes on from there.
+    """Stop a job with a checkpoint; `resume` continues from it.
 
-    When a save would not fit the job's grace period, it says so first, with the figures, and asks.
+    When a save would not fit the job's grace period, the command shows the figures and asks before it does anything.
 
-    Exit codes: 0 suspended and saved, or complete; 3 suspended without a save; 1 the job has failed.
+    Exit codes: 0 suspended and saved, or complete; 3 suspended without a save; 1 the job failed.
     """
     from safepoint.cli.job_answers import job_document
     from safepoint.errors import PartlyDoneError, SafepointError
@@ -137,22 +137,22 @@ def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json
         lines = [f"job {job.name} is {job.state}" + (f": {job.message}" if job.message else "")]
         print_answer(as_json, job_document(job, progress), lines)
     if job.state is JobState.FAILED:
-        raise SafepointError(f"job {job.name} has failed instead", hint=f"safepoint logs {job.name}")
+        raise SafepointError(f"job {job.name} failed before it was suspended", hint=f"see `safepoint logs {job.name}`")
     if job.state is JobState.SUSPENDED and not job.was_saved:
         raise PartlyDoneError(
-            f"job {job.name} is suspended, but its last attempt ended without a save that is safe everywhere",
-            hint="what it had trained since its last safe step will be trained again",
+            f"job {job.name} is suspended, but its last attempt ended without a durable save",
+            hint="after `resume`, the steps since its last safe step are trained again",
         )
 
 
 def resume(name: Name, as_json: Json = False) -> None:
-    """Let a suspended or failed job go on from its newest checkpoint."""
+    """Continue a suspended or failed job from its newest checkpoint."""
     from safepoint.cli.job_answers import job_document
     from safepoint.jobs.local.local_jobs import LocalJobs
 
     with LocalJobs() as jobs:
         job = jobs.resume(name)
-        print_answer(as_json, job_document(job, jobs.progress_of(job)), [f"job {job.name} goes on"])
+        print_answer(as_json, job_document(job, jobs.progress_of(job)), [f"job {job.name} is {job.state}"])
 
 
 def scale(
@@ -178,12 +178,12 @@ def scale(
 
 def delete(
     name: Name,
-    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Its checkpoints and final model, too.")] = False,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also delete its checkpoints and final model.")] = False,
     yes: Yes = False,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
+    """Stop a job and remove it; its checkpoints stay unless --checkpoints is given."""
     from safepoint.errors import ConflictError, StorageError
     from safepoint.foundation.events.console import is_interactive
     from safepoint.foundation.units import plural
@@ -194,14 +194,14 @@ def delete(
         try:
             job = jobs.job(name)
             name, where = job.name, jobs.output_of(job) or where
-        except StorageError:  # its entry cannot be read; it can be forgotten, but nobody knows its checkpoints
+        except StorageError:  # its entry cannot be read: it can be removed, but not its checkpoints
             if checkpoints:
                 raise
         if checkpoints and not yes:
             if not is_interactive():
                 raise ConflictError(
-                    f"deleting the checkpoints of job {name} in {where} cannot be taken back; nothing was done",
-                    hint="say --yes",
+                    f"deleting the checkpoints of job {name} in {where} cannot be undone; nothing was done",
+                    hint="pass --yes to delete them",
                 )
             _confirm(f"delete job {name} and all its checkpoints in {where}?")
         num_deleted = jobs.delete(name, with_checkpoints=checkpoints, timeout_s=timeout)
@@ -233,6 +233,6 @@ def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:
     if yes:
         typer.echo(f"safepoint: warning: {risk}", err=True)
     elif is_interactive():
-        _confirm(f"{risk}. Suspend all the same?")
+        _confirm(f"{risk}. Suspend anyway?")
     else:
-        raise ConflictError(f"{risk}; nothing was done", hint="wait for the next save, or say --yes")
+        raise ConflictError(f"{risk}; nothing was done", hint="wait for the next save, or pass --yes")

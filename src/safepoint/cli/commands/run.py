@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from safepoint.cli.commands.run_options import RunOptions, with_options
-from safepoint.cli.failures import tell_program
+from safepoint.cli.failures import report_to_program
 from safepoint.cli.place import Connection
 
 
@@ -49,7 +49,7 @@ def run(
     master_port: Annotated[
         int | None,
         typer.Option(
-            metavar="PORT", envvar=["SAFEPOINT_MASTER_PORT", "PET_MASTER_PORT"], help="A free port on it.  [29500]"
+            metavar="PORT", envvar=["SAFEPOINT_MASTER_PORT", "PET_MASTER_PORT"], help="A free port on that host.  [29500]"
         ),
     ] = None,
     max_restarts: Annotated[
@@ -63,7 +63,7 @@ def run(
     connection: Connection = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="End a failure with one line of JSON on stderr; stdout is the script's own."),
+        typer.Option("--json", help="Report a failure in one line of JSON on stderr; stdout is the script's own."),
     ] = False,
     *,
     options: RunOptions,
@@ -71,7 +71,7 @@ def run(
     """Run a training script that survives preemption.
 
     The script is not changed. On SIGTERM to the launcher, to one agent or to one rank, all ranks save one
-    checkpoint at one step and leave with exit code 75; the same command goes on from there. SIGUSR1 only saves.
+    checkpoint at one step and exit with code 75; the same command continues from it. SIGUSR1 saves without stopping.
 
     Exit codes: 0 finished, 75 interrupted and saved (run again), 143 terminated without a save, 14 only damaged
     checkpoints exist, otherwise the script's own.
@@ -91,26 +91,26 @@ def run(
     )
     check_resume(settings.resume)
     _check_place(settings.output_dir, settings.local_dir)
-    tell = tell_program if as_json else None
-    code = launch(plan, settings, on_exit=tell)
-    if tell is not None:
-        tell(code)
-    with contextlib.suppress(AttributeError, OSError):  # closed, or nobody reads it: the code stays what it is
+    report = report_to_program if as_json else None
+    code = launch(plan, settings, on_exit=report)
+    if report is not None:
+        report(code)
+    with contextlib.suppress(AttributeError, OSError):  # closed, or its reader is gone: the exit code stays
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
 def check_resume(resume: str) -> None:
-    """Raise UsageError when the checkpoint to resume from is no folder; what it holds is verified by the ranks."""
+    """Raise UsageError when the checkpoint to resume from is not a folder; the ranks verify its contents."""
     from safepoint.errors import UsageError
 
     if resume not in {"auto", "never"} and not os.path.isdir(resume):
-        raise UsageError(f"--resume {resume}: there is no such folder", hint="name a checkpoint")
+        raise UsageError(f"--resume {resume}: there is no such folder", hint="give auto, never or the path of a checkpoint")
 
 
 def _check_place(output_dir: str | None, local_dir: str | None) -> None:
-    """Before ranks load a model for nothing: that the output folder can be written."""
+    """Check that the output folder can be written, before ranks load a model."""
     from safepoint.checkpoint.local.output_folder import OutputFolder
     from safepoint.settings.output_place import place_output
 

@@ -1,7 +1,7 @@
-"""The options that `run` and `submit` have in common, written down once.
+"""The options that `run` and `submit` share.
 
-Typer makes options of a function's parameters. `with_options` lets a command take some of them as one value:
-for Typer each field of the value's class is a parameter of the command.
+Typer makes options of a function's parameters. `with_options` lets a command take several of them as one value: for
+Typer, each field of the value's class is a parameter of the command.
 """
 
 import functools
@@ -15,7 +15,7 @@ import typer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run is asked to do; the fields are those of `training.settings.RunSettings`."""
+    """The settings of a run; the fields are those of `settings.run_settings.RunSettings`."""
 
     output_dir: Annotated[
         str | None,
@@ -86,7 +86,7 @@ class RunOptions:
         typer.Option(
             metavar="continue|stop",
             envvar="SAFEPOINT_ON_UPLOAD_FAILURE",
-            help="What to do when checkpoints do not arrive in the object store.",
+            help="What to do when checkpoints cannot be uploaded to the object store.",
         ),
     ] = "continue"
     verify_access: Annotated[
@@ -94,7 +94,7 @@ class RunOptions:
         typer.Option(
             "--verify-access/--no-verify-access",
             envvar="SAFEPOINT_VERIFY_ACCESS",
-            help="Try the object store before the model is loaded.",
+            help="Check that the object store can be written before the model is loaded.",
         ),
     ] = True
     snapshot_steps: Annotated[
@@ -103,7 +103,7 @@ class RunOptions:
             metavar="N|auto",
             envvar="SAFEPOINT_SNAPSHOT_STEPS",
             help="Take a snapshot in memory every N steps, besides those of saves; auto: as often as they cost less "
-            "than 1 %.",
+            "than 1 % of the time.",
         ),
     ] = None
     snapshot_slots: Annotated[
@@ -127,7 +127,7 @@ class RunOptions:
         typer.Option(
             metavar="SECONDS",
             envvar="SAFEPOINT_GRACE",
-            help="Time between SIGTERM and SIGKILL that the platform grants.",
+            help="Time that the platform grants between SIGTERM and SIGKILL.",
         ),
     ] = 30.0
     metrics_port: Annotated[
@@ -143,7 +143,7 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="Where to begin: the newest valid checkpoint, step 0, or one checkpoint.",
+            help="Start from the newest valid checkpoint (auto), from step 0 (never), or from one checkpoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[
@@ -151,7 +151,7 @@ class RunOptions:
         typer.Option(
             "--from-scratch",
             envvar="SAFEPOINT_FROM_SCRATCH",
-            help="Begin a new run; checkpoints in the folder are moved aside, not deleted.",
+            help="Start a new run; checkpoints in the folder are moved aside, not deleted.",
         ),
     ] = False
     allow_batch_change: Annotated[
@@ -159,16 +159,16 @@ class RunOptions:
         typer.Option(
             "--allow-batch-change",
             envvar="SAFEPOINT_ALLOW_BATCH_CHANGE",
-            help="Resume although a step would see another number of samples.",
+            help="Resume although the number of samples per step has changed.",
         ),
     ] = False
-    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more.", show_default=False)] = 0
+    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Print more messages.", show_default=False)] = 0
 
     def settings(self) -> Any:
         """The `RunSettings`, with what only variables say.
 
         Raises:
-            UsageError: an option or a variable cannot be meant.
+            UsageError: an option or a variable is invalid.
         """
         from safepoint.settings.run_settings import RunSettings
 
@@ -186,7 +186,7 @@ class RunOptions:
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its parameter `options` as options of its own, behind those that it has."""
+    """Turn the parameter `options` of a command into options, behind those that the command has."""
     hints = get_type_hints(command, include_extras=True)
     options = hints.pop("options")
 

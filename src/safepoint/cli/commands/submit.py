@@ -1,4 +1,4 @@
-"""`safepoint submit`: `safepoint run` in the background, as a job that any later command finds."""
+"""`safepoint submit`: `safepoint run` in the background, as a job."""
 
 import secrets
 import sys
@@ -22,7 +22,7 @@ def submit(
         typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script, unchanged, and its own arguments."),
     ],
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The job's name.  [the script's, and four characters]")
+        str | None, typer.Option(metavar="NAME", help="Name of the job.  [the script's name and four characters]")
     ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for `python -m`.", show_default=False)
@@ -38,18 +38,18 @@ def submit(
     nnodes: Annotated[
         int,
         typer.Option(
-            metavar="N", envvar="SAFEPOINT_NNODES", help="Number of nodes; each is a launcher of its own here."
+            metavar="N", envvar="SAFEPOINT_NNODES", help="Number of nodes; on this machine each is a launcher."
         ),
     ] = 1,
     cpu: Annotated[
-        int | None, typer.Option(metavar="N", help="Slots that each node takes.  [one per rank]", min=0)
+        int | None, typer.Option(metavar="N", help="CPU slots of each node.  [one per rank]", min=0)
     ] = None,
     gpu: Annotated[
         int | None,
-        typer.Option(metavar="N", help="GPUs that each node takes.  [one per rank, where there are some]", min=0),
+        typer.Option(metavar="N", help="GPUs of each node.  [one per rank, if the machine has GPUs]", min=0),
     ] = None,
     priority: Annotated[
-        int, typer.Option(metavar="N", help="A job goes before those of lower priority, and stops them if need be.")
+        int, typer.Option(metavar="N", help="Jobs of higher priority start first, and preempt those of lower priority.")
     ] = 0,
     max_restarts: Annotated[
         int,
@@ -71,8 +71,8 @@ def submit(
 ) -> None:
     """Run a training script in the background, as a job.
 
-    Takes the options of `run`. The job outlives this shell; `list`, `status`, `watch`, `logs`, `suspend`, `resume`,
-    `scale` and `delete` find it by its name.
+    Takes the options of `run`. The job keeps running when this shell ends; `list`, `status`, `watch`, `logs`,
+    `suspend`, `resume`, `scale` and `delete` find it by its name.
     """
     from safepoint.cli.job_answers import job_document
     from safepoint.jobs.local.local_jobs import LocalJobs
@@ -106,7 +106,7 @@ def submit(
     doubtful = names_of_secrets(spec.env)
     if doubtful:
         log.warning(
-            "--env has %s, and is written down in the job history: if they are secrets, keep them elsewhere",
+            "--env has %s, and its values are stored in the job history: keep secrets in connections.toml or a file",
             ", ".join(doubtful),
         )
     with LocalJobs() as jobs:

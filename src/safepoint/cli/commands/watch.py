@@ -29,17 +29,17 @@ def watch(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[JOB]", help="One job; all that are active when none is named.", autocompletion=complete_job
+            metavar="[JOB]", help="One job; all active jobs when none is named.", autocompletion=complete_job
         ),
     ] = None,
-    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Look this often.", min=0.1)] = 1.0,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two updates.", min=0.1)] = 1.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document, in a line, for each change of a job.")
+        bool, typer.Option("--json", help="Print one line of JSON for each change of a job.")
     ] = False,
 ) -> None:
-    """Show jobs as they go, with the curve of the loss; Ctrl-C ends it, and stops no job.
+    """Show jobs live, with the curve of the loss; Ctrl-C stops watching, not the jobs.
 
-    Watching one job ends with the job.
+    When one job is named, the command ends with the job.
     """
     from safepoint.jobs.local.local_jobs import LocalJobs
 
@@ -55,12 +55,12 @@ def watch(
 
 
 def _looks(jobs: "LocalJobs", name: str | None, interval_s: float) -> "Iterator[list[JobRecord]]":
-    """The jobs to show, again and again; one that has just ended is shown once more."""
+    """The jobs to show, at every interval; a job that has ended is shown once more."""
     before: set[str] = set()
     while True:
         if name is not None:
             found = [jobs.job(name)]
-            name = found[0].name  # the beginning of it may come to mean another one
+            name = found[0].name  # its first letters may fit another job later
         else:
             found = [job for job in jobs.jobs() if job.state.is_active or job.name in before]
             before = {job.name for job in found if job.state.is_active}
@@ -71,23 +71,23 @@ def _looks(jobs: "LocalJobs", name: str | None, interval_s: float) -> "Iterator[
 
 
 class _Changes:
-    """A JSON document for every job that is not as it was."""
+    """Prints a JSON document for every job that has changed."""
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
 
     def __call__(self, found: "Sequence[tuple[JobRecord, Progress | None]]") -> None:
         from safepoint.cli.job_answers import job_document
 
         for job, progress in found:
             text = json.dumps(versioned(job_document(job, progress)))
-            if self._told.get(job.name) != text:
-                self._told[job.name] = text
+            if self._printed.get(job.name) != text:
+                self._printed[job.name] = text
                 typer.echo(text)
 
 
 class _Screen:
-    """A table that is written over the one before."""
+    """Prints a table over the one before."""
 
     def __init__(self) -> None:
         self._losses: dict[str, Losses] = {}
@@ -106,11 +106,11 @@ class _Screen:
         lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
         if len(lines) >= size.lines:
             lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]
-        # Where the terminal has another width now, nobody knows where the last picture began.
+        # After a change of width, it is not known where the last table began.
         back = f"\033[{self._height}F" if self._height and self._width == size.columns else "\033[H\033[2J"
         sys.stdout.write((back if self._width else "") + "".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
         sys.stdout.flush()
-        # A line that is too long for the terminal goes on in the next one.
+        # The terminal breaks lines that are too long.
         self._height = sum(max(1, -(-len(line) // size.columns)) for line in lines)
         self._width = size.columns
 
@@ -118,7 +118,7 @@ class _Screen:
 def picture(
     head: Sequence[str], rows: Sequence[Sequence[str]], curves: Sequence[Sequence[float]], width: int
 ) -> list[str]:
-    """The table with a curve of the losses behind each row, in what the terminal has left for it.
+    """The table with a curve of the losses behind each row, where the terminal is wide enough.
 
     Args:
         head: titles of the columns.
@@ -136,15 +136,15 @@ def picture(
 
 
 class Losses:
-    """The losses that were seen, the newest of each step."""
+    """The losses that were reported, each with its step."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[int, float]] = deque(maxlen=_POINTS)
 
     def add(self, step: int, loss: float) -> None:
-        """Note the loss that was last told at `step`."""
+        """Note the loss that was last reported at `step`."""
         if self._points and self._points[-1][1] == loss:
-            return  # not told anew
+            return  # not a new report
         self._points.append((step, loss))
 
     @property
