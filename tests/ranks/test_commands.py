@@ -101,7 +101,7 @@ def test_a_job_through_all_its_commands(place: Place) -> None:
     assert "LOSS CURVE" in picture
     assert "Suspended" in picture.rsplit("LOSS CURVE", 1)[1]
 
-    assert ask("resume", NAME).strip() == f"job {NAME} goes on"
+    assert ask("resume", NAME).strip() == f"job {NAME} resumes"
     ask("logs", "-f", NAME)
     done = json.loads(ask("status", NAME, "--json"))
     assert (done["state"], done["attempt"], done["progress"]["step"]) == ("Complete", 2, 18)

@@ -1,4 +1,4 @@
-"""What the commands say of a job: a row, a page, a JSON document."""
+"""A job in the answers of commands: a row, a page, a JSON document."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def safe_step(job: JobRecord | JobSummary, progress: Progress | None) -> int | N
 
 
 def page(job: JobRecord, progress: Progress | None, attempts: list[AttemptRecord], output: str | None) -> list[str]:
-    """Everything that a person may want to know of one job."""
+    """Everything about one job, for a person."""
     spec = job.spec
     size = f"{plural(spec.num_nodes, 'node')}, {plural(spec.ranks_per_node, 'rank')} on each"
     lines = [f"{job.name}: {job.state}" + (f" ({job.message})" if job.message else "")]
@@ -67,7 +67,7 @@ def page(job: JobRecord, progress: Progress | None, attempts: list[AttemptRecord
 
 
 def progress_lines(progress: Progress, state: JobState) -> list[str]:
-    """Where the training is, in a few lines; its pace only where that is not an earlier attempt's."""
+    """The progress of the training, in a few lines; its pace only where it is not an earlier attempt's."""
     of = f" of {progress.max_steps}" if progress.max_steps else ""
     percent = "" if progress.percent is None else f", {progress.percent:.1f} %"
     left_s = progress.remaining_s if state is JobState.RUNNING else None
@@ -81,14 +81,14 @@ def progress_lines(progress: Progress, state: JobState) -> list[str]:
     lines.append(f"safe        {safe_point(progress)}")
     saves = progress.saves
     if saves.count:
-        stall = "" if saves.mean_stall_s is None else f", training held {format_duration(saves.mean_stall_s)} each"
+        stall = "" if saves.mean_stall_s is None else f", training paused {format_duration(saves.mean_stall_s)} each"
         durable = "" if saves.last_durable_s is None else f", durable after {format_duration(saves.last_durable_s)}"
         lines.append(f"saves       {saves.count}{stall}{durable}")
     return lines
 
 
 def useful_commands(job: JobRecord) -> list[str]:
-    """What one would do next with it."""
+    """The commands that a person may use next."""
     if job.state.is_active:
         return [f"safepoint logs -f {job.name}", f"safepoint suspend {job.name}"]
     if job.state is JobState.COMPLETE:

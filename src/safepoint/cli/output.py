@@ -1,4 +1,4 @@
-"""What a command answers on stdout: lines for a person, or JSON for a program."""
+"""The answer of a command on stdout: lines for a person, or JSON for a program."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ import typer
 from safepoint.foundation.units import printable
 
 _VERSION = 1
-"""Of every JSON document on stdout; the next one when something has gone, or means something else."""
+"""Of every JSON document on stdout; raised when a key is removed or changes its meaning."""
 
 
 def print_answer(
     as_json: bool, document: Mapping[str, Any] | Sequence[Mapping[str, Any]], lines: Sequence[str]
 ) -> None:
-    """Print one document, or a list of them, where a program asks, `lines` otherwise."""
+    """Print one document, or a list of them, with `--json`, and `lines` otherwise."""
     if not as_json:
         typer.echo("\n".join(lines))
     elif isinstance(document, Mapping):
@@ -30,7 +30,7 @@ def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns of one width each; a cell is one line, whatever is in it."""
+    """Lines with columns of one width each; line breaks in a cell are escaped."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     return [

@@ -1,6 +1,6 @@
-"""Where commands look: at locations, at `job:NAME` for the place of a job's checkpoints, and with which keys.
+"""The locations that commands take, `job:NAME` for a job's output location, and the keys for them.
 
-A command has one identity towards stores from its first look to its end: that of the process, of a data connection,
+A command uses one set of keys for all stores, from its start to its end: those of the process, of a data connection,
 or of the job that it names.
 """
 
@@ -18,18 +18,18 @@ _META = "safepoint.connection"
 
 
 def _connect(context: typer.Context, name: str | None) -> str | None:
-    if name is not None and context.parent is not None:  # without one nothing is run: a value is only looked at
+    if name is not None and context.parent is not None:  # without a parent a value is checked, and nothing runs
         _use(context, name, {})
     return name
 
 
 def find_place(context: typer.Context, text: str) -> str:
-    """The location that is meant; for `job:NAME` or `job:NAME/checkpoint-20` the job's, with its keys and claims.
+    """The location as it is; for `job:NAME` or `job:NAME/checkpoint-20` the job's, with its keys and claims.
 
     Raises:
-        NotFoundError: there is no such job, or it has not told yet where its checkpoints are.
+        NotFoundError: there is no such job, or its output location is not known yet.
         ConflictError: there are several.
-        UsageError: another connection is in use already.
+        UsageError: the command uses another connection already.
     """
     if not text.startswith(_JOB):
         return text
@@ -41,7 +41,7 @@ def find_place(context: typer.Context, text: str) -> str:
         output = jobs.output_of(job)
     if output is None:
         raise NotFoundError(
-            f"job {job.name} has not told yet where its checkpoints are", hint="name the location itself"
+            f"job {job.name} has not reported its output location yet", hint="give the location itself"
         )
     _use(context, job.spec.data_connection, job.spec.env)
     return f"{output}{slash}{rest}"
@@ -51,8 +51,8 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
     before = context.meta.setdefault(_META, (name, dict(env)))
     if before != (name, dict(env)):
         raise UsageError(
-            "two data connections, or the variables of two jobs, are named, and a command has one of them",
-            hint="copy into a folder first, and from there with the other one",
+            "two data connections, or the variables of two jobs, are named, and a command can use only one",
+            hint="copy to a local folder first, and from there with the other connection",
         )
     context.with_resource(_identity(name, env))
 

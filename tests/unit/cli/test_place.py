@@ -49,7 +49,7 @@ def test_the_checkpoints_of_a_job_in_a_folder(tmp_path: Path) -> None:
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize(("where", "word"), [("job:absent", "no job 'absent'"), ("job:silent", "has not told yet")])
+@pytest.mark.parametrize(("where", "word"), [("job:absent", "no job 'absent'"), ("job:silent", "has not reported")])
 def test_a_job_without_a_place(where: str, word: str) -> None:
     """Its checkpoints are not found."""
     add("silent", None)

@@ -1,4 +1,4 @@
-"""`safepoint checkpoints …`: look at, check, copy and tidy checkpoints, in a folder or an object store alike.
+"""`safepoint checkpoints …`: list, check, copy and prune checkpoints, in a folder or an object store.
 
 People read lines on stdout, programs one JSON document with `--json`; progress goes to stderr.
 """
@@ -32,7 +32,7 @@ from safepoint.storage.opening import open_store
 
 app = typer.Typer(
     name="checkpoints",
-    help="Look at, check, copy and tidy checkpoints, in a folder or an object store.",
+    help="List, check, copy and prune checkpoints, in a folder or an object store.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -48,7 +48,7 @@ _Place = Annotated[
 _OURS = (Kind.CHECKPOINT, Kind.PART)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 
 
 @app.command("list")
@@ -79,7 +79,7 @@ def list_(location: _Place, connection: Connection = None, as_json: _Json = Fals
 
 @app.command()
 def show(location: _Place, connection: Connection = None, as_json: _Json = False) -> None:
-    """Show what a checkpoint says of itself, and its files; the newest complete one unless one is named."""
+    """Show the manifest and the files of a checkpoint; of the newest complete one unless one is named."""
     inventory, name = _open(location)
     item = _pick(inventory, name)
     document = _document(item, item.faults)
@@ -104,11 +104,11 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
 def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
     """Check one checkpoint, or all of a location, and explain every fault; exit code 14 when there is one."""
     inventory, name = _open(location)
-    # Of all, what is no checkpoint is not at fault; what is named is expected to be one.
+    # A folder without a manifest is a fault only where it was named.
     everything = [inventory.item(name)] if name else inventory.items()
     items = [item for item in everything if name or item.kind in _OURS]
     if not items:
-        others = f", only {plural(len(everything), 'folder')} that Safepoint has not written" if everything else ""
+        others = f", only {plural(len(everything), 'folder')} that Safepoint did not write" if everything else ""
         raise NothingValidError(f"there is no checkpoint in {inventory.store.location}{others}")
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -128,7 +128,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
             f"{'is' if num_damaged == 1 else 'are'} damaged",
             hint="see the faults; a resume takes the newest valid one"
             if num_damaged < len(items)
-            else "see the faults; none is left to go on from: restore one, or begin anew with --from-scratch",
+            else "no valid one is left to resume from: restore one from a backup, or start again with --from-scratch",
         )
 
 
@@ -139,17 +139,17 @@ def prune(
         str,
         typer.Option(
             metavar="POLICY",
-            help="What stays: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
+            help="What to keep: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
         ),
     ],
     connection: Connection = None,
     as_json: _Json = False,
     dry_run: _DryRun = False,
 ) -> None:
-    """Delete what no policy keeps; never the newest complete checkpoint, never one that is being read."""
+    """Delete what no policy keeps; never the newest complete checkpoint or one that is being read."""
     inventory, name = _open(location)
     if name is not None:
-        raise UsageError(f"{location} is one checkpoint", hint="name the output location around it")
+        raise UsageError(f"{location} is one checkpoint", hint="name the output location that contains it")
     try:
         policies = parse_policies(keep)
     except ValueError as error:
@@ -159,9 +159,9 @@ def prune(
     known = {metric for item in inventory.items() if item.manifest is not None for metric in item.manifest.metrics}
     for policy in policies:
         if isinstance(policy, KeepBest) and policy.metric not in known:
-            there = f"there are {', '.join(sorted(known))}" if known else "no checkpoint has any figure"
+            there = f"the metrics are {', '.join(sorted(known))}" if known else "no checkpoint has a metric"
             raise UsageError(
-                f"--keep {keep!r}: no checkpoint has the figure {policy.metric!r}; nothing was deleted", hint=there
+                f"--keep {keep!r}: no checkpoint has the metric {policy.metric!r}; nothing was deleted", hint=there
             )
     doomed = inventory.superseded(policies)
     gone = doomed if dry_run else [item for item in doomed if inventory.delete(item)]
@@ -177,15 +177,17 @@ def prune(
 def copy(
     source: Annotated[
         str,
-        typer.Argument(metavar="SRC", callback=find_place, help="A checkpoint, or an output location for all of it."),
+        typer.Argument(
+            metavar="SRC", callback=find_place, help="A checkpoint, or an output location for all of its checkpoints."
+        ),
     ],
     target: Annotated[
-        str, typer.Argument(metavar="DST", help="The output location that gets it, under its own name.")
+        str, typer.Argument(metavar="DST", help="The output location to copy to; checkpoints keep their names.")
     ],
     connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
-    """Copy one checkpoint, or all complete ones of a location, from any storage to any, verified on the way."""
+    """Copy one checkpoint, or all complete ones of a location, between folders and stores, and verify every byte."""
     inventory, name = _open(source)
     place = _place_around(target, name)
     items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
@@ -196,7 +198,9 @@ def copy(
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     num_damaged = 0
-    for item in reversed(items):  # oldest first: if it is cut off, nobody takes an older one for the newest
+    for item in reversed(
+        items
+    ):  # oldest first: after an interruption the newest copy is the newest checkpoint so far
         where = str(place.child(item.name))
         document: dict[str, Any] = {"name": item.name, "from": item.where, "to": where}
         try:
@@ -204,17 +208,17 @@ def copy(
         except CheckpointError as error:
             num_damaged += 1
             documents.append({**document, "copied": False, "error": error.message})
-            lines.append(f"{item.where} is not copied: {error.message}")
+            lines.append(f"{item.where} was not copied: {error.message}")
             continue
         documents.append({**document, "copied": is_new})
-        did = "copied to" if is_new else "is already there:"
+        did = "copied to" if is_new else "is there already:"
         lines.append(f"{item.where} {did} {where} ({format_bytes(item.size_bytes)})")
     print_answer(as_json, documents, lines)
     if num_damaged:
         kind = CheckpointError if num_damaged == len(items) else PartlyDoneError
         raise kind(
             f"{num_damaged} of {plural(len(items), 'checkpoint')} could not be copied, because they are damaged",
-            hint="see the faults with `safepoint checkpoints verify`",
+            hint="`safepoint checkpoints verify` lists the faults",
         )
 
 
@@ -232,13 +236,13 @@ def export(
     connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
-    """Write the model alone, as `from_pretrained` reads it, to a place of its own.
+    """Write the model of a checkpoint, as `from_pretrained` reads it, to a new folder or prefix.
 
-    Also from a folder that Safepoint has not written: of torch.distributed.checkpoint, or DeepSpeed's ZeRO. From and
-    to object stores without a copy on this machine's disks.
+    SRC may also be a folder that Safepoint did not write, of torch.distributed.checkpoint or DeepSpeed's ZeRO. Object
+    stores are read and written without a copy on this machine's disks.
     """
     place, progress = _place(target), ProgressLine("exporting").update
-    location = _place_of_pieces(source)
+    location = _sharded_model(source)
     if location is not None and location.is_folder:
         where, paths = str(location), exporting.export_pieces(location.folder, place, progress=progress)
     elif location is not None:
@@ -253,7 +257,7 @@ def export(
     lines = [f"exported {where} to {place}:", *(f"  {path}" for path in paths)]
     if not any(path.endswith("config.json") for path in paths):
         lines.append(
-            "weights only: it has no config.json, so the model is made by the script, and not from_pretrained"
+            "weights only: there is no config.json, so a script has to build the model; from_pretrained cannot"
         )
     print_answer(as_json, document, lines)
 
@@ -263,12 +267,12 @@ def diff(
     before: Annotated[
         str, typer.Argument(metavar="A", callback=find_place, help="A checkpoint, or a location for its newest one.")
     ],
-    after: Annotated[str, typer.Argument(metavar="B", callback=find_place, help="Likewise.")],
+    after: Annotated[str, typer.Argument(metavar="B", callback=find_place, help="The same.")],
     connection: Connection = None,
     as_json: _Json = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Also read the tensors, and say which changed.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read the tensors, and print which changed.")] = False,
 ) -> None:
-    """Say what changed from A to B: settings, files, tensors."""
+    """Print what changed from A to B: settings, files, tensors."""
     places = [_open(text) for text in (before, after)]
     old, new = ((inventory, _pick(inventory, name)) for inventory, name in places)
     found = compare(old, new, deep=deep, progress=ProgressLine("comparing").update)
@@ -278,7 +282,7 @@ def diff(
         lines.append(f"{title}: {plural(len(changes), 'change')}" if changes else f"{title}: the same")
         lines += [f"  {_sentence(change)}" for change in changes]
     if not deep and any(change.name.endswith(".safetensors") for change in found.files):
-        lines.append("the contents of tensors were not compared; see --deep")
+        lines.append("the contents of tensors were not compared; --deep compares them")
     print_answer(as_json, document, lines)
 
 
@@ -293,17 +297,17 @@ def repair_(
         bool,
         typer.Option(
             "--drop-damaged",
-            help="Also take damaged checkpoints away: a folder's are moved aside, a store's deleted.",
+            help="Also remove damaged checkpoints: from a folder they are moved aside, from a store deleted.",
         ),
     ] = False,
     idle: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="In an object store, touch nothing younger.")
+        float, typer.Option(metavar="SECONDS", min=0, help="In an object store, change nothing younger.")
     ] = 3600,
 ) -> None:
-    """Drop what dead runs left unfinished; exit code 14 while a checkpoint is damaged."""
+    """Remove unfinished checkpoints of ended runs; exit code 14 while a checkpoint is damaged."""
     inventory, name = _open(location)
     if name is not None:
-        raise UsageError(f"{location} is one checkpoint", hint="name the output location around it")
+        raise UsageError(f"{location} is one checkpoint", hint="name the output location that contains it")
 
     def progress(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
         ProgressLine(f"reading {checkpoint}").update(done_bytes, total_bytes)
@@ -320,20 +324,20 @@ def repair_(
         "dry_run": dry_run,
     }
     did = "would drop" if dry_run else "dropped"
-    lines = [f"{did} {item.where}: it never became a checkpoint" for item in found.unfinished]
-    lines += [f"left {item.where}: it is not finished, and may be being written" for item in found.recent]
-    lines += [f"left {item.where}: Safepoint has not written it" for item in found.foreign]
+    lines = [f"{did} {item.where}: it was never committed" for item in found.unfinished]
+    lines += [f"left {item.where}: it is not finished, and a run may be writing it" for item in found.recent]
+    lines += [f"left {item.where}: Safepoint did not write it" for item in found.foreign]
     for damage in found.damaged:
         lines.append(f"{damage.item.where} is damaged ({_fate(found.moved_to, drop_damaged, dry_run)}):")
         lines += [f"  {fault}" for fault in damage.faults]
     if found.num_leftovers:
-        lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of dead runs")
+        lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of ended runs")
     print_answer(as_json, document, lines or ["nothing to repair"])
     if found.damaged and not is_gone:
         raise CheckpointError(
             f"{plural(len(found.damaged), 'checkpoint')} in {location} "
             f"{'is' if len(found.damaged) == 1 else 'are'} damaged and still there",
-            hint="--drop-damaged takes them away",
+            hint="--drop-damaged removes them",
         )
 
 
@@ -341,12 +345,12 @@ def _fate(moved_to: str | None, drop_damaged: bool, dry_run: bool) -> str:
     if not drop_damaged:
         return "left; see --drop-damaged"
     if dry_run:
-        return "would be taken away"
+        return "would be removed"
     return f"moved to {moved_to}" if moved_to else "deleted"
 
 
 def _pick(inventory: Inventory, name: str | None) -> Item:
-    """The one that was named, or the newest complete one; what is passed over is said."""
+    """The checkpoint that was named, or the newest complete one; a warning names newer ones."""
     item = inventory.item(name)
     if name is None:
         passed_over: list[str] = []
@@ -355,19 +359,19 @@ def _pick(inventory: Inventory, name: str | None) -> Item:
                 break
             passed_over.append(f"{other.name} ({_state(other, other.faults, deep=False)})")
         if passed_over:
-            console.set_up(0).warning("%s is taken; newer, and not complete: %s", item.name, ", ".join(passed_over))
+            console.set_up(0).warning("using %s; newer ones are not complete: %s", item.name, ", ".join(passed_over))
     return item
 
 
 def _place_around(text: str, name: str | None) -> Location:
-    """Where copies go; `…/checkpoint-20` can be meant as the name that the copy of checkpoint-20 gets."""
+    """Where copies go; a target `…/checkpoint-20` is accepted as the name of the copy of checkpoint-20."""
     place = _place(text)
     if step_of(Path(place.name)) is None:
         return place
     if place.name != name:
         raise UsageError(
-            f"{text} is named like a checkpoint, and a copy keeps its own name",
-            hint="name the output location around it",
+            f"{text} is the name of another checkpoint, and a copy keeps its own name",
+            hint="name the output location to copy to",
         )
     return place.parent
 
@@ -375,14 +379,14 @@ def _place_around(text: str, name: str | None) -> Location:
 def _export_item(inventory: Inventory, item: Item, place: Location, progress: copying.Progress) -> list[str]:
     if inventory.folder is not None and exporting.is_in_pieces(inventory.folder / item.prefix):
         return exporting.export_pieces(inventory.folder / item.prefix, place, progress=progress)
-    is_read = inventory.folder is None and item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
-    if is_read and exporting.is_in_pieces(browse(inventory.store, item.prefix)):
+    is_readable = inventory.folder is None and item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
+    if is_readable and exporting.is_in_pieces(browse(inventory.store, item.prefix)):
         return exporting.export_stored_pieces(inventory.store, item.prefix, place, progress=progress)
     return copying.export(inventory, item, place, progress=progress)
 
 
-def _place_of_pieces(text: str) -> Location | None:
-    """The place that was named, when it holds a model in pieces itself, and is none of a run's own names."""
+def _sharded_model(text: str) -> Location | None:
+    """The location itself, when it holds a sharded model and is not a checkpoint of a run."""
     try:
         location = resolve_claim(parse_location(text))
     except ValueError:
@@ -407,7 +411,9 @@ def _place(text: str) -> Location:
     except ValueError as error:
         raise UsageError(str(error)) from error
     if any(step_of(Path(part)) is not None for part in location.path.split("/")[:-1]):
-        raise UsageError(f"{text} lies inside a checkpoint, which it would damage", hint="name another place")
+        raise UsageError(
+            f"{text} is inside a checkpoint, and writing there would damage it", hint="name another location"
+        )
     return location
 
 
@@ -450,5 +456,5 @@ def _sentence(change: Change) -> str:
 def _text(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
-    said = cast("dict[str, Any]", value)
-    return ", ".join(f"{name} {item}" for name, item in said.items() if item != "")
+    items = cast("dict[str, Any]", value).items()
+    return ", ".join(f"{name} {item}" for name, item in items if item != "")

@@ -1,4 +1,4 @@
-"""`safepoint doctor`: whether a training can rely on this machine and its place for checkpoints."""
+"""`safepoint doctor`: checks this machine and the output location before a training relies on them."""
 
 import dataclasses
 import os
@@ -33,27 +33,29 @@ def doctor(
     ] = None,
     local_dir: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="The folder in front of an object store.  [as `safepoint run` would]"),
+        typer.Option(metavar="DIR", help="The local folder for an object store.  [as `safepoint run` would]"),
     ] = None,
     grace: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Time between SIGTERM and SIGKILL that the platform grants.  [as `safepoint run` would]",
+            help="Time that the platform grants between SIGTERM and SIGKILL.  [as `safepoint run` would]",
         ),
     ] = None,
     connection: Connection = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check this machine and the place for checkpoints, before a training relies on them.
+    """Check this machine and the output location before a training relies on them.
 
-    Each check says what was found and, unless all is well, why it matters and what to do. Nothing is changed and
-    nothing is left behind. Exit codes: 0 without a failure, 1 with one.
+    Each check prints what was found and, unless all is well, why it matters and what to do. Nothing is changed and
+    nothing is left behind. Exit codes: 0 if no check failed, 1 otherwise.
     """
-    said: dict[str, Any] = {"output-dir": output_dir, "local-dir": local_dir, "grace": grace}
-    of_run = _settings_of_run(context)
-    said = {name: of_run[name] if value is None else value for name, value in said.items()}
-    settings = RunSettings(output_dir=said["output-dir"], local_dir=said["local-dir"], grace_s=said["grace"])
+    root = context.find_root().command
+    assert isinstance(root, LazyGroup)
+    values: dict[str, Any] = {item.option: item.value for item in effective(root, ("run",), Configuration.load())}
+    given = {"output-dir": output_dir, "local-dir": local_dir, "grace": grace}
+    values |= {name: value for name, value in given.items() if value is not None}
+    settings = RunSettings(output_dir=values["output-dir"], local_dir=values["local-dir"], grace_s=values["grace"])
     place = None
     if settings.output_dir is not None:
         place = place_output(settings.output_dir, local_dir=settings.local_dir)
@@ -62,13 +64,7 @@ def doctor(
     print_answer(as_json, document, _lines(findings, is_placed=place is not None))
     num_failures = sum(finding.status is Status.FAILURE for finding in findings)
     if num_failures:
-        raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="see what to do beside each")
-
-
-def _settings_of_run(context: typer.Context) -> dict[str, object]:
-    root = context.find_root().command
-    assert isinstance(root, LazyGroup)
-    return {item.option: item.value for item in effective(root, ("run",), Configuration.load())}
+        raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="the line `fix` of each says what to do")
 
 
 def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:
@@ -81,7 +77,7 @@ def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:
             indent = " " * (len(Status.FAILURE) + width + 4)
             lines += [f"{indent}why: {finding.why}", f"{indent}fix: {printable(finding.fix)}"]
     if not is_placed:
-        lines.append("not looked at: the place for checkpoints; name it with --output-dir")
+        lines.append("not checked: the output location; name it with --output-dir")
     return lines
 
 

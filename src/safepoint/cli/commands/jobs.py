@@ -22,7 +22,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_defau
 
 
 def list_(
-    active: Annotated[bool, typer.Option("--active", help="Only jobs that run, wait or restart by themselves.")] = False,
+    active: Annotated[
+        bool, typer.Option("--active", help="Only jobs that run, wait or restart by themselves.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the jobs, newest first, with state, step, time left, loss and safe step."""
@@ -137,7 +139,9 @@ def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json
         lines = [f"job {job.name} is {job.state}" + (f": {job.message}" if job.message else "")]
         print_answer(as_json, job_document(job, progress), lines)
     if job.state is JobState.FAILED:
-        raise SafepointError(f"job {job.name} failed before it was suspended", hint=f"see `safepoint logs {job.name}`")
+        raise SafepointError(
+            f"job {job.name} failed before it was suspended", hint=f"see `safepoint logs {job.name}`"
+        )
     if job.state is JobState.SUSPENDED and not job.was_saved:
         raise PartlyDoneError(
             f"job {job.name} is suspended, but its last attempt ended without a durable save",
@@ -152,7 +156,7 @@ def resume(name: Name, as_json: Json = False) -> None:
 
     with LocalJobs() as jobs:
         job = jobs.resume(name)
-        print_answer(as_json, job_document(job, jobs.progress_of(job)), [f"job {job.name} is {job.state}"])
+        print_answer(as_json, job_document(job, jobs.progress_of(job)), [f"job {job.name} resumes"])
 
 
 def scale(
@@ -178,7 +182,9 @@ def scale(
 
 def delete(
     name: Name,
-    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also delete its checkpoints and final model.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Also delete its checkpoints and final model.")
+    ] = False,
     yes: Yes = False,
     timeout: Timeout = None,
     as_json: Json = False,

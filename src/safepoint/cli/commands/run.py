@@ -49,7 +49,9 @@ def run(
     master_port: Annotated[
         int | None,
         typer.Option(
-            metavar="PORT", envvar=["SAFEPOINT_MASTER_PORT", "PET_MASTER_PORT"], help="A free port on that host.  [29500]"
+            metavar="PORT",
+            envvar=["SAFEPOINT_MASTER_PORT", "PET_MASTER_PORT"],
+            help="A free port on that host.  [29500]",
         ),
     ] = None,
     max_restarts: Annotated[
@@ -106,7 +108,9 @@ def check_resume(resume: str) -> None:
     from safepoint.errors import UsageError
 
     if resume not in {"auto", "never"} and not os.path.isdir(resume):
-        raise UsageError(f"--resume {resume}: there is no such folder", hint="give auto, never or the path of a checkpoint")
+        raise UsageError(
+            f"--resume {resume}: there is no such folder", hint="give auto, never or the path of a checkpoint"
+        )
 
 
 def _check_place(output_dir: str | None, local_dir: str | None) -> None:

@@ -162,7 +162,9 @@ class RunOptions:
             help="Resume although the number of samples per step has changed.",
         ),
     ] = False
-    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Print more messages.", show_default=False)] = 0
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, help="Print more messages.", show_default=False)
+    ] = 0
 
     def settings(self) -> Any:
         """The `RunSettings`, with what only variables say.

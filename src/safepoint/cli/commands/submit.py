@@ -49,7 +49,8 @@ def submit(
         typer.Option(metavar="N", help="GPUs of each node.  [one per rank, if the machine has GPUs]", min=0),
     ] = None,
     priority: Annotated[
-        int, typer.Option(metavar="N", help="Jobs of higher priority start first, and preempt those of lower priority.")
+        int,
+        typer.Option(metavar="N", help="Jobs of higher priority start first, and preempt those of lower priority."),
     ] = 0,
     max_restarts: Annotated[
         int,

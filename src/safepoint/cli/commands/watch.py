@@ -33,9 +33,7 @@ def watch(
         ),
     ] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two updates.", min=0.1)] = 1.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON for each change of a job.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each change of a job.")] = False,
 ) -> None:
     """Show jobs live, with the curve of the loss; Ctrl-C stops watching, not the jobs.
 

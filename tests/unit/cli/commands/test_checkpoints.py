@@ -116,7 +116,7 @@ def test_repair_says_what_is_left(output: Path) -> None:
     assert call("repair", output) == (0, "nothing to repair\n")
     assert [path.name for path in list_checkpoints(output)] == ["checkpoint-30", "checkpoint-10"]
     (output / "checkpoint-30" / MANIFEST_NAME).unlink()
-    assert call("repair", output) == (0, f"left {output / 'checkpoint-30'}: Safepoint has not written it\n")
+    assert call("repair", output) == (0, f"left {output / 'checkpoint-30'}: Safepoint did not write it\n")
     assert call("verify", output)[0] == 0
     assert call("verify", output / "checkpoint-30")[0] == 14
     assert (output / "checkpoint-30" / "model.safetensors").is_file()
@@ -147,7 +147,7 @@ def test_a_copy_leaves_out_what_is_damaged(output: Path, tmp_path: Path) -> None
     flip(output / "checkpoint-20" / "model.safetensors")
     code, text = call("copy", output, tmp_path / "copy")
     assert code == 3
-    assert "checkpoint-20 is not copied" in text
+    assert "checkpoint-20 was not copied" in text
     assert [path.name for path in list_checkpoints(tmp_path / "copy")] == ["checkpoint-30", "checkpoint-10"]
 
 
@@ -185,7 +185,7 @@ def test_looking_at_a_foreign_folder_leaves_nothing_in_it(tmp_path: Path) -> Non
     (plain / "model.safetensors").write_bytes(b"a plain Trainer's")
     before = sorted((tmp_path / "plain").rglob("*"))
     code, text = call("verify", plain.parent)
-    assert (code, "only 1 folder that Safepoint has not written" in text) == (14, True)
+    assert (code, "only 1 folder that Safepoint did not write" in text) == (14, True)
     assert call("repair", plain.parent)[0] == 0
     assert call("prune", plain.parent, "--keep", "newest=1")[0] == 0
     assert call("copy", plain.parent, tmp_path / "copy")[0] == 14
@@ -197,5 +197,5 @@ def test_a_dry_run_says_what_it_would_do(output: Path) -> None:
     flip(output / "checkpoint-20" / "model.safetensors")
     code, text = call("repair", output, "--deep", "--drop-damaged", "--dry-run")
     assert code == 14
-    assert "would be taken away" in text
+    assert "would be removed" in text
     assert len(list_checkpoints(output)) == 3

@@ -222,7 +222,7 @@ def test_what_may_be_a_secret_is_said() -> None:
     """Before the job is refused for another reason, which spares this test a supervisor."""
     outcome = safepoint("submit", "--env", "HF_TOKEN=hf_x", "--env", "A=1", "--output-dir", "pvc://claim/x", SCRIPT)
     assert outcome.code == 2
-    assert "warning: --env has HF_TOKEN, and is written down" in outcome.stderr
+    assert "warning: --env has HF_TOKEN, and its values are stored in the job history" in outcome.stderr
     assert "hf_x" not in outcome.stderr
 
 
@@ -401,9 +401,9 @@ def test_what_list_and_status_say() -> None:
     [
         (JobState.SUSPENDED, {"attempt": 1, "exit_code": 75}, 0, ""),
         (JobState.SUSPENDED, {}, 0, ""),
-        (JobState.SUSPENDED, {"attempt": 1, "exit_code": None}, 3, "without a save"),
-        (JobState.SUSPENDED, {"attempt": 1, "exit_code": 143}, 3, "without a save"),
-        (JobState.SUSPENDED, {"attempt": 1, "exit_code": 13}, 3, "without a save"),
+        (JobState.SUSPENDED, {"attempt": 1, "exit_code": None}, 3, "without a durable save"),
+        (JobState.SUSPENDED, {"attempt": 1, "exit_code": 143}, 3, "without a durable save"),
+        (JobState.SUSPENDED, {"attempt": 1, "exit_code": 13}, 3, "without a durable save"),
     ],
 )
 def test_a_suspension_without_a_save_is_no_success(
@@ -428,7 +428,7 @@ def test_a_job_that_fails_while_it_stops_is_no_success(monkeypatch: pytest.Monke
     monkeypatch.setattr("safepoint.jobs.local.local_jobs.LocalJobs.suspend", lambda *_, **__: failed)
     outcome = safepoint("suspend", "held")
     assert (outcome.code, outcome.stdout) == (1, "job held is Failed: exit code 3\n")
-    assert "has failed instead" in outcome.stderr
+    assert "failed before it was suspended" in outcome.stderr
 
 
 def test_what_somebody_has_damaged_does_not_hide_the_rest() -> None:
