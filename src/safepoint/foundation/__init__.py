@@ -1,1 +1,1 @@
-"""The ground everything stands on: clock, durable files, units, environment, events. Standard library only."""
+"""Clock, durable files, units, environment, events: what all packages use. Standard library only."""

@@ -1,4 +1,4 @@
-"""Work that may hang, such as a write to a folder on a network: it is waited for so long, then left alone."""
+"""Work that may hang, such as a write to a network folder: run on a thread, and abandoned after a time limit."""
 
 import threading
 from collections.abc import Callable
@@ -8,10 +8,10 @@ _T = TypeVar("_T")
 
 
 class Work(Generic[_T]):
-    """Something that is being done beside the rest.
+    """A task that runs on a thread of its own.
 
     Args:
-        task: what to do; it begins at once, on a thread of its own.
+        task: called at once, on that thread.
     """
 
     def __init__(self, task: Callable[[], _T]) -> None:
@@ -19,25 +19,25 @@ class Work(Generic[_T]):
         self._done = threading.Event()
         self._result: _T | None = None
         self._error: BaseException | None = None
-        # Not waited for at the end of the process, so that a hanging one does not keep it.
+        # A daemon, so that a hanging task does not keep the process from exiting.
         threading.Thread(target=self._run, name="safepoint-bounded", daemon=True).start()
 
     def _run(self) -> None:
         try:
             self._result = self._task()
-        except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001  raised again by `result`
             self._error = error
         self._done.set()
 
     def is_done(self, limit_s: float) -> bool:
-        """Whether it is done in `limit_s` seconds, in whatever way."""
+        """Whether it has returned or raised within `limit_s` seconds."""
         return self._done.wait(limit_s)
 
     def result(self, limit_s: float) -> _T | None:
-        """What came of it, or None when it is not done in `limit_s` seconds.
+        """What the task returned, or None when it is not done within `limit_s` seconds.
 
         Raises:
-            BaseException: what the task has raised.
+            BaseException: what the task raised.
         """
         if not self.is_done(limit_s):
             return None
@@ -47,9 +47,9 @@ class Work(Generic[_T]):
 
 
 def do_within(task: Callable[[], object], limit_s: float) -> bool:
-    """Do it and wait `limit_s` seconds at most; what it raises is dropped.
+    """Run `task` and wait at most `limit_s` seconds; its exceptions are dropped.
 
     Returns:
-        Whether it was done in time; otherwise it goes on beside whatever follows.
+        Whether it was done in time; otherwise it continues on its thread.
     """
     return Work(task).is_done(limit_s)

@@ -5,17 +5,17 @@ from datetime import UTC, datetime
 
 
 def monotonic_s() -> float:
-    """Seconds on a clock that never goes back; only differences mean anything."""
+    """Seconds on a clock that never goes back; only differences are meaningful."""
     return time.monotonic()
 
 
 def wall_s() -> float:
-    """Seconds since 1970, for figures that a framework computes with `time.time`."""
+    """Seconds since 1970, comparable with `time.time`."""
     return time.time()
 
 
 def sleep(seconds: float) -> None:
-    """Wait, in polling loops of the launcher and for locks; never in a training step."""
+    """Sleep; for polling loops and locks, never in a training step."""
     time.sleep(seconds)
 
 
@@ -25,9 +25,9 @@ def utc_now() -> str:
 
 
 def parse_utc(text: str) -> float:
-    """Seconds since 1970 of what `utc_now` has written.
+    """Seconds since 1970 of a text that `utc_now` wrote.
 
     Raises:
-        ValueError: it is no such time.
+        ValueError: it is not such a time.
     """
     return datetime.fromisoformat(text).timestamp()

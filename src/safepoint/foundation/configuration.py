@@ -1,12 +1,11 @@
 """Settings in files: ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, and the user's own config.toml.
 
 A file has a table for each command (`[run]`, `[checkpoints.list]`) with the command's options, `[pvc]` with the
-folders that stand for claims on this machine, and in the user's own `[local]` with what jobs may take of it. Dashes
-and underscores are the same. For each setting the first file that names it decides.
+folders of claims on this machine, and, in the user's own file, `[local]` with the slots of the machine. Dashes and
+underscores are equivalent. For each setting the first file that has it is used.
 
-Promises: reading changes nothing, and no file means no settings; what cannot be read or meant is a UsageError that
-names the file, the line where it is known, the table, the key, the value, and what to do.
-Not here: which commands and options there are (`safepoint.cli.defaults`), and variables of the environment.
+A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line where it is
+known, the table, the key, the value, and what to do. `safepoint.cli` knows which commands and options there are.
 """
 
 import json
@@ -28,7 +27,7 @@ _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
 _KEY = re.compile(r"\s*([^=#\[\]{}]+?)\s*=")
 _PVC, _LOCAL = "pvc", "local"
 RESERVED = (_PVC, _LOCAL)
-"""The tables that are no command's."""
+"""The tables that do not belong to a command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +35,11 @@ class Setting:
     """One value of a file.
 
     Args:
-        file: where it stands, as people are told.
-        line: its line, from 1; None where that is not certain, as for a value over several lines.
+        file: its path, for messages.
+        line: its line, from 1; None where that is uncertain, as for a value over several lines.
         table: the names of its table, below `tool.safepoint` in a pyproject.toml.
         key: as it is written.
-        value: as TOML says it.
+        value: as TOML reads it.
     """
 
     file: str
@@ -60,14 +59,14 @@ class Setting:
         return self.key.replace("_", "-")
 
     def refuse(self, why: str, *, hint: str) -> UsageError:
-        """The error that says what is wrong with this setting."""
+        """An error about this setting."""
         shown = printable(f"{self.key} = {toml(self.value)}")
         return UsageError(f"{self.place}: [{'.'.join(self.table)}] {shown}: {why}; nothing was done", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One table of a file, also when it is empty: its settings, and where it begins."""
+    """One table of a file, which may be empty: its settings, and its first line."""
 
     file: str
     line: int | None
@@ -75,14 +74,14 @@ class Table:
     settings: tuple[Setting, ...]
 
     def refuse(self, why: str, *, hint: str) -> UsageError:
-        """The error that says what is wrong with this table."""
+        """An error about this table."""
         place = self.file if self.line is None else f"{self.file}, line {self.line}"
         return UsageError(f"{place}: [{printable('.'.join(self.name))}]: {why}; nothing was done", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalMachine:
-    """`[local]`: how much of this machine jobs may take at one time; None: all there is.
+    """`[local]`: how much of this machine jobs may use together; None: all of it.
 
     Args:
         cpu_slots: processors.
@@ -95,13 +94,13 @@ class LocalMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What the files of one place and one user say.
+    """The settings in the files of one folder and one user.
 
     Args:
         tables: the tables of commands, in order of precedence.
-        pvc: for each claim the folder that stands for it on this machine; absolute.
-        local: what jobs may take of this machine.
-        origins: the settings behind `pvc` and `local`, by table and name.
+        pvc: the folder of each claim on this machine; absolute.
+        local: what jobs may use of this machine.
+        origins: the settings that `pvc` and `local` come from, by table and name.
     """
 
     tables: tuple[Table, ...] = ()
@@ -122,18 +121,18 @@ class Configuration:
         """Read the files.
 
         Args:
-            folder: where a project's files are looked for; the current one when None.
+            folder: the folder of the project's files; the current one when None.
             environ: of XDG_CONFIG_HOME and HOME; the process's own when None.
 
         Raises:
-            UsageError: a file cannot be read, or what it says cannot be meant.
+            UsageError: a file cannot be read, or a setting in it is invalid.
         """
         folder = Path() if folder is None else folder
         return cls._read((folder / PROJECT_FILE, folder / _PYPROJECT, user_file(environ)))
 
     @classmethod
     def of_user(cls, environ: Mapping[str, str] | None = None) -> "Configuration":
-        """Read the user's own file alone: what it says is the same in every folder.
+        """Read only the user's own file, which is the same in every folder.
 
         Raises:
             UsageError: as for `load`.
@@ -155,7 +154,7 @@ class Configuration:
                 if below:
                     raise table.refuse(f"[{kind}] has no tables in it", hint="move its values up")
                 if kind == _LOCAL and path != paths[-1]:
-                    why = "what jobs may take is this machine's, and the same for every project"
+                    why = "slots belong to the machine, and are the same for every project"
                     raise table.refuse(why, hint=f"move it to {paths[-1]}")
                 for setting in table.settings:
                     name = setting.key if kind == _PVC else setting.name
@@ -180,7 +179,7 @@ def user_file(environ: Mapping[str, str] | None = None) -> Path:
 
 def _claim_folder(setting: Setting, base: Path) -> Path:
     if not isinstance(setting.value, str) or not setting.value.strip():
-        raise setting.refuse("a claim stands for a folder", hint='write its path in quotation marks: "/data"')
+        raise setting.refuse("the value is not a folder's path", hint='write its path in quotation marks: "/data"')
     if "," in setting.value or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", setting.key):
         raise setting.refuse(
             "this cannot be the name of a claim, or a folder for one",
@@ -201,7 +200,7 @@ def _slots(setting: Setting) -> int:
 def _tables(path: Path) -> Iterator[Table]:
     text = _read(path)
     prefix = ("tool", "safepoint") if path.name == _PYPROJECT else ()
-    if text is None or (prefix and "safepoint" not in text):  # other tools' errors are their own business
+    if text is None or (prefix and "safepoint" not in text):  # a fault in another tool's table is not reported
         return
     import tomllib  # 10 ms, where there is a file at all
 
@@ -240,10 +239,10 @@ def _walk(
                 f"{setting.place}: {printable(f'{key} = {toml(value)}')} is in no table; nothing was done",
                 hint=f"put it below a command's name, such as [{'.'.join((*prefix, 'run'))}]",
             )
-        # Where names are a person's own, an underscore is another name.
+        # Names of claims are the user's own: an underscore is not a dash.
         known = key if name[0] == _PVC else setting.name
         if known in settings:
-            raise setting.refuse(f"{settings[known].key} in the same table says it too", hint="delete one of them")
+            raise setting.refuse(f"{settings[known].key} in the same table sets it too", hint="delete one of them")
         settings[known] = setting
     if name:
         line = lines.get((*prefix, *name))
@@ -259,7 +258,7 @@ def _read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        # A user without a home, as in many containers, may not even look whether there is a file.
+        # A user without a home folder, as in many containers, may not be allowed to look for the file.
         if isinstance(error, PermissionError) and not os.path.lexists(path):
             return None
         raise _unreadable(path, error.strerror or str(error)) from error
@@ -286,7 +285,7 @@ def _unreadable(path: Path, why: str) -> UsageError:
 
 
 def _lines(text: str) -> dict[tuple[str, ...], tuple[int, str]]:
-    """Where tables and keys seem to be, by their names; tomllib does not say."""
+    """The probable lines of tables and keys, by their names; tomllib does not report them."""
     found: dict[tuple[str, ...], tuple[int, str]] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
@@ -304,7 +303,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _confirmed(line: tuple[int, str] | None, key: str, value: object) -> int | None:
-    """The line's number, if that line alone says what the file says."""
+    """The line's number, if that line alone gives the same value."""
     import tomllib
 
     if line is None:

@@ -1,4 +1,4 @@
-"""What the launcher's environment says about this process: torchrun's variables, read in one place."""
+"""This process among its peers, from torchrun's variables."""
 
 import os
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from safepoint.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where this process stands among its peers.
+    """The position of this process among its peers.
 
     Args:
         rank: 0 ≤ rank < world_size, over all nodes.
         world_size: number of ranks of the job.
         local_rank: position on this node.
-        restart: how often torch elastic has started the ranks anew; 0 for the first time.
+        restart: how often torch elastic has restarted the ranks; 0 for the first time.
         local_world_size: number of ranks on this node.
         node: this node's number, from 0.
         num_nodes: how many nodes there are.
@@ -38,12 +38,12 @@ class Place:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks and decides for the job."""
+        """Whether this rank reports and decides for the job."""
         return self.rank == 0
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Place":
-        """Read torchrun's variables, RANK, WORLD_SIZE and so on; a lone process when unset."""
+        """Read torchrun's variables, RANK, WORLD_SIZE and so on; a single process when unset."""
         environ = os.environ if environ is None else environ
 
         def number(name: str, default: int) -> int:
@@ -67,12 +67,12 @@ class Place:
 
 
 def host_name() -> str:
-    """The name of this node, for people; never used to decide anything."""
+    """The name of this node, for messages only."""
     return os.uname().nodename  # what socket.gethostname says, without importing it
 
 
 def current_folder() -> str:
-    """The folder that this process works in.
+    """The current folder.
 
     Raises:
         UsageError: it was deleted.
@@ -80,4 +80,4 @@ def current_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as error:
-        raise UsageError("the current folder was deleted", hint="change to one that is there") from error
+        raise UsageError("the current folder was deleted", hint="change to one that exists") from error

@@ -1,7 +1,7 @@
-"""What kind of value each field of a value takes, said in a table and checked in one place.
+"""Which kind of value each field takes, in tables that are checked in one place.
 
-Promises: what does not fit is a ValueError that names the field and, where that cannot be a secret, the value; and
-nothing is converted, because `"3"` for a count is a mistake that shows up later in worse ways.
+A value that does not fit raises a ValueError that names the field and, where it cannot be a secret, the value.
+Nothing is converted: `"3"` for a count is a mistake.
 """
 
 import math
@@ -17,11 +17,11 @@ class Kind:
 
     Args:
         words: for the message: `a whole number`.
-        fits: whether a value is of this kind, whatever it is.
+        fits: whether a value of any type is of this kind.
         least: the smallest number.
         most: the greatest number.
         is_optional: whether it may be None.
-        usual: a type of which every value fits, as far as `fits` is concerned; asking for it is cheaper.
+        usual: a type of which every value passes `fits`; comparing the type is cheaper.
     """
 
     words: str
@@ -37,27 +37,27 @@ class Kind:
         return replace(self, is_optional=True)
 
     def check(self, name: str, value: object) -> None:
-        """Raise ValueError when the field `name` cannot be `value`."""
+        """Raise ValueError when `value` is invalid for the field `name`."""
         given: Any = value
         if value is None and self.is_optional:
             return
         if not self.fits(value):
             # What is in a list or mapping may be a secret.
             is_plain = value is None or isinstance(value, bool | int | float | str)
-            told = repr(value) if is_plain else f"a value of type {type(value).__name__}"
-            raise ValueError(f"{name} must be {self.words}{' or None' if self.is_optional else ''}, not {told}")
+            shown = repr(value) if is_plain else f"a value of type {type(value).__name__}"
+            raise ValueError(f"{name} must be {self.words}{' or None' if self.is_optional else ''}, not {shown}")
         if (self.least is not None and given < self.least) or (self.most is not None and given > self.most):
             reach = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
             raise ValueError(f"{name} {value} must be {reach}")
 
 
 def whole(least: int | None = None, most: int | None = None) -> Kind:
-    """A whole number; True is none."""
+    """A whole number; True is not one."""
     return Kind(words="a whole number", fits=_is_whole, usual=int, least=least, most=most)
 
 
 def texts(words: str = "a list of texts") -> Kind:
-    """A list or tuple of texts; one text alone is a mistake, not a list of letters."""
+    """A list or tuple of texts; a single text is not one."""
     return Kind(words=words, fits=_are_texts)
 
 
@@ -90,17 +90,17 @@ VARIABLES = Kind(words="a mapping of names to texts", fits=_are_variables)
 
 
 def check_fields(value: object, kinds: Mapping[str, Kind]) -> None:
-    """Check fields of `value`.
+    """Check the fields of `value`.
 
     Args:
-        value: has them as attributes.
-        kinds: what each of them takes, by its name.
+        value: any object with these attributes.
+        kinds: what each field takes, by its name.
 
     Raises:
-        ValueError: one of them does not fit.
+        ValueError: one of them is invalid.
     """
     for name, kind in kinds.items():
         given = getattr(value, name)
-        # A list of a thousand jobs asks sixteen thousand times.
+        # A list of a thousand jobs checks sixteen thousand fields.
         if type(given) is not kind.usual or kind.least is not None:
             kind.check(name, given)

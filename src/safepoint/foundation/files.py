@@ -1,8 +1,7 @@
-"""Durable file operations: what must survive a power loss, and what must never be seen half done.
+"""Durable and atomic file operations, locks and leases.
 
-Promises: after `fsync_file` and `fsync_folder` returned, content and name survive a power loss; `write_atomic`
-and `publish_folder` are seen whole or not at all, also by a reader on another node of a shared folder.
-Not promised: speed. Nothing here knows what a checkpoint is.
+After `fsync_file` and `fsync_folder` have returned, content and name survive a power loss. A reader sees the results
+of `write_atomic` and `publish_folder` completely or not at all, also on another node of a shared folder.
 """
 
 import contextlib
@@ -50,7 +49,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
 
     Args:
         path: where; its folder exists.
-        data: everything the file is to hold.
+        data: the whole content.
         durable: also survive a power loss; costs about a millisecond.
     """
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -74,7 +73,7 @@ def publish_folder(source: Path, target: Path, *, trash: Path) -> None:
     Args:
         source: a complete folder on the same file system as `target`.
         target: the name readers know. Where the system can exchange two names at once, there is no moment in
-            which neither the old nor the new one is there.
+            which neither the old nor the new one exists.
         trash: an existing folder on the same file system for what was replaced.
     """
     if not os.path.lexists(target):
@@ -97,7 +96,7 @@ def _exchange(source: Path, target: Path, trash: Path) -> None:
         error = ctypes.get_errno()
         if error not in _CANNOT_EXCHANGE:
             raise OSError(error, os.strerror(error), str(target))
-    # Network file systems cannot exchange: for a moment the name is missing, and the older checkpoint counts.
+    # Network file systems cannot exchange: for a moment the name is missing, and the older checkpoint is used.
     _replace(source, target, trash)
 
 
@@ -107,12 +106,12 @@ def _replace(source: Path, target: Path, trash: Path) -> None:
     try:
         source.rename(target)
     except OSError:
-        replaced.rename(target)  # or a failed save would cost the checkpoint that it was to replace
+        replaced.rename(target)  # otherwise a failed save would remove the checkpoint that it was to replace
         raise
 
 
 def discard(path: Path, *, trash: Path) -> None:
-    """Take `path` out of sight in one step, then delete it; a crash in between leaves only trash."""
+    """Move `path` to the trash in one step, then delete it; a crash in between leaves only trash."""
     doomed = trash / uuid.uuid4().hex
     path.rename(doomed)
     fsync_folder(path.parent)
@@ -128,7 +127,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def delete_tree(path: Path) -> None:
-    """Delete a file, link, pipe or folder; links are never followed, and what is gone already is fine."""
+    """Delete a file, link, pipe or folder; links are never followed, and a missing path is not an error."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -138,8 +137,8 @@ def delete_tree(path: Path) -> None:
 def regular_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield `(relative path with /, stat)` of everything below `folder` that is not a folder, sorted by path.
 
-    Links, sockets and devices are yielded as they are (see `stat.S_ISREG`), and never followed. What vanishes while
-    it is listed, such as another process's working file, is left out.
+    Links, sockets and devices are yielded as they are (see `stat.S_ISREG`), and never followed. A file that
+    disappears while the folder is listed, such as another process's working file, is left out.
 
     Raises:
         FileNotFoundError: `folder` itself does not exist.
@@ -169,8 +168,8 @@ def regular_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 class FolderLock:
     """One writer for one folder, held until `release` or until the process ends, however it ends.
 
-    It is a POSIX record lock: children do not inherit it, so that a forked data loader that outlives its
-    parent does not keep the folder. File systems without locks make `acquire` return None.
+    It is a POSIX record lock: children do not inherit it, so a forked data loader that outlives its parent does not
+    hold the folder. File systems without locks make `acquire` return None.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -178,7 +177,7 @@ class FolderLock:
 
     @classmethod
     def acquire(cls, path: Path, owner: dict[str, Any]) -> "FolderLock | None":
-        """Take the lock, leaving `owner` in the file for whoever is refused.
+        """Take the lock and write `owner` into the file, for the message of a process that is refused.
 
         Returns:
             The lock, or None where the file system has no locks.
@@ -202,27 +201,27 @@ class FolderLock:
         return cls(file)
 
     def release(self) -> None:
-        """Let the next writer in."""
+        """Release the lock."""
         self._file.close()
 
 
 def is_locked(path: Path) -> bool:
     """Whether another process holds the `FolderLock` at `path`; False where the file system has no locks.
 
-    Looking takes no lock: two that look at once see the same. A process that holds the lock itself gives it up by
-    looking, as the system does with every file of the same name that is closed.
+    The check takes no lock, so that concurrent checks do not affect each other. A process that holds the lock itself
+    loses it by this call, because POSIX releases it when any descriptor of the file is closed.
     """
-    question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         with path.open("rb") as file:
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, question)
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, query)
     except OSError:
         return False
     return struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK
 
 
 def read_lock_owner(path: Path) -> dict[str, Any]:
-    """Who holds the lock at `path`, as far as it says; empty when it does not."""
+    """The `owner` in the lock at `path`; empty when it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         owner = json.loads(path.read_bytes())
         if isinstance(owner, dict):
@@ -232,7 +231,7 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Hold a shared lease on the file `path`: `is_being_read` says so to anybody who wants to delete it."""
+    """Hold a shared lease on the file `path`, which `is_being_read` reports to a process that would delete it."""
     with path.open("rb") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH)

@@ -1,4 +1,4 @@
-"""Looking for modules without running anything of them."""
+"""Finding modules without importing them."""
 
 import sys
 from importlib.machinery import PathFinder
@@ -6,7 +6,7 @@ from importlib.machinery import PathFinder
 
 def is_importable(module: str, folder: str) -> bool:
     """Whether `python -m module`, started in `folder`, would find it."""
-    # Only the first part: looking for the rest would run the package.
+    # Only the first part: finding the rest would import the package.
     try:
         return PathFinder.find_spec(module.partition(".")[0], [folder, *sys.path]) is not None
     except (ImportError, ValueError):

@@ -1,7 +1,7 @@
-"""Which process is which: a pid alone may be another one's by now.
+"""Identifies processes for certain, since a pid may be reused; finds and ends the processes of a job.
 
-Everything is read from /proc. A job's processes are found by the variable that its launchers set, which whatever they
-start inherits; so nothing that left its parent is missed.
+Everything is read from /proc. A job's processes are found by a variable that its launchers set and all their children
+inherit, so that processes which have left their parent are found too.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 JOB_VARIABLE = "SAFEPOINT_JOB_DIR"
-"""Names a job's folder in all its processes."""
+"""Holds the job's folder in all its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessId:
-    """One process for certain.
+    """Identifies one process.
 
     Args:
         pid: its number.
-        start_ticks: when it started, in clock ticks since the machine did.
-        boot: the machine's start.
+        start_ticks: when it started, in clock ticks since the machine booted.
+        boot: identifies the boot of the machine.
     """
 
     pid: int
@@ -32,24 +32,24 @@ class ProcessId:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is there and not just waiting to be reaped."""
+        """Whether it runs; a zombie does not."""
         return _start_ticks(self.pid) == self.start_ticks and boot_id() == self.boot
 
     def send(self, number: int) -> None:
-        """Send a signal, if it is still there."""
+        """Send a signal, if it still runs."""
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 def identify(pid: int) -> ProcessId | None:
-    """What identifies the process; None when there is none."""
-    ticks = _start_ticks(pid, also_ended=True)  # a child may have ended already, and still is who it is
+    """The identity of a process; None when there is no such process."""
+    ticks = _start_ticks(pid, also_ended=True)  # a child may have ended already and not been reaped
     return None if ticks is None else ProcessId(pid=pid, start_ticks=ticks, boot=boot_id())
 
 
 def boot_id() -> str:
-    """Names this start of the machine."""
+    """Identifies this boot of the machine; empty when unknown."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -57,19 +57,19 @@ def boot_id() -> str:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """The processes of a job, by its folder; the caller's own is never among them."""
-    wanted = f"{JOB_VARIABLE}={folder}".encode()
+    """The processes of a job, by its folder, without the caller's own."""
+    variable = f"{JOB_VARIABLE}={folder}".encode()
     found: list[int] = []
     for entry in os.listdir(_PROC):
         if entry.isdecimal() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
-                if wanted in (_PROC / entry / "environ").read_bytes().split(b"\0"):
+                if variable in (_PROC / entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry))
     return [pid for pid in found if _start_ticks(pid) is not None]
 
 
 def kill(pids: Iterable[int]) -> None:
-    """End them at once."""
+    """Kill them with SIGKILL."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -19,10 +19,10 @@ def parse_duration(text: str) -> float:
     """Seconds of `90s`, `10m`, `1h30m`, `1.5h` or `2d`.
 
     Raises:
-        ValueError: it is no time, or has no unit.
+        ValueError: it is not a time, or has no unit.
     """
     if not _TIME.fullmatch(text.strip()):
-        raise ValueError(f"{text!r} is no time: write a number with s, m, h or d, such as 10m")
+        raise ValueError(f"{text!r} is not a time: write a number with s, m, h or d, such as 10m")
     return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
 
 
@@ -30,12 +30,12 @@ def parse_bytes(text: str | int) -> int:
     """Bytes of `8Gi` (1024³), `8G` (1000³) or a number of bytes, as Kubernetes reads them; rounded up.
 
     Raises:
-        ValueError: it is no size.
+        ValueError: it is not a size.
     """
     match = _SIZE.fullmatch(str(text).strip())
     if match is None or match[2] not in _BYTES:
         raise ValueError(
-            f"{text!r} is no size: write bytes, or a number with Ki, Mi, Gi, Ti or k, M, G, T, such as 8Gi"
+            f"{text!r} is not a size: write bytes, or a number with Ki, Mi, Gi, Ti or k, M, G, T, such as 8Gi"
         )
     from decimal import Decimal  # takes 7 ms to import, and most commands read no size
 
@@ -47,11 +47,11 @@ def parse_count(quantity: str | float) -> int:
     """Whole pieces of a Kubernetes quantity, `4`, `"4"`, `"2500m"` or 2.5; rounded up, as it does for processors.
 
     Raises:
-        ValueError: it is no quantity, or a negative one.
+        ValueError: it is not a quantity, or is negative.
     """
     match = _COUNT.fullmatch(str(quantity).strip())
     if match is None or isinstance(quantity, bool):
-        raise ValueError(f"{quantity!r} is no quantity: write a number such as 4, or thousandths such as 2500m")
+        raise ValueError(f"{quantity!r} is not a quantity: write a number such as 4, or thousandths such as 2500m")
     from decimal import Decimal
 
     count = Decimal(match[1]) / (1000 if match[2] else 1)

@@ -1,4 +1,4 @@
-"""What Kubernetes puts into the environment of every pod, and nobody has meant."""
+"""Variables that Kubernetes sets for its Services, and that look like settings."""
 
 import os
 
@@ -6,10 +6,10 @@ _PROTOCOLS = ("tcp://", "udp://", "sctp://")
 
 
 def forget_service_links() -> None:
-    """Remove what Kubernetes says about its Services from the variables that are Safepoint's.
+    """Remove variables of Services from those that begin with SAFEPOINT_.
 
-    A Service called `safepoint-metrics` sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod beside it, and
-    nobody has meant a setting by that.
+    A Service called `safepoint-metrics` sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod of its namespace,
+    which is no setting.
     """
     for name, value in list(os.environ.items()):
         if name.startswith("SAFEPOINT_") and value.startswith(_PROTOCOLS):

@@ -1,4 +1,4 @@
-"""Figures as people read them, and counting towards one."""
+"""Sizes, durations and counts as text for people, and a counter for progress lines."""
 
 from collections.abc import Callable, Collection
 
@@ -32,7 +32,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """How long ago, roughly: `12 s`, `5 m`, `3 h`, `9 d`; nothing is in the future."""
+    """How long ago, roughly: `12 s`, `5 m`, `3 h`, `9 d`; a time in the future is `0 s`."""
     seconds = max(0.0, seconds)
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= size:
@@ -53,7 +53,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """What a person who wrote `word` may have meant: `did you mean save-steps?`, or all that there is."""
+    """A hint for an unknown `word`: `did you mean save-steps?`, or all known ones."""
     from difflib import get_close_matches
 
     matches = get_close_matches(word, known, n=1)
@@ -61,11 +61,11 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 
 class ByteCounter:
-    """Adds up what was done, for a progress line.
+    """Counts bytes for a progress line.
 
     Args:
-        progress: told bytes done and bytes in all; None for nobody.
-        total_bytes: of the whole work.
+        progress: called with bytes done and bytes in all; may be None.
+        total_bytes: bytes in all.
     """
 
     def __init__(self, progress: Callable[[int, int], None] | None, total_bytes: int) -> None:
@@ -74,7 +74,7 @@ class ByteCounter:
         self.done_bytes = 0
 
     def add(self, count: int) -> None:
-        """`count` more bytes are done; one call at a time."""
+        """Count `count` more bytes; not from several threads at once."""
         self.done_bytes += count
         if self._progress is not None:
             self._progress(self.done_bytes, self._total_bytes)

@@ -13,8 +13,8 @@ import os, sys, time
 from safepoint.foundation.priority import Priority
 os.sched_setaffinity(0, {%d})
 priority = Priority() if %r else None
-if priority: priority.give_way()
-if %r: priority.hurry()
+if priority: priority.lower()
+if %r: priority.restore()
 print(flush=True)
 while True: pass
 """

@@ -16,7 +16,7 @@ def test_times(text: str, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["", "10", "m", "10 m", "-1m", "1m30", "1e3s", "soon", "10min", "\u0661m"])
 def test_what_is_no_time(text: str) -> None:
     """A number without a unit is none: minutes would be as good a guess as seconds."""
-    with pytest.raises(ValueError, match="is no time"):
+    with pytest.raises(ValueError, match="is not a time"):
         parse_duration(text)
 
 
@@ -43,7 +43,7 @@ def test_sizes(text: str | int, size: int) -> None:
 @pytest.mark.parametrize("text", ["", "8 Gi", "8GiB", "8gi", "-1", "1e3", "Gi", "8Xi", -1])
 def test_what_is_no_size(text: str | int) -> None:
     """The message names it."""
-    with pytest.raises(ValueError, match=f"{text!r} is no size"):
+    with pytest.raises(ValueError, match=f"{text!r} is not a size"):
         parse_bytes(text)
 
 
@@ -58,5 +58,5 @@ def test_counts(quantity: str | float, count: int) -> None:
 @pytest.mark.parametrize("quantity", ["", "four", "-1", -1, "4Gi", True, None, "m"])
 def test_what_is_no_count(quantity: object) -> None:
     """The message names it."""
-    with pytest.raises(ValueError, match="is no quantity"):
+    with pytest.raises(ValueError, match="is not a quantity"):
         parse_count(quantity)  # pyright: ignore[reportArgumentType]

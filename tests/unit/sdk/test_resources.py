@@ -63,8 +63,8 @@ def test_what_is_not_as_asked_for_is_said(
         ({"gpu": 1, "amd.com/gpu": 1}, 1, SERVER, "one kind of GPU"),
         ({"mig-1g.5gb": 1}, 1, SERVER, "a part of a GPU cannot be had"),
         ({"google.com/tpu": 4}, 1, LAPTOP, "google.com/tpu, which this machine cannot give"),
-        ({"cpu": "many"}, 1, LAPTOP, r"resources_per_node\['cpu'\]: 'many' is no quantity"),
-        ({"nvidia.com/gpu": -1}, 1, LAPTOP, "is no quantity"),
+        ({"cpu": "many"}, 1, LAPTOP, r"resources_per_node\['cpu'\]: 'many' is not a quantity"),
+        ({"nvidia.com/gpu": -1}, 1, LAPTOP, "is not a quantity"),
     ],
 )
 def test_what_would_be_another_training_is_refused(

@@ -87,8 +87,8 @@ def test_it_is_a_custom_trainer() -> None:
         ({"retention": "all"}, "retention: the policy 'all' is unknown"),
         ({"retention": {"disk": "newest=1"}}, "retention has 'disk'; use local and store"),
         ({"retention": {"store": "newest=0"}}, "retention: the policy 'newest=0'"),
-        ({"staging_size": "8 GB of it"}, "staging_size: '8 GB of it' is no size"),
-        ({"save_every": "often"}, "'often' is no time"),
+        ({"staging_size": "8 GB of it"}, "staging_size: '8 GB of it' is not a size"),
+        ({"save_every": "often"}, "'often' is not a time"),
         (
             {"save_every": "10m", "periodic_checkpoint_config": PeriodicCheckpointConfig()},
             "save_every '10m' contradicts",

@@ -78,7 +78,7 @@ class _Process:
             (log.warning if event.is_warning else log.info)("%s", event.line)
 
         self._priority = Priority()
-        self._priority.give_way()
+        self._priority.lower()
         store = open_store(parse_location(plan.location))
         self._plan = plan
         self._log = log
@@ -184,7 +184,7 @@ class _Process:
         if not self._finishing.is_set():
             self._finishing_since_s = clock.monotonic_s()
         self._finishing.set()
-        self._priority.hurry()
+        self._priority.restore()
         self._wake.set()
 
 

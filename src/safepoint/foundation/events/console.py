@@ -1,4 +1,4 @@
-"""Lines for a person, on stderr: one per event, plain where nobody watches, coloured on a terminal.
+"""Lines for a person, on stderr: one per event, coloured on a terminal, plain elsewhere.
 
 NO_COLOR and CI are honoured. stdout belongs to the user's program.
 """
@@ -31,7 +31,7 @@ class _Line(logging.Formatter):
 
 
 class _CurrentStderr(logging.Handler):
-    """Writes to whatever `sys.stderr` is now, in one write per line, so that lines of ranks do not mix."""
+    """Writes to the current `sys.stderr`, in one write per line, so that lines of ranks do not mix."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
@@ -44,7 +44,7 @@ class _CurrentStderr(logging.Handler):
 
 
 def _write_beside_bars(text: str) -> bool:
-    """Write a line of its own where the program is drawing a tqdm bar; it would be glued to the bar otherwise."""
+    """Write a separate line where the program draws a tqdm bar, which would otherwise be on the same line."""
     module: Any = sys.modules.get("tqdm")
     try:
         if module is None or not len(module.tqdm._instances):
@@ -56,7 +56,7 @@ def _write_beside_bars(text: str) -> bool:
 
 
 def is_interactive() -> bool:
-    """Whether a person watches stderr: a terminal, and not a CI system."""
+    """Whether stderr is a terminal and not a CI system."""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
@@ -65,7 +65,7 @@ class ProgressLine:
 
     Args:
         what: what is being done, such as `verifying`.
-        least_bytes: work below this is over before anybody reads the line.
+        least_bytes: smaller work shows no line.
     """
 
     def __init__(self, what: str, *, least_bytes: int = 256 << 20) -> None:
@@ -88,7 +88,7 @@ class ProgressLine:
         if done_bytes < total_bytes and rate > 0:
             text += f", {format_duration((total_bytes - done_bytes) / rate)} left"
         end = "\n" if done_bytes >= total_bytes else ""
-        sys.stderr.write(f"\r{text.ljust(self._width)}{end}")  # what was longer before is covered
+        sys.stderr.write(f"\r{text.ljust(self._width)}{end}")  # covers a longer text before it
         sys.stderr.flush()
         self._width = len(text)
 
@@ -97,7 +97,7 @@ def set_up(verbosity: int) -> logging.Logger:
     """Give the logger `safepoint` its one handler.
 
     Args:
-        verbosity: 0 events, 1 and more also what they were made of.
+        verbosity: 0 shows events, 1 and more also details.
     """
     logger = logging.getLogger(_LOGGER_NAME)
     logger.setLevel(logging.DEBUG if verbosity else logging.INFO)

@@ -1,20 +1,15 @@
-"""Everything that can happen to a run, as typed records (docs/progress.md).
-
-`event_stream` is how they are told; `store_events` are those between a folder and an object store.
-"""
+"""What can happen to a run, as typed records (docs/progress.md); `store_events` has those of object stores."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.units import format_bytes, format_duration, plural, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started(Event):
-    """Somebody started the job on a node."""
+class Started(Event, is_quiet=True):
+    """A launcher was started on a node."""
 
-    is_quiet: ClassVar[bool] = True
     user: str
     host: str
     pid: int
@@ -54,11 +49,9 @@ class AttemptStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRejected(Event):
-    """A checkpoint was found damaged and is passed over."""
+class CheckpointRejected(Event, is_warning=True, cause="reason"):
+    """A checkpoint is damaged and is not used."""
 
-    is_warning: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "reason"
     path: str
     file: str
     reason: str
@@ -69,7 +62,7 @@ class CheckpointRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Event):
-    """The run goes on from a verified checkpoint."""
+    """The run resumes from a verified checkpoint."""
 
     step: int
     path: str
@@ -86,7 +79,7 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedFromMemory(Event):
-    """Ranks that were started anew go on from the snapshot that the last ones have left in memory."""
+    """Restarted ranks resume from the snapshot that the previous ones left in memory."""
 
     step: int
     num_files: int
@@ -101,7 +94,7 @@ class ResumedFromMemory(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetAside(Event):
-    """Checkpoints that this run does not continue were moved out of its way."""
+    """Checkpoints that this run does not continue were moved aside."""
 
     num_checkpoints: int
     path: str
@@ -128,28 +121,25 @@ class BatchKept(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignalReceived(Event):
-    """A launcher, or a rank by itself, got a signal; what a launcher passes on to its ranks is not said again."""
+class SignalReceived(Event, is_quiet=True, cause="signal"):
+    """A launcher, or a rank by itself, received a signal; signals that a launcher passes on are not repeated."""
 
-    is_quiet: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "signal"
     signal: str
     rank: int | None
 
     def _sentence(self) -> str:
         who = "the launcher" if self.rank is None else f"rank {self.rank}"
-        return f"{who} got {self.signal}"
+        return f"{who} received {self.signal}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadlineChoice(Event):
-    """After a stop request: what is done with the running step, and the figures that decided it.
+class DeadlineChoice(Event, is_quiet=True):
+    """After a stop request: what is done with the running step, and why.
 
-    `choice` is `finish_step`, `give_up_step` or `commit_snapshot`; the seconds are what the running step and its save
-    are expected to need, what is left, and what committing the newest snapshot would need.
+    `choice` is `finish_step`, `give_up_step` or `commit_snapshot`. `needed_s` is what the running step and its save
+    are expected to take, `available_s` what is left, `commit_s` what committing the newest snapshot would take.
     """
 
-    is_quiet: ClassVar[bool] = True
     choice: str
     step: int
     needed_s: float
@@ -160,7 +150,7 @@ class DeadlineChoice(Event):
     def _sentence(self) -> str:
         does = {
             "finish_step": "is finished and saved",
-            "give_up_step": "is given up, and the one before it is saved",
+            "give_up_step": "is given up, and the previous one is saved",
             "commit_snapshot": f"is given up, and the snapshot of step {self.snapshot_step} is committed",
         }.get(self.choice, self.choice)
         return f"step {self.step} {does}: {self.needed_s:.1f} s are needed, {self.available_s:.1f} s are left"
@@ -168,7 +158,7 @@ class DeadlineChoice(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repartitioned(Event):
-    """A checkpoint of DeepSpeed's ZeRO was copied into a layout that other ranks, or another stage, can load."""
+    """A ZeRO checkpoint was copied into a layout that another number of ranks, or another stage, can load."""
 
     step: int
     stage_before: str
@@ -190,10 +180,9 @@ class Repartitioned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested(Event):
-    """All ranks agreed to stop here because at least one was told to."""
+class StopRequested(Event, cause="signal"):
+    """All ranks agreed to stop here because at least one received a signal."""
 
-    cause_field: ClassVar[str] = "signal"
     signal: str
     rank: int
     step: int
@@ -204,7 +193,7 @@ class StopRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGivenUp(Event):
-    """The rest of the running step would have missed the deadline; the step before it is saved instead."""
+    """The rest of the running step would have missed the deadline; the previous step is saved instead."""
 
     step: int
     micro_batches_left: int
@@ -219,14 +208,12 @@ class StepGivenUp(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotTaken(Event):
-    """The state of a step is in memory, or being copied there; `is_wanted` says that it is to become a checkpoint.
+class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
+    """The state of a step is in memory, or being copied there; with `is_wanted` it will become a checkpoint.
 
-    Those in memory only are told at most once in ten seconds; `count` is how many there were since the last one told.
+    Snapshots for memory only are reported at most every ten seconds; `count` is their number since the last report.
     """
 
-    is_quiet: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "trigger"
     step: int
     trigger: str
     is_wanted: bool
@@ -242,10 +229,9 @@ class SnapshotTaken(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved(Event):
+class Saved(Event, cause="trigger"):
     """A checkpoint is committed: complete, durable, named in its manifest."""
 
-    cause_field: ClassVar[str] = "trigger"
     step: int
     trigger: str
     path: str
@@ -261,11 +247,9 @@ class Saved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveSuperseded(Event):
-    """A snapshot waited for the disk, and a newer one took its place."""
+class SaveSuperseded(Event, is_warning=True, cause="trigger"):
+    """A snapshot was waiting to be written, and a newer one replaced it."""
 
-    is_warning: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "trigger"
     step: int
     trigger: str
     by: int
@@ -275,11 +259,9 @@ class SaveSuperseded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveFailed(Event):
-    """A save did not become a checkpoint; what was written of it is gone."""
+class SaveFailed(Event, is_warning=True, cause="reason"):
+    """A save did not become a checkpoint; its files are deleted."""
 
-    is_warning: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "reason"
     step: int
     trigger: str
     reason: str
@@ -291,7 +273,7 @@ class SaveFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resealed(Event):
-    """A callback added files to a committed checkpoint; its manifest was written anew to name them."""
+    """A callback added files to a committed checkpoint; a new manifest names them."""
 
     step: int
     files: tuple[str, ...]
@@ -301,10 +283,9 @@ class Resealed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned(Event):
+class Pruned(Event, cause="reason"):
     """Retention removed a checkpoint."""
 
-    cause_field: ClassVar[str] = "reason"
     step: int
     path: str
     reason: str = "retention"
@@ -314,14 +295,12 @@ class Pruned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed(Event):
-    """A rank, or the whole start, ended by an error; `rank` is None where no rank is to blame.
+class Failed(Event, is_quiet=True, cause="reason"):
+    """A rank, or the whole start, ended with an error; `rank` is None where no rank caused it.
 
-    The exit code of a rank that was killed is the negative number of the signal; `error` is what its program raised.
+    The exit code of a rank that was killed is the negative number of the signal; `error` is the program's exception.
     """
 
-    is_quiet: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "reason"
     rank: int | None
     exit_code: int
     reason: str
@@ -332,39 +311,34 @@ class Failed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restarted(Event):
-    """A rank failed, and the ranks were started anew."""
+class Restarted(Event, is_warning=True, cause="reason"):
+    """A rank failed, and the ranks were restarted."""
 
-    is_warning: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "reason"
     restart: int
     max_restarts: int
     reason: str
 
     def _sentence(self) -> str:
-        return f"{self.reason}; starting the ranks anew ({self.restart} of {plural(self.max_restarts, 'restart')})"
+        return f"{self.reason}; restarting the ranks ({self.restart} of {plural(self.max_restarts, 'restart')})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepAbandoned(Event):
-    """A step would not have ended before the deadline: the newest snapshot in memory was committed in its place."""
+class StepAbandoned(Event, is_warning=True, cause="reason"):
+    """A step would have missed the deadline; the newest snapshot in memory was committed instead."""
 
-    is_warning: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "reason"
     step: int
     snapshot_step: int | None
     reason: str
 
     def _sentence(self) -> str:
-        instead = "no snapshot was there" if self.snapshot_step is None else f"step {self.snapshot_step} is committed"
+        instead = "there was no snapshot" if self.snapshot_step is None else f"step {self.snapshot_step} is committed"
         return f"step {self.step} is given up: {self.reason}; {instead}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupted(Event):
-    """The run left after a stop, with or without a checkpoint of the last step."""
+class Interrupted(Event, cause="reason"):
+    """The run ended after a stop request, with or without a checkpoint of the last step."""
 
-    cause_field: ClassVar[str] = "reason"
     step: int
     saved: bool
     reason: str
@@ -377,7 +351,7 @@ class Interrupted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Event):
-    """Training came to its own end."""
+    """Training reached its end."""
 
     step: int
 

@@ -1,7 +1,6 @@
-"""What can happen on the way to an object store and from it, as typed records (docs/progress.md)."""
+"""What can happen between a folder and an object store, as typed records (docs/progress.md)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.units import format_bytes, format_duration
@@ -21,50 +20,46 @@ class Uploaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadFailed(Event):
-    """A checkpoint did not arrive in the object store; it is tried again while the run lasts."""
+class UploadFailed(Event, is_warning=True, cause="reason"):
+    """A checkpoint could not be uploaded; the upload is repeated while the run lasts."""
 
-    is_warning: ClassVar[bool] = True
-    cause_field: ClassVar[str] = "reason"
     step: int
     name_in_store: str
     reason: str
 
     def _sentence(self) -> str:
-        where = "" if self.name_in_store == "final" else "it stands locally and "
-        return f"{self.name_in_store} is not uploaded yet: {self.reason}; {where}is tried again"
+        where = "" if self.name_in_store == "final" else "it is saved locally; "
+        return f"{self.name_in_store} is not uploaded yet: {self.reason}; {where}the upload is repeated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadSuperseded(Event):
-    """A checkpoint is not uploaded, because a newer one took its turn."""
+    """A checkpoint is not uploaded, because a newer one replaced it."""
 
     step: int
 
     def _sentence(self) -> str:
-        return f"step {self.step} is not uploaded: a newer checkpoint took its turn"
+        return f"step {self.step} is not uploaded: a newer checkpoint replaced it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadUnfinished(Event):
-    """The run ends, and the object store does not have its newest checkpoint."""
+class UploadUnfinished(Event, is_warning=True):
+    """The run has ended, and its newest checkpoint is not in the object store."""
 
-    is_warning: ClassVar[bool] = True
     location: str
     folder: str
 
     def _sentence(self) -> str:
         return (
-            f"the newest checkpoint did not arrive in {self.location} in time; it stands in {self.folder}, and the "
-            "same command on this machine goes on from it and uploads it"
+            f"the newest checkpoint was not uploaded to {self.location} in time; it is in {self.folder}, and the "
+            "same command on this machine resumes from it and uploads it"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinalMissing(Event):
+class FinalMissing(Event, is_warning=True):
     """The finished model is not in the object store; a checkpoint has the same weights."""
 
-    is_warning: ClassVar[bool] = True
     step: int
     location: str
     reason: str
@@ -79,7 +74,7 @@ class FinalMissing(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched(Event):
-    """A checkpoint was brought from the object store."""
+    """A checkpoint was fetched from the object store."""
 
     step: int
     location: str

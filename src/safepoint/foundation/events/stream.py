@@ -1,8 +1,7 @@
-"""The stream of events: for people on the console, for programs as JSON lines.
+"""The stream of events: JSON lines for programs, sentences for people.
 
-Promises: one line per event, RFC 3339 UTC times, fields only ever added. Writing an event never stops the
-training: a full disk loses the event, not the run.
-Not here: figures that change every step (see `safepoint.progress.record`).
+One line per event, with RFC 3339 UTC times. Releases add fields and remove none. A failed write, as on a full disk,
+loses the event and does not stop the training. Values that change every step are in `safepoint.progress.record`.
 """
 
 import contextlib
@@ -26,9 +25,15 @@ class Event(ABC):
 
     is_warning: ClassVar[bool] = False
     is_quiet: ClassVar[bool] = False
-    """Whether it is for the stream, and for a console that says more."""
+    """Whether it is written to the stream, and to the console only with `-v`."""
     cause_field: ClassVar[str] = ""
-    """The field that says why it happened, a trigger, a signal or a reason: the record's `cause`."""
+    """The field with the trigger, the signal or the reason: the record's `cause`."""
+
+    def __init_subclass__(cls, *, is_warning: bool = False, is_quiet: bool = False, cause: str = "") -> None:
+        # A dataclass with slots is created twice, the second time without these keywords: then they are set already.
+        cls.is_warning = cls.is_warning or is_warning
+        cls.is_quiet = cls.is_quiet or is_quiet
+        cls.cause_field = cls.cause_field or cause
 
     @property
     def name(self) -> str:
@@ -42,7 +47,7 @@ class Event(ABC):
 
     @property
     def cause(self) -> str:
-        """Why it happened; empty where there is nothing to say."""
+        """Why it happened; empty where the event has no such field."""
         return str(getattr(self, self.cause_field)) if self.cause_field else ""
 
     @abstractmethod
@@ -54,7 +59,7 @@ class EventLog:
 
     Args:
         paths: the files; None stands for none.
-        actor: who speaks: `rank 3`, `launcher`, `keeper`, `mover`.
+        actor: who writes: `rank 3`, `launcher`, `keeper`, `mover`.
     """
 
     def __init__(self, *paths: Path | None, actor: str = "") -> None:
@@ -62,7 +67,7 @@ class EventLog:
         self._actor = actor
 
     def write(self, event: Event) -> None:
-        """Append one line; a line is one write, so that lines of several writers do not mix."""
+        """Append one line in one write, so that lines of several writers do not mix."""
         if not self._paths:
             return
         fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
@@ -77,8 +82,8 @@ class EventLog:
 
 
 def append_lines(path: Path, lines: bytes) -> None:
-    """Append to a stream of events; where that cannot be, they are lost."""
-    # The stream reports; it must not be the reason that a run ends.
+    """Append to a stream of events; a failed write loses the lines."""
+    # A report must not end the run.
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

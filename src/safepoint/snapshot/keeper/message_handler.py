@@ -100,7 +100,7 @@ class MessageHandler:
     def _close_folder(self, start: Start) -> None:
         kept = self._kept
         kept.is_closing = True
-        kept.priority.hurry()
+        kept.priority.restore()
         kept.changed.wait_for(lambda: kept.is_idle(start))
         kept.is_closing = False
         kept.folder.close()

@@ -118,5 +118,5 @@ class SharedState:
             if free:
                 rank.tell({"type": "free", "blocks": free})
         if self.is_urgent(start):
-            self.priority.hurry()
+            self.priority.restore()
         self.changed.notify_all()

@@ -61,9 +61,9 @@ class Writer:
             kept.is_writing = True
             # What is small takes no time that anybody would miss, and would wait long for a processor.
             if kept.is_urgent(start) or snapshot.num_bytes < _SMALL_BYTES:
-                kept.priority.hurry()
+                kept.priority.restore()
             else:
-                kept.priority.give_way()
+                kept.priority.lower()
             return found
 
     def _commit(self, start: Start, snapshot: Snapshot) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Writer:
                 sources = start.sources(snapshot)
             size_bytes = sum(source.size_bytes for of_rank in sources.values() for source in of_rank)
             # Processors that are never free must not keep a snapshot from becoming durable.
-            hurrying = threading.Timer(_PATIENCE_S + size_bytes / _USUAL_BYTES_PER_S, self._kept.priority.hurry)
+            hurrying = threading.Timer(_PATIENCE_S + size_bytes / _USUAL_BYTES_PER_S, self._kept.priority.restore)
             hurrying.daemon = True
             hurrying.start()
             try:
