@@ -32,7 +32,7 @@ from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.state import JobState, Wanted
 from safepoint.progress import prometheus_text
-from safepoint.progress.record import PROGRESS_NAME, Progress, SaveFigures, State
+from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, State
 from safepoint.progress.trainer_status import TrainerStatus
 from safepoint.settings.run_settings import RunSettings, variable
 from tests.support.checkpoints import commit, prepared
@@ -149,7 +149,9 @@ _PROGRESS = Progress(
     safe_step=30,
     safe_time="2026-01-31T09:29:00.000Z",
     snapshot_step=35,
-    saves=SaveFigures(count=2, last_stall_s=0.1, mean_stall_s=0.1, last_durable_s=1.5, last_bytes=9, expected_s=1.5),
+    saves=SaveStatistics(
+        count=2, last_stall_s=0.1, mean_stall_s=0.1, last_durable_s=1.5, last_bytes=9, expected_s=1.5
+    ),
 )
 
 

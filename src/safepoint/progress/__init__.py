@@ -1,1 +1,1 @@
-"""How far a run is: the record, its file, and the formats that controllers and Prometheus read."""
+"""The progress of a run: the record, its file, and the formats that controllers and Prometheus read."""

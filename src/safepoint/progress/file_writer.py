@@ -1,8 +1,7 @@
-"""Keeps small files up to date from a thread of its own, at most twice a second.
+"""Keeps small files up to date on a thread of its own, at most twice a second.
 
-Whoever has news only says that there are some; so a slow folder holds up nobody, and the last news before a long
-pause are written too. The files are a convenience of the moment: they are not fsynced, and a full disk loses a
-figure, not the run.
+A caller only reports that the content has changed, so it never waits for a slow folder, and the last change before a
+long pause is written too. The files are not fsynced. A failed write, as on a full disk, is dropped.
 """
 
 import contextlib
@@ -21,67 +20,67 @@ class ProgressFile:
 
     Args:
         paths: the files.
-        make: what they are to hold; called on the writing thread.
+        make: returns the content; called on the writing thread.
     """
 
     def __init__(self, paths: Sequence[Path], make: Callable[[], bytes]) -> None:
         self._paths = paths
         self._make = make
         self._changed = threading.Condition()
-        self._has_news = self._is_idle = self._is_closed = False
-        self._num_asked = self._num_answered = 0
+        self._has_changed = self._is_idle = self._is_closed = False
+        self._num_requested = self._num_flushed = 0
         threading.Thread(target=self._write, name="safepoint-progress", daemon=True).start()
 
     def update(self) -> None:
-        """There are news; cheap enough for every step."""
-        # Without the lock: the writer says that it is idle before it looks for news.
-        self._has_news = True
+        """Report a change; cheap enough for every step."""
+        # Without the lock: the writer sets `_is_idle` before it reads `_has_changed`.
+        self._has_changed = True
         if self._is_idle:
             with self._changed:
                 self._changed.notify_all()
 
     def flush(self, limit_s: float) -> bool:
-        """Write the news of now at once, and wait for it.
+        """Write the current content at once, and wait for it.
 
         Args:
             limit_s: seconds to wait at most.
 
         Returns:
-            Whether they are written.
+            Whether it was written in time.
         """
         with self._changed:
-            self._num_asked += 1
-            number = self._num_asked
+            self._num_requested += 1
+            number = self._num_requested
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._num_answered >= number, limit_s)
+            return self._changed.wait_for(lambda: self._num_flushed >= number, limit_s)
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Stop writing."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     @property
-    def _is_asked(self) -> bool:
-        return self._num_asked > self._num_answered or self._is_closed
+    def _is_requested(self) -> bool:
+        return self._num_requested > self._num_flushed or self._is_closed
 
     def _write(self) -> None:
         due_s = 0.0
         while True:
             with self._changed:
                 self._is_idle = True
-                self._changed.wait_for(lambda: self._has_news or self._is_asked)
+                self._changed.wait_for(lambda: self._has_changed or self._is_requested)
                 self._is_idle = False
-                self._changed.wait_for(lambda: self._is_asked, max(0.0, due_s - clock.monotonic_s()))
+                self._changed.wait_for(lambda: self._is_requested, max(0.0, due_s - clock.monotonic_s()))
                 if self._is_closed:
                     return
-                self._has_news = False
-                number = self._num_asked
+                self._has_changed = False
+                number = self._num_requested
             data = self._make()
             for path in self._paths:
                 with contextlib.suppress(OSError):
                     write_atomic(path, data, durable=False)
             due_s = clock.monotonic_s() + _INTERVAL_S
             with self._changed:
-                self._num_answered = number
+                self._num_flushed = number
                 self._changed.notify_all()

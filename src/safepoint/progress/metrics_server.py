@@ -1,8 +1,8 @@
-"""Serves how far the run is, over HTTP: to OpenShift AI's controller as JSON, to Prometheus as text.
+"""Serves the progress of the run over HTTP: to OpenShift AI's controller as JSON, to Prometheus as text.
 
-`/metrics` answers with the controller's JSON, and with text where the client asks for that, as Prometheus does;
-`/metrics/prometheus` always answers with text. Until the first rank has told anything the answer is 503, by which the
-controller keeps what it knew. No request changes anything.
+`/metrics` answers with the controller's JSON, or with text where the client prefers it, as Prometheus does;
+`/metrics/prometheus` always answers with text. Before the first record the answer is 503, so that the controller
+keeps the previous status. No request changes anything.
 """
 
 import errno
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from safepoint.foundation import clock
 from safepoint.progress import prometheus_text
-from safepoint.progress.trainer_status import Look, TrainerStatus
+from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 
 _JSON, _TEXTS = "application/json", ("text/plain", "application/openmetrics-text")
 _REQUEST_S = 5.0
@@ -26,7 +26,7 @@ class MetricsServer:
     """Serves from a thread of its own until it is closed.
 
     Args:
-        look: asked at each request.
+        read_status: called at each request.
         host: an address; the empty text, `*`, `0.0.0.0` and `::` stand for all addresses of the machine.
         port: 0 takes any that is free.
 
@@ -34,20 +34,20 @@ class MetricsServer:
         OSError: the port is taken, or the address is not this machine's.
     """
 
-    def __init__(self, look: Look, *, host: str, port: int) -> None:
-        self._server = _listen(type("_Bound", (_Handler,), {"look": staticmethod(look)}), host, port)
+    def __init__(self, read_status: ReadStatus, *, host: str, port: int) -> None:
+        self._server = _listen(type("_Bound", (_Handler,), {"read_status": staticmethod(read_status)}), host, port)
         self.port: int = self._server.server_address[1]
-        """Where it listens."""
+        """The port that it listens on."""
         threading.Thread(target=self._server.serve_forever, name="safepoint-metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Free the port; a request under way is not waited for."""
+        """Free the port, without waiting for running requests."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def default_host(environ: Mapping[str, str] | None = None) -> str:
-    """All addresses in a pod, where the controller comes from outside; this machine alone elsewhere."""
+    """All addresses in a pod, which the controller reaches from outside; only this machine elsewhere."""
     environ = os.environ if environ is None else environ
     return "" if environ.get("KUBERNETES_SERVICE_HOST") else "127.0.0.1"
 
@@ -61,11 +61,11 @@ class _Server(http.server.ThreadingHTTPServer):
             self.socket.setsockopt(
                 socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0
             )  # a pod may have either kind of address
-        socketserver.TCPServer.server_bind(self)  # the one in between asks a name server who we are, and waits for it
+        socketserver.TCPServer.server_bind(self)  # HTTPServer.server_bind would wait for a name server
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has gone is nobody's concern."""
+        """Ignore errors of clients that have disconnected."""
 
 
 class _Server6(_Server):
@@ -73,13 +73,13 @@ class _Server6(_Server):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    look: Look
+    read_status: ReadStatus
     timeout = _REQUEST_S
     server_version = "safepoint"
     sys_version = ""
 
     def do_GET(self) -> None:
-        known = self.look()
+        known = self.read_status()
         path = self.path.partition("?")[0].rstrip("/")
         if path not in {"/metrics", "/metrics/prometheus"}:
             self._answer(404, _JSON, b'{"error": "there are /metrics and /metrics/prometheus"}')
@@ -103,11 +103,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name is the base class's
-        """Nobody reads it."""
+        """Write no log of requests."""
 
 
 def wants_text(accept: str) -> bool:
-    """Whether a client that sends this Accept header prefers Prometheus' text to JSON, which it gets otherwise."""
+    """Whether a client with this Accept header prefers Prometheus' text to JSON."""
     weights: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (piece.strip().lower() for piece in part.split(";"))

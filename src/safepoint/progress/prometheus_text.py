@@ -11,52 +11,52 @@ _Value = float | int | None
 
 
 def render(progress: Progress, *, now_s: float) -> str:
-    """All figures that are known; those that are not are left out.
+    """The metrics; unknown values are left out.
 
     Args:
-        progress: what the first rank has told.
+        progress: the record of the first rank.
         now_s: the wall clock, seconds since 1970, for ages.
     """
     saves = progress.saves
     safe_s, written_s = _seconds(progress.safe_time), _seconds(progress.time)
-    figures: list[tuple[str, str, str, _Value]] = [
+    samples: list[tuple[str, str, str, _Value]] = [
         ("step", "gauge", "Optimizer steps done, over all attempts.", progress.step),
         ("steps", "gauge", "Optimizer steps in all.", progress.max_steps or None),
         ("epoch", "gauge", "Epochs done, with the fraction of the running one.", progress.epoch),
         ("epochs", "gauge", "Epochs in all.", progress.num_epochs or None),
         ("progress_ratio", "gauge", "Done, from 0 to 1; 1 only when finished.", _ratio(progress.percent)),
-        ("remaining_seconds", "gauge", "Time left, on the pace of this attempt.", progress.remaining_s),
+        ("remaining_seconds", "gauge", "Time left, at the pace of this attempt.", progress.remaining_s),
         ("step_seconds", "gauge", "Duration of a step, without evaluations and saves.", progress.step_s),
         ("samples_per_second", "gauge", "Samples of all ranks.", progress.samples_per_s),
         ("world_size", "gauge", "Ranks.", progress.world_size),
         ("attempt", "gauge", "Which start of the run this is, from 1.", progress.attempt or None),
-        ("restarts", "gauge", "How often the ranks of this attempt were started anew.", progress.restart),
+        ("restarts", "gauge", "How often the ranks of this attempt were restarted.", progress.restart),
         ("safe_point_step", "gauge", "Step of the newest durable checkpoint.", progress.safe_step),
-        ("safe_point_timestamp_seconds", "gauge", "When the state in it was reached.", safe_s),
+        ("safe_point_timestamp_seconds", "gauge", "When training reached the state in it.", safe_s),
         ("safe_point_age_seconds", "gauge", "How long ago that was.", None if safe_s is None else now_s - safe_s),
         ("snapshot_step", "gauge", "Step of the newest snapshot in memory.", progress.snapshot_step),
         ("saves_total", "counter", "Checkpoints of this start that became durable.", saves.count),
         ("saves_unsaved_total", "counter", "Saves of this start that did not.", saves.unsaved),
-        ("save_stall_seconds", "gauge", "By how much the last save held up training.", saves.last_stall_s),
+        ("save_stall_seconds", "gauge", "How long training waited for the last save.", saves.last_stall_s),
         (
             "save_durable_seconds",
             "gauge",
-            "From the step's end to being durable, of the last save.",
+            "From the end of the step until the last save was durable.",
             saves.last_durable_s,
         ),
         ("save_bytes", "gauge", "Size of the last checkpoint.", saves.last_bytes),
         ("save_needed_seconds", "gauge", "About how long a save on demand takes.", progress.save_needed_s),
         ("grace_seconds", "gauge", "Time that the platform grants between SIGTERM and SIGKILL.", progress.grace_s),
-        ("updated_timestamp_seconds", "gauge", "When these figures were written.", written_s),
+        ("updated_timestamp_seconds", "gauge", "When this record was written.", written_s),
     ]
     lines: list[str] = []
-    for name, kind, text, value in figures:
+    for name, kind, text, value in samples:
         if value is not None:
             lines += [*_head(name, kind, text), f"safepoint_{name} {_number(value)}"]
-    lines += _head("state", "gauge", "What the training is doing: 1 for the state that it is in.")
+    lines += _head("state", "gauge", "1 for the current state of the training, 0 for the others.")
     lines += [f'safepoint_state{{state="{state}"}} {int(state is progress.state)}' for state in State]
-    lines += _metrics("train_metric", "Figures of the training.", {"loss": progress.loss, **progress.train_metrics})
-    lines += _metrics("eval_metric", "Figures of evaluations.", progress.eval_metrics)
+    lines += _metrics("train_metric", "Metrics of the training.", {"loss": progress.loss, **progress.train_metrics})
+    lines += _metrics("eval_metric", "Metrics of evaluations.", progress.eval_metrics)
     labels = f'run_id="{_label(progress.run_id)}",output_dir="{_label(progress.output_dir)}"'
     lines += [*_head("run_info", "gauge", "Which run this is."), f"safepoint_run_info{{{labels}}} 1"]
     return "\n".join(lines) + "\n"

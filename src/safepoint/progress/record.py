@@ -1,9 +1,7 @@
-"""How far a run is: one record, rewritten in place by the first rank, for whoever asks (docs/progress.md).
+"""The progress of a run: one JSON record, which the first rank rewrites in place (docs/progress.md).
 
-Promises: names and units of version 1 stay; later releases only add. Reading a record executes nothing, and refuses
-what is not one. It imports no torch.
-Not here: how it is measured (`figures`, `pace`), and the shapes in which others read it (`trainer_status`,
-`prometheus_text`).
+Names and units of version 1 stay; later releases only add. Reading a record executes nothing, and refuses anything
+else. `tracker` measures the values; `trainer_status` and `prometheus_text` convert them. Nothing here imports torch.
 """
 
 import enum
@@ -36,12 +34,12 @@ class State(enum.StrEnum):
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing more is trained, unless the run is started again."""
+        """Whether the training has ended; another start may continue it."""
         return self in {State.INTERRUPTED, State.FINISHED, State.FAILED}
 
 
 def state_after(exit_code: int) -> State:
-    """How a program that left with this code has ended (docs/exit-codes.md)."""
+    """The state of a training whose program exited with this code (docs/exit-codes.md)."""
     if exit_code == ExitCode.OK:
         return State.FINISHED
     is_stopped = exit_code in {ExitCode.INTERRUPTED_SAVED, ExitCode.TERMINATED_UNSAVED, ExitCode.SIGINT}
@@ -49,19 +47,19 @@ def state_after(exit_code: int) -> State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveFigures:
+class SaveStatistics:
     """The saves of this start of the ranks.
 
     Args:
         count: checkpoints that became durable.
-        unsaved: saves that did not, superseded ones among them.
-        last_stall_s: by how much the last one held up training; None before the first.
-        mean_stall_s: likewise, of all.
-        last_durable_s: seconds from the step's end to being durable, of the last one.
+        unsaved: saves that did not, including superseded ones.
+        last_stall_s: how long training waited for the last one; None before the first.
+        mean_stall_s: the mean over all.
+        last_durable_s: seconds from the end of the step until the last one was durable.
         last_bytes: its size.
         expected_s: seconds that a save is expected to take: the last one's, or by size and usual speed before the
             first; None when even the size is not known.
-        is_measured: whether a save of this start stands behind `expected_s`.
+        is_measured: whether `expected_s` comes from a save of this start.
     """
 
     count: int = 0
@@ -76,33 +74,33 @@ class SaveFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is. Times are RFC 3339 UTC.
+    """The progress of a run. Times are RFC 3339 UTC.
 
     Args:
         time: when this was written.
         state: what the training is doing.
         step: optimizer steps done, over all attempts.
-        max_steps: optimizer steps in all; 0 when nobody knows.
+        max_steps: optimizer steps in all; 0 when unknown.
         epoch: epochs done, with the fraction of the running one.
-        num_epochs: epochs in all; 0 when nobody knows.
-        loss: the last one told; None before, and for one that is no number.
-        train_metrics: further figures of the training, by name; None for one that is no number.
+        num_epochs: epochs in all; 0 when unknown.
+        loss: the last one reported; None before, and for a value that is not finite.
+        train_metrics: other metrics of the training, by name; None for a value that is not finite.
         eval_metrics: those of evaluations.
-        step_s: seconds of a step on this attempt's pace; None until two were measured.
+        step_s: seconds of a step in this attempt; None until two were measured.
         pause_s: seconds that evaluations and saves add to each step.
-        samples_per_step: of all ranks together; 0 when nobody knows.
+        samples_per_step: of all ranks together; 0 when unknown.
         world_size: ranks.
         run_id: the run, the same over all attempts.
         attempt: which start of the run this is, from 1.
-        restart: how often the ranks of this attempt were started anew.
+        restart: how often the ranks of this attempt were restarted.
         started: when this start of the ranks began.
         resumed_step: the step at which this start began; None for step 0.
         output_dir: the folder of the checkpoints on the first node, absolute.
         location: the object store behind it, or empty.
         safe_step: the step of the newest durable checkpoint; None when there is none.
-        safe_time: when the state that it holds was reached.
+        safe_time: when training reached that state.
         snapshot_step: the step of the newest snapshot in memory; None when there is none.
-        saves: see `SaveFigures`.
+        saves: see `SaveStatistics`.
         grace_s: seconds that the platform grants between SIGTERM and SIGKILL.
         message: why the training ended, one sentence; empty before.
     """
@@ -130,13 +128,13 @@ class Progress:
     safe_step: int | None = None
     safe_time: str | None = None
     snapshot_step: int | None = None
-    saves: SaveFigures = field(default_factory=SaveFigures)
+    saves: SaveStatistics = field(default_factory=SaveStatistics)
     grace_s: float = 30.0
     message: str = ""
 
     @property
     def percent(self) -> float | None:
-        """From 0 to 100, rounded down to a tenth; 100 only for a finished training; None when nobody knows."""
+        """From 0 to 100, rounded down to a tenth; 100 only for a finished training; None when unknown."""
         if self.state is State.FINISHED:
             return 100.0
         if self.max_steps <= 0:
@@ -145,7 +143,7 @@ class Progress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds of training that are left, on the pace of this attempt; None when nobody knows."""
+        """Seconds of training that are left, at the pace of this attempt; None when unknown."""
         if self.state is State.FINISHED:
             return 0.0
         if self.step_s is None or self.max_steps <= 0:
@@ -159,7 +157,7 @@ class Progress:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples of all ranks in a second, likewise; None when nobody knows how many a step sees."""
+        """Samples of all ranks in a second, likewise; None when samples per step are unknown."""
         speed = self.steps_per_s
         return None if speed is None or not self.samples_per_step else speed * self.samples_per_step
 
@@ -170,7 +168,7 @@ class Progress:
         return None if expected_s is None else (self.step_s or 0.0) + expected_s
 
     def to_document(self) -> dict[str, Any]:
-        """The record, as JSON has it."""
+        """The record as a JSON object."""
         record: dict[str, Any] = {
             "version": VERSION,
             **{name: getattr(self, name) for name in _FIELDS},
@@ -191,23 +189,23 @@ class Progress:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Progress":
-        """Read a record; what later releases have added to it is left out, what earlier ones lacked has its default.
+        """Read a record of this or another release: unknown fields are ignored, missing ones have their defaults.
 
         Raises:
-            ValueError: it is not one.
+            ValueError: it is not a record.
         """
         try:
             record = cast("dict[str, Any]", _of(dict, _DECODER.decode(data.decode())))
         except RecursionError as error:
             raise ValueError("it is nested too deep") from error
         of_saves = cast("dict[str, Any]", _of(dict, record.get("saves", {})))
-        saves = SaveFigures(**_read(of_saves, _SAVE_FIELDS))
+        saves = SaveStatistics(**_read(of_saves, _SAVE_FIELDS))
         known: dict[str, Any] = {"time": "", "state": State.TRAINING, **_read(record, _FIELDS)}
         return cls(**known, saves=saves)
 
 
 def read_progress(path: Path) -> Progress | None:
-    """The record at `path`; None when there is none, or none that can be read."""
+    """The record at `path`; None when it does not exist or is invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -216,7 +214,7 @@ def read_progress(path: Path) -> Progress | None:
         return None
 
 
-# A list of jobs reads a thousand records, of thirty fields each: these functions call few others.
+# A list of jobs reads a thousand records with thirty fields each, so these functions are kept short.
 
 
 def _text(value: Any) -> str:
@@ -227,7 +225,7 @@ def _moment(value: Any) -> str:
     try:
         clock.parse_utc(_of(str, value))
     except OverflowError as error:
-        raise ValueError(f"{value!r} is no time") from error
+        raise ValueError(f"{value!r} is not a time") from error
     return value
 
 
@@ -241,7 +239,7 @@ def _truth(value: Any) -> bool:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
@@ -251,7 +249,7 @@ def _count_or_none(value: Any) -> int | None:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)
 
 
@@ -264,7 +262,7 @@ _STATES = frozenset(State)
 
 
 def _state(value: Any) -> State:
-    return State(value) if value in _STATES else State.TRAINING  # one that a later release has added
+    return State(value) if value in _STATES else State.TRAINING  # a later release may have others
 
 
 def _metrics(value: Any) -> dict[str, float | None]:
@@ -273,7 +271,7 @@ def _metrics(value: Any) -> dict[str, float | None]:
 
 def _of(kind: type[_Kind], value: Any) -> _Kind:
     if not isinstance(value, kind):
-        raise ValueError(f"{value!r} is no {kind.__name__}")  # noqa: TRY004  what is read is wrong, not the reader
+        raise ValueError(f"{value!r} is not a {kind.__name__}")  # noqa: TRY004  the data is invalid, not the call
     return value
 
 
@@ -329,5 +327,5 @@ _SAVE_FIELDS: dict[str, Callable[[Any], Any]] = {
 
 
 def _rounded(value: Any) -> Any:
-    """Six digits of a figure: more would only seem to be known."""
+    """Six significant digits, which is more than is known."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

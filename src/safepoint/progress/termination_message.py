@@ -1,4 +1,4 @@
-"""The pod's last word: how far the job was when its first container ended.
+"""The pod's termination message: the progress of the job when its first container ended.
 
 OpenShift AI's controller reads it from the pod's status when the job is complete or failed.
 """
@@ -15,11 +15,11 @@ def write_termination_message(path: Path, status: TrainerStatus) -> bool:
     """Write `status` where the platform reads it.
 
     Args:
-        path: a file that the platform has made; it is written in place, because it is mounted.
-        status: the last one.
+        path: a file that the platform has created; it is written in place, because it is mounted.
+        status: the last status.
 
     Returns:
-        Whether the file is there and takes it.
+        Whether the file exists and was written.
     """
     with contextlib.suppress(OSError):
         if path.is_file():

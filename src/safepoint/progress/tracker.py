@@ -1,7 +1,7 @@
-"""The figures of this process's training: told by loop and engine, written by the first rank (docs/progress.md).
+"""Tracks the progress of this process's training; the first rank writes it (docs/progress.md).
 
-Every rank has them, so that nobody who tells needs to ask which one it is; only the first one's are written. Telling
-is cheap enough for every step.
+Loop and engine report to it on every rank, so that they need not know which rank they are on; only the first rank's
+record is written. A report is cheap enough for every step.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from typing import Any
 from safepoint.estimates.pace import Pace
 from safepoint.foundation import clock
 from safepoint.progress.file_writer import ProgressFile
-from safepoint.progress.record import Progress, SaveFigures, State, read_progress
+from safepoint.progress.record import Progress, SaveStatistics, State, read_progress
 
 _LOOK_EVERY_S = 0.5
 _USUAL_BYTES_PER_S = 200e6
-"""What is assumed of a disk before anything was written to it."""
+"""The assumed speed of a disk before the first save."""
 _MOST_METRICS = 256
 _EVAL = ("eval_", "eval/", "val_", "val/", "test_", "test/", "validation_", "validation/")
 
@@ -28,7 +28,7 @@ class ProgressTracker:
 
     Args:
         places: further files for the record, besides the one in the output folder.
-        is_first: whether this rank's figures are written.
+        is_first: whether this rank writes the record.
         restart: see `Progress`.
         world_size: see `Progress`.
         grace_s: see `Progress`.
@@ -70,16 +70,16 @@ class ProgressTracker:
         resumed_time: str | None,
         resumed_bytes: int | None,
     ) -> None:
-        """A start of the ranks has found out where it goes on.
+        """The ranks have decided where to start.
 
         Args:
-            path: the record in the output folder; how far the run was is taken over from there.
+            path: the record in the output folder; its totals are kept until the loop reports its own.
             location: see `Progress`.
             run_id: likewise.
             attempt: likewise.
             samples_per_step: likewise.
             resumed_step: the step of the checkpoint, or None.
-            resumed_time: when that was made; None when it is not durable.
+            resumed_time: when it was made; None when it is not durable.
             resumed_bytes: its size.
         """
         with self._lock:
@@ -110,10 +110,9 @@ class ProgressTracker:
 
     def loop_begins(self) -> None:
         """The first step is next."""
-        with self._lock:
+        with self._changing():
             self._state = State.TRAINING
             self._pace.begins(clock.monotonic_s())
-        self._tell()
 
     @property
     def state(self) -> State:
@@ -121,7 +120,7 @@ class ProgressTracker:
         return self._state
 
     def end(self, state: State, message: str = "", *, limit_s: float = 5.0) -> None:
-        """The training has ended; returns when that is written, or after `limit_s` seconds."""
+        """Record the end of the training; returns when it is written, or after `limit_s` seconds."""
         with self._lock:
             self._state = state
             self._known["message"] = message
@@ -130,7 +129,7 @@ class ProgressTracker:
 
     @contextlib.contextmanager
     def during(self, state: State) -> Generator[None]:
-        """While the block runs, the training does something else than to train."""
+        """Report `state` while the block runs."""
         before = self._state
         self.change(before, state)
         try:
@@ -139,11 +138,10 @@ class ProgressTracker:
             self.change(state, before)
 
     def change(self, before: State, state: State) -> None:
-        """The training does something else now, if it still does what it did before."""
-        with self._lock:
-            if self._state is before:  # an end stays one
+        """Report `state`, if the state is still `before`."""
+        with self._changing():
+            if self._state is before:  # the end of a training is final
                 self._state = state
-        self._tell()
 
     # ---- a step -----------------------------------------------------------------------------------------------
 
@@ -152,33 +150,32 @@ class ProgressTracker:
         self._pace.step_ends(clock.monotonic_s())
 
     def boundary_ends(self) -> None:
-        """What follows a step is done."""
+        """The boundary after a step is over: votes, saves and evaluations."""
         self._pace.boundary_ends(clock.monotonic_s())
 
     def reached(
         self, *, step: int, max_steps: int, epoch: float, num_epochs: float, samples_per_step: int | None = None
     ) -> None:
-        """Where the training is; see `Progress`."""
-        with self._lock:
+        """Report the position of the training; see `Progress`."""
+        with self._changing():
             known = self._known
             known["step"], known["max_steps"] = step, max(0, max_steps)
             known["epoch"], known["num_epochs"] = epoch, num_epochs
             if samples_per_step is not None:
                 known["samples_per_step"] = samples_per_step
-        self._tell()
 
     def is_due(self) -> bool:
-        """Whether figures that are not free should be read now: at most twice a second, and on the first rank."""
+        """Whether metrics that cost time should be read now: on the first rank, at most twice a second."""
         if not self._is_first or clock.monotonic_s() < self._look_again_s:
             return False
         self._look_again_s = clock.monotonic_s() + _LOOK_EVERY_S
         return True
 
     def measured(self, metrics: Mapping[str, Any]) -> None:
-        """What the program has measured; those of evaluations begin with `eval_`, `val_` or `test_`."""
+        """Report metrics of the program; those of evaluations begin with `eval_`, `val_` or `test_`."""
         if not self._is_first:
             return
-        with self._lock:
+        with self._changing():
             for name, value in metrics.items():
                 if not isinstance(value, int | float) or isinstance(value, bool):
                     continue
@@ -189,28 +186,25 @@ class ProgressTracker:
                 kind = self._metrics[name.startswith(_EVAL)]
                 if name in kind or len(kind) < _MOST_METRICS:
                     kind[name] = number
-        self._tell()
 
     # ---- saves --------------------------------------------------------------------------------------------------
 
     def expect_save(self, size_bytes: int) -> None:
-        """How large a checkpoint is going to be, where no other one is known."""
+        """Report the expected size of a checkpoint; used until the first save."""
         with self._lock:
             self._saves.expect(size_bytes)
 
     def snapshot_taken(self, step: int) -> None:
-        """There is a snapshot of this step in memory, or about to be."""
-        with self._lock:
+        """A snapshot of this step is in memory, or is being copied there."""
+        with self._changing():
             self._known["snapshot_step"] = step
             self._snapshot_time = clock.utc_now()
-        self._tell()
 
-    def is_safe(self, step: int) -> None:
-        """The snapshot of this step is durable; nothing more is known of it."""
-        with self._lock:
+    def became_durable(self, step: int) -> None:
+        """The snapshot of this step is durable; its duration and size are unknown."""
+        with self._changing():
             time = self._snapshot_time if self._known.get("snapshot_step") == step else clock.utc_now()
             self._known |= {"safe_step": step, "safe_time": time}
-        self._tell()
 
     def saved(self, step: int, *, time: str, stall_s: float, durable_s: float, size_bytes: int) -> None:
         """A checkpoint is durable.
@@ -218,25 +212,23 @@ class ProgressTracker:
         Args:
             step: of which step.
             time: when that step ended.
-            stall_s: by how much it held up training.
+            stall_s: how long training waited for it.
             durable_s: from the step's end until now.
             size_bytes: of its files.
         """
-        with self._lock:
+        with self._changing():
             self._known |= {"safe_step": step, "safe_time": time}
             self._saves.saved(stall_s=stall_s, durable_s=durable_s, size_bytes=size_bytes)
-        self._tell()
 
     def not_saved(self) -> None:
         """A save did not become a checkpoint."""
-        with self._lock:
+        with self._changing():
             self._saves.unsaved += 1
-        self._tell()
 
     # ---- the record ---------------------------------------------------------------------------------------------
 
     def now(self) -> Progress:
-        """The record of now."""
+        """The current record."""
         with self._lock:
             return Progress(
                 time=clock.utc_now(),
@@ -245,12 +237,15 @@ class ProgressTracker:
                 eval_metrics=dict(self._metrics[True]),
                 step_s=self._pace.step_s,
                 pause_s=self._pace.pause_s,
-                saves=self._saves.figures(),
+                saves=self._saves.statistics(),
                 **self._common,
                 **self._known,
             )
 
-    def _tell(self) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Generator[None]:
+        with self._lock:
+            yield
         if self._file is not None:
             self._file.update()
 
@@ -274,9 +269,9 @@ class _Saves:
         self._stall_s, self._durable_s, self._bytes = stall_s, durable_s, size_bytes
         self._all_stalls_s += stall_s
 
-    def figures(self) -> SaveFigures:
+    def statistics(self) -> SaveStatistics:
         guess_s = None if self._expected_bytes is None else self._expected_bytes / _USUAL_BYTES_PER_S
-        return SaveFigures(
+        return SaveStatistics(
             count=self.count,
             unsaved=self.unsaved,
             last_stall_s=self._stall_s,

@@ -1,8 +1,8 @@
-"""A run's progress in the two shapes of Kubeflow's controllers.
+"""A run's progress in the two formats of Kubeflow's controllers.
 
-`to_bytes` is what OpenShift AI's controller polls from the first pod and reads from its termination message. Its
-fields have fixed types there: one fraction in a whole number, and nothing of the record is read.
-`to_request` is the body of a status update of KEP-2779, in which every metric is a text.
+`to_bytes` is what OpenShift AI's controller polls from the first pod and reads from its termination message. It
+refuses the whole record when a field has another type, such as a fraction instead of a whole number. `to_request` is
+the body of a status update of KEP-2779, in which every metric is a text.
 """
 
 import json
@@ -13,31 +13,31 @@ from typing import Any
 
 from safepoint.progress.record import Progress, State
 
-Look = Callable[[], tuple[Progress, bool] | None]
-"""What is known by now, and whether the job has ended; None while nothing is known."""
+ReadStatus = Callable[[], tuple[Progress, bool] | None]
+"""Returns the current record and whether the job has ended; None before the first record."""
 
 _MOST_S = 2**31 - 1
 """The controllers count in 32 bits."""
 _MOST_METRICS = 256
-"""More of them are refused (KEP-2779)."""
+"""A request with more is refused (KEP-2779)."""
 _MOST_TERMINATION_BYTES = 4000
 """The kubelet cuts a termination message off at 4096 bytes; half a record cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStatus:
-    """How far a job is, as the controllers have it; None where nobody knows.
+    """The progress of a job as the controllers read it; None where a value is unknown.
 
     Args:
-        percentage: from 0 to 100; 100 only when the job has ended well.
-        remaining_s: seconds; 0 only then.
+        percentage: from 0 to 100; 100 only when the job has succeeded.
+        remaining_s: seconds; 0 only when the job has succeeded.
         step: see `Progress`.
         total_steps: see `Progress.max_steps`.
         epoch: see `Progress`.
         total_epochs: rounded up.
         train_metrics: finite ones.
         eval_metrics: likewise.
-        updated: when the figures were written.
+        updated: when the record was written.
     """
 
     percentage: int | None
@@ -55,8 +55,8 @@ class TrainerStatus:
         """The status of a job.
 
         Args:
-            progress: what its first rank has told.
-            has_ended: whether the job's program has ended, and not the training in it alone.
+            progress: the record of its first rank.
+            has_ended: whether the job's program has ended, and not only the training in it.
         """
         is_done = has_ended and progress.state is State.FINISHED
         train_metrics = {"loss": progress.loss, **progress.train_metrics}
@@ -74,7 +74,7 @@ class TrainerStatus:
         )
 
     def to_bytes(self) -> bytes:
-        """What OpenShift AI's controller reads."""
+        """The document that OpenShift AI's controller reads."""
         return json.dumps(self._record(), allow_nan=False).encode()
 
     def to_termination_message(self) -> bytes:
@@ -99,7 +99,7 @@ class TrainerStatus:
 
     def to_request(self) -> bytes:
         """The body of a status update (KEP-2779)."""
-        figures: dict[str, float | None] = {
+        values: dict[str, float | None] = {
             "currentStep": self.step,
             "totalSteps": self.total_steps,
             "currentEpoch": round(self.epoch, 4),
@@ -108,7 +108,7 @@ class TrainerStatus:
             **self.eval_metrics,
         }
         metrics = [
-            {"name": name, "value": str(value)} for name, value in figures.items() if name and value is not None
+            {"name": name, "value": str(value)} for name, value in values.items() if name and value is not None
         ]
         status: dict[str, Any] = {"lastUpdatedTime": self.updated, "metrics": metrics[:_MOST_METRICS]}
         if self.percentage is not None:
@@ -123,7 +123,7 @@ def _below_hundred(percent: float | None) -> int | None:
 
 
 def _left(progress: Progress) -> int | None:
-    """Never 0: by that the controllers know that a job is complete."""
+    """Never 0, which the controllers take for a complete job."""
     if progress.state is State.FAILED or progress.remaining_s is None:
         return None
     return min(_MOST_S, max(1, math.ceil(progress.remaining_s)))

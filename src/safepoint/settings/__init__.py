@@ -1,1 +1,1 @@
-"""What a run was asked to do: options, variables and the place for its output."""
+"""The settings of a run: options, variables and the place for its output."""

@@ -1,4 +1,4 @@
-"""Where a run writes: a folder of this node, and perhaps an object store behind it."""
+"""The place that a run writes to: a folder of this node, and perhaps an object store behind it."""
 
 import hashlib
 import os
@@ -16,8 +16,8 @@ class OutputPlace:
     """Where checkpoints go.
 
     Args:
-        folder: where the ranks write and commit.
-        remote: where committed checkpoints are taken to; None when the folder is all.
+        folder: the folder that the ranks write to and commit in.
+        remote: the object store that committed checkpoints are published to; None without one.
     """
 
     folder: Path
@@ -25,16 +25,16 @@ class OutputPlace:
 
 
 def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str] | None = None) -> OutputPlace:
-    """From what a person wrote as output folder.
+    """The place that an `--output-dir` names.
 
     Args:
         text: a path, `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
         local_dir: the folder to use in front of an object store; when None, one below the user's cache folder that
             belongs to the location.
-        environ: what says where claims and caches are; the process's own when None.
+        environ: the variables that name claims and cache folders; the process's own when None.
 
     Raises:
-        UsageError: it cannot be meant, or not here.
+        UsageError: it is invalid, or a claim without a folder.
     """
     environ = os.environ if environ is None else environ
     try:

@@ -1,4 +1,4 @@
-"""What a run was asked to do: the options of `safepoint run`, carried to the ranks as SAFEPOINT_* variables."""
+"""The options of `safepoint run`, passed to the ranks as SAFEPOINT_* variables."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from safepoint.storage.location import parse_location
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
 STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
-"""The variable by which a cluster asks for the job's status."""
+"""The variable by which a cluster requests the job's status."""
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
 _PREFIX = "SAFEPOINT_"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
@@ -22,7 +22,7 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """The options of a run. None means: the script's own setting stands."""
+    """The options of a run. None leaves the script's own setting in effect."""
 
     output_dir: str | None = None
     """Where checkpoints go, instead of the script's own output_dir."""
@@ -31,9 +31,9 @@ class RunSettings:
     save_steps: int | None = None
     """Optimizer steps between periodic checkpoints; implies `steps`."""
     save_every: str | None = None
-    """Time between periodic checkpoints, such as `10m`, or `auto`; takes the place of steps and epochs."""
+    """Time between periodic checkpoints, such as `10m`, or `auto`; replaces steps and epochs."""
     save_total_limit: int | None = None
-    """How many checkpoints to keep; never the last good one is deleted."""
+    """How many checkpoints to keep; the last good one is never deleted."""
     local_dir: str | None = None
     """The folder in front of an object store; None chooses one below the user's cache folder."""
     keep: str | None = None
@@ -49,9 +49,9 @@ class RunSettings:
     resume: str = "auto"
     """`auto`: the newest valid checkpoint; `never`; or the path of one checkpoint."""
     from_scratch: bool = False
-    """Begin a new run once; what the folder holds is moved aside."""
+    """Start a new run once; the checkpoints in the folder are moved aside."""
     allow_batch_change: bool = False
-    """Go on with another number of samples per step than the checkpoint's."""
+    """Resume with another number of samples per step than the checkpoint's."""
     peer_timeout_s: float = 1800.0
     """How long a rank waits for another one that is alive but silent."""
     snapshot_steps: str | None = None
@@ -60,25 +60,25 @@ class RunSettings:
     snapshot_slots: int | None = None
     """How many snapshots host memory may hold; 0 makes saves synchronous, None goes by the size of the state."""
     metrics_port: int | None = None
-    """Where the first node's launcher serves how far the run is; 0 or None for nowhere."""
+    """The port on which the first node's launcher serves the progress of the run; 0 or None for none."""
     metrics_host: str | None = None
-    """The address for that; None for all of the machine's in a pod, and for this machine only elsewhere."""
+    """The address for that; None for all addresses in a pod, and for this machine only elsewhere."""
     termination_log: str | None = None
-    """The file for the last word to the platform; None for /dev/termination-log, where there is one."""
+    """The file for the termination message; None for /dev/termination-log, where it exists."""
     snapshot_memory: str | None = None
     """How much memory all snapshots of one node may take, such as `8Gi`; None goes by `snapshot_slots` alone."""
     verbosity: int = 0
     """0: one line per event; more: details."""
     record_folder: str | None = field(default=None)
-    """Where ranks tell their launcher how they ended; set by the launcher."""
+    """The folder in which ranks record for their launcher how they ended; set by the launcher."""
     launcher_pid: int | None = field(default=None)
     """The process whose death ends the rank; set by the launcher."""
     keeper: str | None = field(default=None)
-    """Under which name the node's keeper is reached; set by the launcher."""
+    """The name of the socket of the node's keeper; set by the launcher."""
     has_begun: bool = False
-    """Whether an earlier launcher of the job has begun: what `resume` and `from_scratch` ask for is done then."""
+    """Whether an earlier launcher of the job has started training; then `resume` and `from_scratch` were applied."""
     job_dir: str | None = field(default=None)
-    """A folder of the job's for its progress and its events, too; set by whoever starts the launcher."""
+    """A folder of the job for its progress and its events; set by the process that starts the launcher."""
 
     def __post_init__(self) -> None:
         self._check_places()
@@ -146,7 +146,7 @@ class RunSettings:
         except ValueError as error:
             raise UsageError(f"--save-every: {error}", hint="write such a time, or auto") from error
         if not is_positive:
-            raise UsageError(f"--save-every {self.save_every} must be longer than nothing")
+            raise UsageError(f"--save-every {self.save_every} must be longer than 0 s")
 
     def _check_snapshots(self) -> None:
         steps = self.snapshot_steps
@@ -174,12 +174,12 @@ class RunSettings:
 
     @property
     def progress_places(self) -> list[Path]:
-        """Where the first rank's progress goes, besides the output folder."""
+        """The files for the first rank's progress, besides the one in the output folder."""
         return [Path(folder) / PROGRESS_NAME for folder in (self.record_folder, self.job_dir) if folder]
 
     @property
     def margin_s(self) -> float:
-        """How long before the platform's SIGKILL every rank has left: a fifth of the grace, at most 3 s."""
+        """How long before the platform's SIGKILL every rank has exited: a fifth of the grace period, at most 3 s."""
         return min(3.0, 0.2 * self.grace_s)
 
     @classmethod
@@ -187,7 +187,7 @@ class RunSettings:
         """Read SAFEPOINT_* variables; unset or empty ones keep the default.
 
         Raises:
-            UsageError: a value cannot be meant.
+            UsageError: a value is invalid.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, object] = {}
@@ -198,7 +198,7 @@ class RunSettings:
         return cls(**values)  # pyright: ignore[reportArgumentType]
 
     def to_environment(self) -> dict[str, str]:
-        """The variables from which `from_environment` makes an equal value; an empty text unsets a setting."""
+        """The variables from which `from_environment` reads an equal value; an empty text unsets a setting."""
         texts: dict[str, str] = {}
         for setting in fields(self):
             value = getattr(self, setting.name)

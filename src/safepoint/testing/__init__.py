@@ -1,1 +1,1 @@
-"""Fault injection, for Safepoint's own tests and for those who want to see their storage fail before it does."""
+"""Fault injection, for Safepoint's own tests and for users who want to test how their storage fails."""

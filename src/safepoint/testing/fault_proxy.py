@@ -1,4 +1,4 @@
-"""A proxy on loopback that stands between a client and an S3 server and breaks what it is told to.
+"""A proxy on loopback between a client and an S3 server, which injects the requested faults.
 
     with FaultProxy("127.0.0.1:9000", seed=1) as proxy:
         proxy.add(Fault(kind=Kind.STATUS, status=503, probability=0.05))
@@ -7,7 +7,7 @@
 
     python -m safepoint.testing.fault_proxy --upstream 127.0.0.1:9000 --error-rate 0.05 --delay-ms 20
 
-The Host header is passed on as it came, so that signatures stay valid. Plain HTTP only.
+The Host header is passed on unchanged, so that signatures stay valid. Plain HTTP only.
 """
 
 import argparse
@@ -37,11 +37,11 @@ class Kind(enum.StrEnum):
     STATUS = "status"
     """The request is read and not forwarded; the answer is `status`, with S3's XML."""
     RESET_BEFORE_BODY = "reset-before-body"
-    """The connection is reset when the request's headers are there."""
+    """The connection is reset when the request's headers have arrived."""
     RESET_AFTER_BODY = "reset-after-body"
-    """The connection is reset when the whole request is there; it is not forwarded."""
+    """The connection is reset when the whole request has arrived; it is not forwarded."""
     LOST_ANSWER = "lost-answer"
-    """The server does what is asked; the connection is reset instead of its answer."""
+    """The server executes the request; the connection is reset instead of its answer."""
     TRUNCATED = "truncated"
     """Half of the answer's body, then the connection ends."""
     WRONG_LENGTH = "wrong-length"
@@ -121,16 +121,16 @@ class FaultProxy:
 
     @property
     def endpoint(self) -> str:
-        """What the client is to use instead of the server's URL."""
+        """The URL for the client to use instead of the server's."""
         return f"http://127.0.0.1:{self.port}"
 
     def add(self, fault: Fault) -> None:
-        """From now on break what `fault` describes; the first fault that fits a request counts."""
+        """From now on inject `fault`; the first fault that matches a request is used."""
         with self._lock:
             self._faults.append(fault)
 
     def clear(self) -> None:
-        """Break nothing any more."""
+        """Inject no faults any more."""
         with self._lock:
             self._faults.clear()
             self._matched.clear()
@@ -185,7 +185,7 @@ class _Server(socketserver.ThreadingTCPServer):
     proxy: FaultProxy
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves in the middle is what this is made for."""
+        """Ignore clients that disconnect; that is what this proxy causes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,7 +228,7 @@ class _Connection(socketserver.StreamRequestHandler):
         )
 
     def _serve(self, proxy: FaultProxy, upstream: http.client.HTTPConnection, request: _Request) -> bool:
-        """Forward one request; returns whether the connection goes on."""
+        """Forward one request; returns whether the connection stays open."""
         fault = proxy.choose(request.method, request.target)
         kind = fault.kind if fault else None
         if kind is Kind.RESET_BEFORE_BODY:

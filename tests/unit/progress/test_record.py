@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepoint.progress.record import Progress, SaveFigures, State, read_progress, state_after
+from safepoint.progress.record import Progress, SaveStatistics, State, read_progress, state_after
 
 TIME = "2026-03-01T12:00:00.000Z"
 FULL = Progress(
@@ -35,7 +35,7 @@ FULL = Progress(
     safe_step=100,
     safe_time=TIME,
     snapshot_step=119,
-    saves=SaveFigures(
+    saves=SaveStatistics(
         count=3,
         unsaved=1,
         last_stall_s=0.25,

@@ -16,7 +16,7 @@ from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.state import JobState, Wanted
-from safepoint.progress.record import Progress, SaveFigures, State
+from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.sdk import LocalConfig, TrainerClient, TrainJob, TransformersTrainer
 from safepoint.sdk.local_backend import LocalBackend
 from safepoint.sdk.upstream import RuntimeBackend, common_options, kubernetes_options, types
@@ -47,7 +47,7 @@ def methods_of(kind: type) -> dict[str, inspect.Signature]:
 def test_a_risky_suspension_is_warned_of(client: TrainerClient, caplog: pytest.LogCaptureFixture) -> None:
     """With the figures; whoever calls a method has decided already."""
     add_job("held", JobState.RUNNING)
-    saves = SaveFigures(count=1, mean_stall_s=0.01, last_durable_s=38.0, expected_s=38.0)
+    saves = SaveStatistics(count=1, mean_stall_s=0.01, last_durable_s=38.0, expected_s=38.0)
     progress = Progress(time="2026-01-31T09:30:00.000Z", state=State.TRAINING, step=40, step_s=10.0, saves=saves)
     job_folder("held").mkdir(parents=True)
     (job_folder("held") / "progress.json").write_bytes(progress.to_bytes())

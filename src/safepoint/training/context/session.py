@@ -243,7 +243,7 @@ class Session:
             self.report(run_events.StepAbandoned(step=message["given_up"], snapshot_step=step, reason=message["why"]))
             if step is not None:
                 self.step = self.saved_step = step
-                self.figures.is_safe(step)
+                self.figures.became_durable(step)
             interrupted = self.interrupt(saved=step is not None, reason="no snapshot was complete")
             self.finish_uploads(newest_only=True)
             self.end_now(interrupted.exit_code)

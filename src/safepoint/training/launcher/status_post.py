@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from safepoint.foundation import clock
 from safepoint.foundation.units import printable
-from safepoint.progress.trainer_status import Look, TrainerStatus
+from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 from safepoint.settings.run_settings import STATUS_URL
 
 _log = logging.getLogger("safepoint")
@@ -95,7 +95,7 @@ class StatusPost:
         target: where to.
     """
 
-    def __init__(self, look: Look, target: StatusTarget) -> None:
+    def __init__(self, look: ReadStatus, target: StatusTarget) -> None:
         self._look = look
         self._target = target
         self._finishing = threading.Event()

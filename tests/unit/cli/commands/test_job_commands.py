@@ -23,7 +23,7 @@ from safepoint.jobs.local.paths import history_file, job_folder, state_folder
 from safepoint.jobs.model.risk import risk_of_suspending
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.state import JobState, Wanted
-from safepoint.progress.record import Progress, SaveFigures, State
+from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.settings.run_settings import RunSettings
 from tests.support.commands import safepoint
 from tests.support.job_values import job_record, job_spec, supervised
@@ -359,7 +359,7 @@ def told(name: str, **changes: Any) -> Progress:
         step_s=0.5,
         safe_step=30,
         safe_time="2026-01-31T09:29:00.000Z",
-        saves=SaveFigures(count=2, mean_stall_s=0.01, last_durable_s=1.5, expected_s=1.5),
+        saves=SaveStatistics(count=2, mean_stall_s=0.01, last_durable_s=1.5, expected_s=1.5),
     )
     progress = replace(progress, **changes)
     job_folder(name).mkdir(parents=True, exist_ok=True)
@@ -505,7 +505,7 @@ def test_delete_forgets_the_job_and_keeps_its_checkpoints(project: Path) -> None
     assert safepoint("status", "done").code == 10
 
 
-SLOW = {"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s=38.0)}
+SLOW = {"state": State.TRAINING, "step_s": 10.0, "saves": SaveStatistics(expected_s=38.0)}
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ SLOW = {"state": State.TRAINING, "step_s": 10.0, "saves": SaveFigures(expected_s
         (SLOW, 30.0, True),
         (SLOW, 50.0, True),  # the ranks leave 3 s before its end
         (SLOW, 51.0, False),
-        ({"state": State.TRAINING, "saves": SaveFigures()}, 30.0, False),
+        ({"state": State.TRAINING, "saves": SaveStatistics()}, 30.0, False),
         ({**SLOW, "state": State.INTERRUPTED}, 30.0, False),
     ],
 )
