@@ -123,9 +123,8 @@ def rank_main(rank: int, port: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=NUM_RANKS)
     peers = Peers(Place(rank=rank, world_size=NUM_RANKS, local_rank=rank), timeout_s=120)
-    termination = Termination(within_s=30, on_outside=lambda _: None, on_deadline=lambda: None)
-    session: Any = SimpleNamespace(termination=termination)
-    agreements = {"safepoint": Agreement(session, peers), "beside": BesideOptimizer(session, peers)}
+    termination = Termination(within_s=30)
+    agreements = {"safepoint": Agreement(termination, peers), "beside": BesideOptimizer(termination, peers)}
     matrix = torch.rand(96, 96)
     num_backward = calibrate(matrix, options.backward_ms / 1000)
     num_optimizer = calibrate(matrix, options.optimizer_ms / 1000)

@@ -20,7 +20,7 @@ from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
-from safepoint.training.context.uploads import Uploads
+from safepoint.training.context.uploader import Uploader
 
 KEEP = 2
 
@@ -93,7 +93,7 @@ def main(folder: str, location: str, number: str) -> None:
     output = OutputFolder(Path(folder))
     remote = RemoteFolder(open_store(parse_location(location)))
     step = begin(output, remote, attempt)
-    Uploads(UploaderPlan(folder=folder, location=location, attempt_id=f"run-{attempt}", keep=f"newest={KEEP}"))
+    Uploader(UploaderPlan(folder=folder, location=location, attempt_id=f"run-{attempt}", keep=f"newest={KEEP}"))
     say("began", step)
     while True:
         step += 1

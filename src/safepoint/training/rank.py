@@ -1,4 +1,4 @@
-"""Runs the user's program as one rank: signals, hooks, the program, and the exit code that is true."""
+"""Runs the user's program as one rank: installs signal handlers and hooks, and decides the exit code."""
 
 import atexit
 import ctypes
@@ -12,10 +12,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from safepoint.checkpoint.local.final_record import adopt_scripts_model
-from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError
-from safepoint.training.context.session import Session, start_session
+from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations import install_integrations
 from safepoint.training.outcome.rank_record import in_a_sentence
 
@@ -27,103 +25,92 @@ _USAGE = "python -m safepoint.training SCRIPT [ARGS…]  or  python -m safepoint
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program named by `arguments`; ends the process with its true exit code.
+    """Run the program named by `arguments`; ends the process with its exit code.
 
     Returns:
-        Only when the session cannot begin: the exit code for that.
+        Only when the environment is invalid: the exit code for that.
     """
     try:
-        session = start_session()
+        context = current_context()
     except (SafepointError, ValueError) as error:
         sys.stderr.write(f"safepoint: error: {error}\n")
         return ExitCode.USAGE
-    _die_with(session.settings.launcher_pid)
-    _print_into(os.environ.get(LOGS_VARIABLE), session.place.rank)
-    code = _run_to_its_end(session, arguments)
-    if code == ExitCode.OK and not session.output_folders and session.place.is_first:
+    outcome = context.outcome
+    _exit_with(context.settings.launcher_pid)
+    _print_into(os.environ.get(LOGS_VARIABLE), context.place.rank)
+    code = _run_to_its_end(context, arguments)
+    if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:
         _log.warning(
             "the script has no Trainer of Hugging Face or TRL, no SafepointCallback and no session: nothing was "
             "saved, and no option had an effect"
         )
-    if session.interrupted is None:
-        code = _finish_uploads(session, code)
-    unsaved_end = session.unsaved_end() if code == ExitCode.OK else ""
+    if outcome.interrupted is None:
+        code = _finish_uploads(context, code)
+    unsaved_end = outcome.unsaved_end() if code == ExitCode.OK else ""
     if unsaved_end:
         code = ExitCode.STORAGE
-        session.record.ended(code, unsaved_end)
-        if session.place.is_first:
+        context.record.ended(code, unsaved_end)
+        if context.place.is_first:
             _log.error("%s", unsaved_end)
-    is_prompt = session.interrupted is not None or code == ExitCode.FAILED
-    if session.interrupted is not None:  # also when the program caught the interruption and went on to its end
-        code = session.interrupted.exit_code
-    session.program_ended(code, session.record.message)
-    if session.keeping.keeper is not None and (code == ExitCode.OK or session.interrupted is not None):
-        session.keeping.keeper.leave()
-    _leave(session, code, wait_for_threads=not is_prompt)
+    is_prompt = outcome.interrupted is not None or code == ExitCode.FAILED
+    if outcome.interrupted is not None:  # also when the program caught the interruption and ran to its end
+        code = outcome.interrupted.exit_code
+    outcome.program_ended(code, context.record.message)
+    if context.keeper.client is not None and (code == ExitCode.OK or outcome.interrupted is not None):
+        context.keeper.client.leave()
+    _exit(context, code, wait_for_threads=not is_prompt)
     return code
 
 
-def _run_to_its_end(session: Session, arguments: list[str]) -> int:
+def _run_to_its_end(context: RankContext, arguments: list[str]) -> int:
     try:
         is_module, program = _parse(arguments)
-        install_integrations(session)
+        install_integrations(context)
         _run(program, is_module=is_module)
     except PeerError as error:
-        session.record.failed(lost_peer=True, message=str(error))
+        context.record.failed(lost_peer=True, message=str(error))
         _log.error("%s", error)
         return error.exit_code
     except SafepointError as error:
-        session.record.ended(error.exit_code, str(error))
-        if session.place.is_first or session.speaks_for_node or error.exit_code == ExitCode.USAGE:
+        context.record.ended(error.exit_code, str(error))
+        if context.place.is_first or context.reporter.warns_for_node or error.exit_code == ExitCode.USAGE:
             _log.error("%s", error)
         return error.exit_code
     except SystemExit as error:
         code = _code_of(error)
         if code:
-            session.record.failed(lost_peer=False, message=f"the script left with code {code}")
+            context.record.failed(lost_peer=False, message=f"the script left with code {code}")
         return code
     except KeyboardInterrupt as error:
-        session.record.failed(lost_peer=False, message="SIGINT")
+        context.record.failed(lost_peer=False, message="SIGINT")
         _print_user_traceback(error)
         return ExitCode.SIGINT
     except Exception as error:  # noqa: BLE001  the user's program failed: its traceback, its exit code
-        session.record.failed(lost_peer=False, message=in_a_sentence(error))
-        if session.interrupted is None:
+        context.record.failed(lost_peer=False, message=in_a_sentence(error))
+        if context.outcome.interrupted is None:
             _print_user_traceback(error)
         return ExitCode.FAILED
     return ExitCode.OK
 
 
-def _finish_uploads(session: Session, code: int) -> int:
-    """Wait for the uploads; a training whose end did not arrive where it was to be is not finished."""
-    if session.uploads is None:
+def _finish_uploads(context: RankContext, code: int) -> int:
+    """Wait for the uploads; a training whose end is not in the object store has not succeeded."""
+    uploads = context.uploads
+    if code == ExitCode.OK:
+        uploads.adopt_scripts_model()
+    is_complete = uploads.finish(newest_only=code != ExitCode.OK)
+    context.outcome.wait_for_end()
+    missing = uploads.missing(is_complete=is_complete)
+    if code != ExitCode.OK or not missing:
         return code
-    is_adopted = False
-    if code == ExitCode.OK and session.training_end is not None:
-        try:
-            is_adopted = adopt_scripts_model(OutputFolder(Path(session.uploads.folder)), session.training_end)
-        except (OSError, ValueError, SafepointError) as error:
-            _log.warning("the model that the script saved is not uploaded: %s; the one kept by Safepoint is", error)
-    has_arrived = session.finish_uploads(newest_only=code != ExitCode.OK)
-    session.wait_for_ending()
-    if code != ExitCode.OK:
-        return code
-    if not has_arrived:  # which has been said
-        missing = f"uploads to {session.uploads.location} did not finish"
-    elif session.final_missing is not None and not is_adopted:
-        missing = session.final_missing
+    if is_complete:  # otherwise an event has reported it
         _log.error("%s", missing)
-    elif session.missing_before is not None:
-        missing = session.missing_before
-        _log.error("of an earlier training of this script: %s", missing)
-    else:
-        return code
-    session.record.ended(ExitCode.STORAGE, missing)
+    context.record.ended(ExitCode.STORAGE, missing)
     return ExitCode.STORAGE
 
 
 def _code_of(error: SystemExit) -> int:
-    """What the interpreter makes of `sys.exit(…)`."""
+    """The exit code that the interpreter derives from `sys.exit(…)`."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
     sys.stderr.write(f"{error.code}\n")
@@ -151,31 +138,30 @@ def _run(program: list[str], *, is_module: bool) -> None:
         runpy.run_path(program[0], run_name="__main__")
 
 
-def _leave(session: Session, exit_code: int, *, wait_for_threads: bool) -> None:
+def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> None:
     """End the process without tearing the interpreter down.
 
-    The tear-down takes longer than the save of a small model, and it can hang for ever: the destructor of torch's
-    gloo group joins threads that wait for the interpreter's lock, which it holds. Whatever the interpreter promises
-    a program at its end is done here.
+    The tear-down takes longer than the save of a small model, and it can hang: the destructor of torch's gloo group
+    joins threads that wait for the interpreter's lock, which it holds. Threads and exit handlers are finished here.
     """
     if wait_for_threads:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     # Loggers and trackers flush in their exit handlers; after an interruption the deadline still holds.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    session.end_now(exit_code)
+    context.outcome.end_now(exit_code)
 
 
-def _die_with(launcher_pid: int | None) -> None:
-    """Ask the kernel for SIGTERM when the launcher dies, so that no rank trains on unseen."""
+def _exit_with(launcher_pid: int | None) -> None:
+    """Ask the kernel for SIGTERM when the launcher dies, so that no rank trains on without one."""
     if launcher_pid is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-    if os.getppid() != launcher_pid:  # it died before the kernel knew
+    if os.getppid() != launcher_pid:  # it died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _print_into(folder: str | None, rank: int) -> None:
-    """From here on, what this process and its children print goes to a file of its own, in the order of printing."""
+    """From here on, write what this process and its children print to one file, in the order of printing."""
     if not folder:
         return
     try:

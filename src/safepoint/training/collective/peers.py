@@ -5,6 +5,7 @@ closed connection. Every call is a collective: all ranks make the same calls in 
 """
 
 import datetime
+import functools
 from array import array
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -205,3 +206,9 @@ class Peers:
             f"{format_duration(self._timeout_s)}; this rank ends",
             hint="the cause is in the log of the rank that ended first",
         )
+
+
+@functools.cache
+def join_peers(place: Place, *, timeout_s: float) -> Peers:
+    """The peers of this process, the same at each call; see `Peers`."""
+    return Peers(place, timeout_s=timeout_s)

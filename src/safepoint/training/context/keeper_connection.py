@@ -1,4 +1,4 @@
-"""This rank's way to its node's keeper: found, or started, and found again after it has died."""
+"""This rank's connection to its node's keeper: opened, or opened again after the keeper died and was replaced."""
 
 import os
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class KeeperConnection:
     """The connection of one rank.
 
     Args:
-        settings: `keeper` names the one that the launcher has started.
+        settings: `keeper` names the keeper that the launcher has started.
         place: this rank.
-        on_leave: see `Keeper`.
+        on_leave: see `KeeperClient`.
     """
 
     def __init__(self, settings: RunSettings, place: Place, on_leave: Callable[[Message], None]) -> None:
@@ -33,35 +33,39 @@ class KeeperConnection:
         self._is_possible = block.are_available() and settings.snapshot_slots != 0
         self._is_ours = settings.keeper is None
         self._name = settings.keeper or _name_for(place)
-        self.keeper: KeeperClient | None = None
-        """The connection, while there is one that works."""
+        self.client: KeeperClient | None = None
+        """The client, while there is a connection that works."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether a keeper that lives has what this rank handed over."""
-        return self.keeper is not None and self.keeper.is_alive
+        """Whether the keeper that has this rank's snapshots lives."""
+        return self.client is not None and self.client.is_alive
+
+    def disable(self) -> None:
+        """Do without the keeper until `reopen`: it cannot write to the output folder."""
+        self.client = None
 
     def open(self) -> KeeperClient | None:
         """Connect, and under plain torchrun start the keeper; None where there can be none."""
-        if self._is_possible and self.keeper is None:
+        if self._is_possible and self.client is None:
             if self._is_ours and self._place.local_rank == 0 and not self._reach(0.0):
                 self._start()
-            if self.keeper is None:
+            if self.client is None:
                 self._reach(_START_S)
-        return self.keeper
+        return self.client
 
     def reopen(self) -> KeeperClient | None:
-        """After a keeper has died: connect to the new one, if it is there by now."""
-        if self.keeper is not None and self.keeper.is_alive:
-            return self.keeper
-        self.keeper = None
+        """After the keeper has died: connect to the new one, if it has started."""
+        if self.is_connected:
+            return self.client
+        self.client = None
         if self._is_possible and not self._reach(0.0) and self._is_ours and self._place.local_rank == 0:
             self._start()
-        return self.keeper
+        return self.client
 
     def _reach(self, wait_s: float) -> bool:
         place = self._place
-        self.keeper = KeeperClient.reach(
+        self.client = KeeperClient.reach(
             self._name,
             wait_s=wait_s,
             rank=place.rank,
@@ -69,10 +73,10 @@ class KeeperConnection:
             restart=place.restart,
             on_leave=self._on_leave,
         )
-        return self.keeper is not None
+        return self.client is not None
 
     def _start(self) -> None:
-        # It lives as long as whoever starts the ranks anew, where somebody does.
+        # It lives as long as the process that restarts the ranks, where there is one.
         global _process_host  # noqa: PLW0603  the process's, like its signals
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         _process_host = KeeperHost(
@@ -81,13 +85,13 @@ class KeeperConnection:
 
 
 def _name_for(place: Place) -> str:
-    """Without a launcher of ours: what all ranks of the node know, and no other job."""
+    """A name that all ranks of the node derive without a launcher of ours, and no other job does."""
     owner = os.getppid() if place.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    return f"safepoint-{os.getuid()}-of-{owner}-{_unique(owner)}"
+    return f"safepoint-{os.getuid()}-of-{owner}-{_unique_id(owner)}"
 
 
-def _unique(pid: int) -> str:
-    """What tells a process from others of its number: in another pod on the same network, or in earlier times."""
+def _unique_id(pid: int) -> str:
+    """Distinguishes a process from others with its number: in another pod on the same network, or earlier ones."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         started = (

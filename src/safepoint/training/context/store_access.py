@@ -14,16 +14,16 @@ _log = logging.getLogger("safepoint")
 
 
 def open_tried(location: Location, *, verify_access: bool = True, environ: Mapping[str, str] | None = None) -> Store:
-    """The object store, after it was written, read, listed and deleted in once, unless that is not wanted.
+    """Open the object store, after one object was written, read, listed and deleted in it, unless the user said no.
 
     Args:
         location: where.
-        verify_access: whether it is tried.
-        environ: what says how to reach it; the process's own when None.
+        verify_access: whether to try it.
+        environ: how to reach it; the process's environment when None.
 
     Raises:
-        UsageError: the environment's options cannot be meant.
-        StorageError: it cannot be used, with the reason.
+        UsageError: the environment's options are invalid.
+        StorageError: the store cannot be used, with the reason.
     """
     try:
         options = StorageOptions.from_environment(environ)
@@ -31,7 +31,7 @@ def open_tried(location: Location, *, verify_access: bool = True, environ: Mappi
         raise UsageError(f"{error}; training was not started") from error
     if not options.verify_tls:
         _log.warning(
-            "SAFEPOINT_VERIFY_TLS=0: the certificate of %s is NOT verified; anybody in between can read and change "
+            "SAFEPOINT_VERIFY_TLS=0: the certificate of %s is NOT verified; anyone on the way can read and change "
             "the checkpoints",
             options.endpoint or location,
         )

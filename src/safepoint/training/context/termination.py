@@ -19,6 +19,7 @@ from safepoint.foundation import clock
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SAVE_SIGNAL = signal.SIGUSR1
+_SIGNALS = (*_STOP_SIGNALS, _SAVE_SIGNAL)
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -27,91 +28,111 @@ class Termination:
 
     Args:
         within_s: seconds from a stop request until the process must be gone.
-        on_outside: ends the process when SIGTERM arrives outside the training loop.
-        on_deadline: ends the process when the deadline passes inside it.
-        look: called after a stop request inside it; may end the process, or say after how many seconds to call it
-            again, None for never.
-        on_signal: told of each signal, before it is answered; must not take long.
-
-    All are called on the watch thread; the first two must not return.
     """
 
-    def __init__(
-        self,
-        *,
-        within_s: float,
-        on_outside: Callable[[int], None],
-        on_deadline: Callable[[], None],
-        look: Callable[[], float | None] = lambda: None,
-        on_signal: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, *, within_s: float) -> None:
         self._within_s = within_s
-        self._on_outside = on_outside
-        self._on_deadline = on_deadline
-        self._look = look
-        self._on_signal = on_signal
-        self._look_again_s = float("inf")
+        self._on_signal: Callable[[int], object] = lambda _: None
+        self._on_stop_outside_training: Callable[[], object] = lambda: None
+        self._on_deadline: Callable[[], object] = lambda: None
+        self._check_step: Callable[[], float | None] = lambda: None
+        self._check_at_s = float("inf")
         self._previous: dict[int, _Handler] = {}
         self._chained: dict[int, _Handler] = {}
         self._in_training = False
         self._num_interrupts = 0
         self._deadline_s: float | None = None
+        self._is_save_requested = False
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.stop_signal = 0
         """The signal that asked this process to stop, or 0."""
-        self.save_requested = False
-        """Whether somebody asked for a checkpoint; the training loop resets it."""
 
-    def install(self) -> None:
-        """Take over SIGTERM, SIGINT and SIGUSR1, and start the watch thread; call it on the main thread."""
-        for number in (*_STOP_SIGNALS, _SAVE_SIGNAL):
+    def install(
+        self,
+        *,
+        on_signal: Callable[[int], object],
+        on_stop_outside_training: Callable[[], object],
+        on_deadline: Callable[[], object],
+    ) -> None:
+        """Handle SIGTERM, SIGINT and SIGUSR1, and start the watch thread; call it on the main thread.
+
+        The watch thread makes all calls.
+
+        Args:
+            on_signal: called with each signal, before it is answered; must return soon.
+            on_stop_outside_training: ends the process, because SIGTERM arrived outside the training loop.
+            on_deadline: ends the process, because the deadline has passed inside it.
+        """
+        self._on_signal = on_signal
+        self._on_stop_outside_training = on_stop_outside_training
+        self._on_deadline = on_deadline
+        for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
         # The interpreter writes the signal's number here even while the main thread is stuck in C code.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._forget_in_child)
+        os.register_at_fork(after_in_child=self._reset_in_child)
         threading.Thread(target=self._watch, name="safepoint-termination", daemon=True).start()
 
-    def enter_training(self) -> None:
-        """From now on the loop answers stop requests; handlers the script installed meanwhile are chained to."""
-        for number in (*_STOP_SIGNALS, _SAVE_SIGNAL):
+    def enter_training(self, check_step: Callable[[], float | None]) -> None:
+        """From now on the loop answers stop requests; handlers that the script installed meanwhile are chained to.
+
+        Args:
+            check_step: called on the watch thread after a stop request. It may have the keeper end the process
+                before the running step does; returns after how many seconds to call it again, None for never.
+        """
+        for number in _SIGNALS:
             current = signal.getsignal(number)
             if current != self._handle:
                 self._chained[number] = current
                 signal.signal(number, self._handle)
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        self._check_step = check_step
         self._in_training = True
 
-    def take_back(self) -> None:
-        """Put the handlers back in the place of others that a framework installed since training began."""
-        for number in (*_STOP_SIGNALS, _SAVE_SIGNAL):
+    def reinstall_handlers(self) -> None:
+        """Replace handlers that a framework installed since training began."""
+        for number in _SIGNALS:
             signal.signal(number, self._handle)
 
     def leave_training(self) -> None:
-        """The loop no longer answers; handlers of the script get their place back."""
+        """The loop no longer answers; handlers of the script are restored."""
         self._in_training = False
-        self._look_again_s = float("inf")
+        self._check_at_s = float("inf")
         for number, handler in self._chained.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, handler)
         self._chained.clear()
 
     def begin_stop(self) -> None:
-        """Start the deadline: called when this rank is signalled, and when it hears that another one was."""
+        """Start the deadline, when this rank or another one was asked to stop."""
         if self._deadline_s is None:
             self._deadline_s = clock.monotonic_s() + self._within_s
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake_writer, b"\0")
 
+    def request_stop(self) -> None:
+        """Stop the run as SIGTERM would, at the next vote."""
+        self.stop_signal = signal.SIGTERM
+
+    def request_save(self) -> None:
+        """Ask for a checkpoint, as SIGUSR1 does."""
+        self._is_save_requested = True
+
+    def take_save_request(self) -> bool:
+        """Whether a checkpoint was requested since the last call."""
+        is_requested, self._is_save_requested = self._is_save_requested, False
+        return is_requested
+
     @property
     def available_s(self) -> float:
-        """Seconds left until the deadline; infinite while nobody asked to stop."""
+        """Seconds left until the deadline; infinite before a stop request."""
         if self._deadline_s is None:
             return float("inf")
         return self._deadline_s - clock.monotonic_s()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == _SAVE_SIGNAL:
-            self.save_requested = True
+            self.request_save()
         elif number == signal.SIGINT:
             self._interrupt(frame)
         else:
@@ -130,28 +151,28 @@ class Termination:
 
     def _watch(self) -> None:
         while True:
-            ready, _, _ = select.select([self._wake_reader], [], [], self._patience_s())
+            ready, _, _ = select.select([self._wake_reader], [], [], self._wait_s())
             numbers: bytes = os.read(self._wake_reader, 64) if ready else b""
             for number in dict.fromkeys(numbers):
-                if number in {*_STOP_SIGNALS, _SAVE_SIGNAL}:
+                if number in _SIGNALS:
                     self._on_signal(number)
             if signal.SIGTERM in numbers or (self._in_training and signal.SIGINT in numbers):
                 self._answer(signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT)
             if self._deadline_s is not None and self.available_s <= 0:
                 self._on_deadline()
-            if self._deadline_s is not None and self._in_training and (ready or self._is_time_to_look):
-                again_s = self._look()
-                self._look_again_s = float("inf") if again_s is None else clock.monotonic_s() + again_s
+            if (
+                self._deadline_s is not None
+                and self._in_training
+                and (ready or clock.monotonic_s() >= self._check_at_s)
+            ):
+                again_s = self._check_step()
+                self._check_at_s = float("inf") if again_s is None else clock.monotonic_s() + again_s
 
-    @property
-    def _is_time_to_look(self) -> bool:
-        return clock.monotonic_s() >= self._look_again_s
-
-    def _patience_s(self) -> float | None:
+    def _wait_s(self) -> float | None:
         if self._deadline_s is None:
             return None
-        look_again_s = self._look_again_s if self._in_training else float("inf")
-        return max(0.0, min(self.available_s, look_again_s - clock.monotonic_s()))
+        check_at_s = self._check_at_s if self._in_training else float("inf")
+        return max(0.0, min(self.available_s, check_at_s - clock.monotonic_s()))
 
     def _answer(self, number: int) -> None:
         if self._in_training:
@@ -159,10 +180,10 @@ class Termination:
             self.stop_signal = self.stop_signal or number
             self.begin_stop()
         elif number == signal.SIGTERM and signal.getsignal(number) == self._handle:
-            self._on_outside(number)
+            self._on_stop_outside_training()
 
-    def _forget_in_child(self) -> None:
-        # A data loader worker must neither answer for its parent nor ignore its own SIGTERM.
+    def _reset_in_child(self) -> None:
+        # A data loader worker must neither answer in its parent's place nor ignore its own SIGTERM.
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

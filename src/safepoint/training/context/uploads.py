@@ -1,112 +1,132 @@
-"""The mover's process, seen from the first rank: started before the first step, asked to finish at the end."""
+"""What a rank knows of its uploads: the uploader, what did not reach the object store, and whether to stop for it."""
 
-import contextlib
-import json
-import subprocess
-import sys
+import logging
 from pathlib import Path
-from typing import Any, cast
 
+from safepoint.checkpoint.local.final_record import TrainingEnd, adopt_scripts_model
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.uploader_process import UploaderPlan, plan_text
-from safepoint.errors import ExitCode
+from safepoint.checkpoint.remote.uploader_process import UploaderPlan
+from safepoint.errors import SafepointError, StorageError
 from safepoint.foundation import clock
+from safepoint.foundation.events.store_events import UploadUnfinished
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.context.reporter import Reporter
+from safepoint.training.context.termination import Termination
+from safepoint.training.context.uploader import Uploader
 
-_MOST_DEATHS = 5
-_FORGET_AFTER_S = 600.0
+_log = logging.getLogger("safepoint")
+_EXIT_S = 0.5
+"""What a process needs to exit after the last upload."""
 
 
 class Uploads:
-    """A running mover.
+    """The uploads of this rank's trainings, one training after another; most ranks have none.
 
     Args:
-        plan: what it is to do.
+        settings: what to do when uploads fail, and the grace period.
+        reporter: reports uploads that did not finish.
+        termination: how much time is left.
     """
 
-    def __init__(self, plan: UploaderPlan) -> None:
-        self.location = plan.location
-        self.folder = plan.folder
-        self._plan = plan
-        # What an earlier mover has said last is not this one's.
-        (OutputFolder(Path(plan.folder)).control / "upload.json").unlink(missing_ok=True)
-        self._process = _start(plan)
-        self._deaths_s: list[float] = []
-        self._result: bool | None = None
-        self._look_again_s = 0.0
+    def __init__(self, settings: RunSettings, reporter: Reporter, termination: Termination) -> None:
+        self._settings = settings
+        self._reporter = reporter
+        self._termination = termination
+        self._training_end: TrainingEnd | None = None
+        self._final_missing: str | None = None
+        self._missing_before: str | None = None
+        self.uploader: Uploader | None = None
+        """The uploader of the newest training with an object store."""
+        self.stop_reason: str | None = None
+        """Why uploads fail, once the run stops for it."""
 
-    def failure(self) -> str | None:
-        """Why uploads fail at the moment, or None; looks at most once a second, and starts a mover that died anew."""
-        if clock.monotonic_s() < self._look_again_s:
-            return None
-        self._look_again_s = clock.monotonic_s() + 1.0
-        code = self._process.poll()
-        if code is not None:
-            if code == ExitCode.CONFLICT:
-                return "another run uses the location now"
-            now_s = clock.monotonic_s()
-            self._deaths_s = [death_s for death_s in self._deaths_s if now_s - death_s < _FORGET_AFTER_S]
-            if len(self._deaths_s) >= _MOST_DEATHS:
-                return f"the mover ended {len(self._deaths_s)} times, the last time with exit code {code}"
-            self._deaths_s.append(now_s)
-            self._start_anew()
-            return None
-        return self.status().get("error")
+    def start(self, plan: UploaderPlan) -> None:
+        """Start the uploader of a training."""
+        self.uploader = Uploader(plan)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the mover, when it said something last, had nothing left to do."""
-        return self.status().get("state") == "idle"
+    def close_training(self) -> None:
+        """Another training begins: wait for the uploader of the last one, and remember what it did not upload."""
+        if not self.finish(newest_only=False):
+            self._missing_before = self._missing_before or self._unfinished
+        self._missing_before = self._missing_before or self._final_missing
+        self._training_end = self._final_missing = None
 
-    def status(self) -> dict[str, Any]:
-        """What the mover has said last: `time`, `state`, and more (`Mover`); empty when it has said nothing."""
-        try:
-            return cast(
-                "dict[str, Any]", json.loads((OutputFolder(Path(self.folder)).control / "upload.json").read_bytes())
-            )
-        except (OSError, ValueError):
-            return {}
+    def training_ended(self, end: TrainingEnd) -> None:
+        """The training has come to its end; a model that the script saves from now on is its final model."""
+        self._training_end = end
 
-    def _start_anew(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process = _start(self._plan)
-
-    def finish(self, *, newest_only: bool, deadline_s: float | None) -> bool:
-        """Wait until everything, or the newest checkpoint, is in the store, or the deadline has come.
+    def final_model_missing(self, reason: str) -> None:
+        """The final model is not in the object store.
 
         Args:
-            newest_only: leave out all others.
-            deadline_s: by the monotonic clock; None waits as long as it takes.
+            reason: why, and what to do.
+        """
+        self._final_missing = reason
+
+    def check(self) -> None:
+        """At a step's end: restart an uploader that died; stop the run when uploads fail and the user asked so."""
+        failure = self.uploader.failure() if self.uploader is not None else None
+        if failure is None or self._settings.on_upload_failure != "stop" or self.stop_reason is not None:
+            return
+        self.stop_reason = failure
+        _log.error("stopping, because uploads fail: %s", failure)
+        self._termination.request_stop()
+
+    def finish(self, *, newest_only: bool) -> bool:
+        """Wait for the uploader, after a stop request until the deadline at most; report what it did not upload.
 
         Returns:
-            Whether it arrived; the same again when it is called again.
+            Whether everything that was to be uploaded is in the object store.
         """
-        if self._result is None:
-            if self._process.poll() not in {None, ExitCode.CONFLICT}:
-                self._start_anew()
-            command = json.dumps({"newest_only": newest_only, "deadline_s": deadline_s}).encode() + b"\n"
-            timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s()) + 0.5
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):  # it is gone already; its exit code says how
-                self._process.stdin.write(command)
-                self._process.stdin.flush()
-            try:
-                self._result = self._process.wait(timeout_s) == 0
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-                self._result = False
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-        return self._result
+        uploader = self.uploader
+        if uploader is None:
+            return True
+        limit_s = self._settings.grace_s - self._settings.margin_s if newest_only else float("inf")
+        wait_s = min(self._termination.available_s, limit_s)
+        deadline_s = None if wait_s == float("inf") else clock.monotonic_s() + max(0.0, wait_s - _EXIT_S)
+        is_complete = uploader.finish(newest_only=newest_only, deadline_s=deadline_s)
+        if not is_complete:
+            self._reporter.report(UploadUnfinished(location=uploader.location, folder=uploader.folder))
+        return is_complete
 
+    def adopt_scripts_model(self) -> None:
+        """Upload the model that the script saved after its training, if there is one, as the final model."""
+        if self.uploader is None or self._training_end is None:
+            return
+        try:
+            if adopt_scripts_model(OutputFolder(Path(self.uploader.folder)), self._training_end):
+                self._final_missing = None
+        except (OSError, ValueError, SafepointError) as error:
+            _log.warning("the model that the script saved is not uploaded: %s; the one kept by Safepoint is", error)
 
-def _start(plan: UploaderPlan) -> "subprocess.Popen[bytes]":
-    # A session of its own: a launcher that kills this rank's process group leaves the mover its grace period.
-    return subprocess.Popen(
-        [sys.executable, "-m", "safepoint.checkpoint.remote.uploader_process", plan_text(plan)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    def missing(self, *, is_complete: bool) -> str:
+        """What is not in the object store at the end of the program, in a sentence; empty when everything is.
+
+        Args:
+            is_complete: what `finish` returned.
+        """
+        if self.uploader is None:
+            return ""
+        if not is_complete:
+            return self._unfinished
+        before = self._missing_before and f"of an earlier training of this script: {self._missing_before}"
+        return self._final_missing or before or ""
+
+    def require_complete(self) -> None:
+        """Wait until everything is in the object store, where no launcher waits for the end of the program.
+
+        Raises:
+            StorageError: something is missing.
+        """
+        if not self.finish(newest_only=False):
+            raise StorageError(
+                "not everything that was saved has arrived in the object store; the folder in front of it has it",
+                hint="run the script again when the store can be used: it sends what is missing",
+            )
+        if self._final_missing is not None:
+            raise StorageError(self._final_missing)
+        self.uploader = None
+
+    @property
+    def _unfinished(self) -> str:
+        return "" if self.uploader is None else f"uploads to {self.uploader.location} did not finish"

@@ -10,7 +10,7 @@ begins with the step, and a signal may be heard one such step later (docs/adr/00
 from safepoint.foundation import clock
 from safepoint.training.collective.peers import Peers
 from safepoint.training.collective.vote import Ballot, Decision, Vote
-from safepoint.training.context.session import Session
+from safepoint.training.context.termination import Termination
 from safepoint.training.engine.save_clock import SaveClock
 
 _SAVE_GUESS_S = 1.0
@@ -24,12 +24,12 @@ class Agreement:
     """The votes of one `train()` call.
 
     Args:
-        session: this rank, with its signals.
+        termination: the signals of this rank.
         peers: all ranks.
     """
 
-    def __init__(self, session: Session, peers: Peers) -> None:
-        self._termination = session.termination
+    def __init__(self, termination: Termination, peers: Peers) -> None:
+        self._termination = termination
         self._vote = Vote(peers)
         self._micro_step_s: float | None = None
         self._micro_started_s = clock.monotonic_s()
@@ -123,13 +123,12 @@ class Agreement:
 
     def _ballot(self, micro_steps_left: int) -> Ballot:
         termination = self._termination
-        save, termination.save_requested = termination.save_requested, False
         if termination.stop_signal:
             termination.begin_stop()
         give_up = micro_steps_left > 0 and self.needed_s(micro_steps_left) > termination.available_s
         return Ballot(
             stop_signal=termination.stop_signal,
-            save=save,
+            save=termination.take_save_request(),
             give_up=give_up,
             step_ms=self._step_ms,
             is_due=self.save_clock.is_due(),

@@ -10,7 +10,7 @@ from safepoint.errors import Interrupted, PeerError
 from safepoint.estimates.cadence import Cadence
 from safepoint.foundation.events.run_events import StopRequested
 from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.deadline import Deadline
 from safepoint.training.engine.loop import TrainingLoop
@@ -25,7 +25,7 @@ class Boundary:
     """The ways to save of one training, and the moves between its steps; all ranks make them in the same order.
 
     Args:
-        session: this rank.
+        context: this rank.
         peers: all ranks.
         framework: whose state is saved; its `step` is the one that the training has reached.
         agreement: their votes.
@@ -35,29 +35,29 @@ class Boundary:
 
     def __init__(
         self,
-        session: Session,
+        context: RankContext,
         peers: Peers,
         framework: TrainingLoop,
         agreement: Agreement,
         output: OutputFolder,
         start: Start,
     ) -> None:
-        self._session = session
+        self._context = context
         self._peers = peers
         self._framework = framework
         self._agreement = agreement
         attempt = start.attempt
         facts = RunFacts(run_id=attempt.run_id, attempt=attempt.attempt, attempt_id=attempt.attempt_id)
-        self.saver = SynchronousSave(session, peers, framework, output, start.folders, facts)
+        self.saver = SynchronousSave(context, peers, framework, output, start.folders, facts)
         """The way without the keeper."""
-        self.snapshots = Snapshots(session, peers, framework, self.saver, output, start.folders, attempt.attempt_id)
+        self.snapshots = Snapshots(context, peers, framework, self.saver, output, start.folders, attempt.attempt_id)
         """The way over the keeper."""
-        self.saves = Saves(session, framework, agreement, self.snapshots, self.saver, output.root)
+        self.saves = Saves(context, framework, agreement, self.snapshots, self.saver, output.root)
         """Which way is taken."""
         if start.point is not None and not start.point.is_durable:
             self.saves.postpone(Trigger.PERIODIC)  # what is in memory only is saved again at once
-        self._deadline = Deadline(session, agreement, self.snapshots)
-        self._cadence = Cadence(session.settings.snapshot_steps)
+        self._deadline = Deadline(context.termination, context.outcome, context.reporter, agreement, self.snapshots)
+        self._cadence = Cadence(context.settings.snapshot_steps)
 
     def prepare(self) -> None:
         """Before the model is used: what the keeper needs, and the memory for snapshots.
@@ -77,18 +77,16 @@ class Boundary:
 
     def loop_begins(self) -> None:
         """The model is loaded; from here on a signal is answered by a save."""
-        self._session.step = self._framework.step
+        self._context.outcome.reached(self._framework.step)
         self.snapshots.begin_loop()
-        self._session.look_at_time = self._deadline.look
-        self._session.termination.enter_training()
+        self._context.termination.enter_training(self._deadline.look)
 
     def step_ends(self) -> None:
         """The optimizer has stepped: hear the vote, and look after what is being saved and uploaded."""
-        self._session.step = self._framework.step
-        self._session.record.stepped()
+        self._context.outcome.step_done(self._framework.step)
         self._agreement.step_ends()
-        self._session.figures.step_ends()
-        self._session.watch_uploads()
+        self._context.progress.step_ends()
+        self._context.uploads.check()
         self.saves.watch()
 
     def snapshot_if_due(self) -> None:
@@ -105,7 +103,7 @@ class Boundary:
     def ends(self) -> None:
         """All of it is done: the next step's pace counts from here."""
         self._agreement.boundary_ends()
-        self._session.figures.boundary_ends()
+        self._context.progress.boundary_ends()
 
     def announce_stop(self) -> None:
         """Say once that the ranks have agreed to stop."""
@@ -113,7 +111,9 @@ class Boundary:
             self._deadline.is_met = True
             decision = self._agreement.decision
             name = signal.Signals(decision.stop_signal).name
-            self._session.report(StopRequested(signal=name, rank=decision.stop_rank, step=self._framework.step))
+            self._context.reporter.report(
+                StopRequested(signal=name, rank=decision.stop_rank, step=self._framework.step)
+            )
 
     def leave(self, last_words: Callable[[], None]) -> Interrupted:
         """End the training here, with what is saved.
@@ -124,15 +124,15 @@ class Boundary:
         Returns:
             What is to be raised.
         """
-        session, step = self._session, self._framework.step
+        context, step = self._context, self._framework.step
         self.announce_stop()
         self.saves.finish()
         last_words()
-        saved = session.saved_step is not None and session.saved_step == step
-        reason = "" if saved else "no step was finished" if step == 0 else "the save failed"
+        is_saved = context.outcome.saved_step == step
+        reason = "" if is_saved else "no step was finished" if step == 0 else "the save failed"
+        uploads_failed = context.uploads.stop_reason is not None
         with contextlib.suppress(PeerError):  # one that leaves sooner takes nothing of what is saved with it
-            failures = [failure for failure in self._peers.gather(session.upload_failure) if failure]
-            session.upload_failure = failures[0] if failures else None
-        interrupted = session.interrupt(saved=saved, reason=reason)
-        session.finish_uploads(newest_only=True)
+            uploads_failed = any(self._peers.gather(uploads_failed))
+        interrupted = context.outcome.interrupt(is_saved=is_saved, reason=reason, uploads_failed=uploads_failed)
+        context.uploads.finish(newest_only=True)
         return interrupted

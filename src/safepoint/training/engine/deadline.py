@@ -1,7 +1,9 @@
 """Whether the running step can still be ended before the platform kills, once somebody has asked to stop."""
 
 from safepoint.foundation.events.run_events import DeadlineChoice
-from safepoint.training.context.session import Session
+from safepoint.training.context.outcome import Outcome
+from safepoint.training.context.reporter import Reporter
+from safepoint.training.context.termination import Termination
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.snapshots import Snapshots
 
@@ -13,13 +15,24 @@ class Deadline:
     """Looks at the time beside the loop, on the thread that watches signals.
 
     Args:
-        session: this rank.
+        termination: how much time is left.
+        outcome: which step is running.
+        reporter: reports the choice.
         agreement: how long steps take.
         snapshots: what there is in memory, and how long it takes to make it durable.
     """
 
-    def __init__(self, session: Session, agreement: Agreement, snapshots: Snapshots) -> None:
-        self._session = session
+    def __init__(
+        self,
+        termination: Termination,
+        outcome: Outcome,
+        reporter: Reporter,
+        agreement: Agreement,
+        snapshots: Snapshots,
+    ) -> None:
+        self._termination = termination
+        self._outcome = outcome
+        self._reporter = reporter
         self._agreement = agreement
         self._snapshots = snapshots
         self.is_met = False
@@ -32,12 +45,12 @@ class Deadline:
         Returns:
             Seconds after which to look again; None for never.
         """
-        session, snapshots = self._session, self._snapshots
+        snapshots, step = self._snapshots, self._outcome.step
         if self.is_met:
             return None
-        available_s = session.termination.available_s
+        available_s = self._termination.available_s
         step_left_s = self._agreement.step_left_s()
-        if not snapshots.can_rescue(session.step):
+        if not snapshots.can_rescue(step):
             self._tell("finish_step", step_left_s + (self._agreement.save_s or 0.0), available_s, None)
             return None
         commit_s = snapshots.commit_s()
@@ -51,7 +64,7 @@ class Deadline:
             if needed_s > available_s
             else f"{max(0.0, available_s):.1f} s are left, just enough to commit a snapshot"
         )
-        snapshots.rescue(session.step + 1, why)
+        snapshots.rescue(step + 1, why)
         self._tell("commit_snapshot", needed_s, available_s, commit_s)
         return None
 
@@ -59,10 +72,10 @@ class Deadline:
         if self._told == choice:
             return
         self._told = choice
-        self._session.report_in_time(
+        self._reporter.report_in_time(
             DeadlineChoice(
                 choice=choice,
-                step=self._session.step + 1,
+                step=self._outcome.step + 1,
                 needed_s=round(needed_s, 3),
                 available_s=round(max(0.0, available_s), 3),
                 snapshot_step=self._snapshots.taken_step,

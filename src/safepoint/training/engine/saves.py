@@ -7,7 +7,7 @@ from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.foundation import clock
 from safepoint.progress.record import State
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.loop import TrainingLoop, Write
 from safepoint.training.engine.save_clock import SaveClock, read_losses
@@ -19,7 +19,7 @@ class Saves:
     """Knows which step is saved, or about to be; what it answers is the same on every rank.
 
     Args:
-        session: this rank.
+        context: this rank.
         framework: whose state is saved.
         agreement: is told what a save costs.
         snapshots: the way over the keeper.
@@ -29,14 +29,14 @@ class Saves:
 
     def __init__(
         self,
-        session: Session,
+        context: RankContext,
         framework: TrainingLoop,
         agreement: Agreement,
         snapshots: Snapshots,
         saver: SynchronousSave,
         root: Path,
     ) -> None:
-        self._session = session
+        self._context = context
         self._framework = framework
         self._agreement = agreement
         self._snapshots = snapshots
@@ -47,9 +47,9 @@ class Saves:
         self.handed_step: int | None = None
         """The step that was handed over and has not been waited for."""
         self._postponed: Trigger | None = None
-        if session.place.is_first:
+        if context.place.is_first:
             events = OutputFolder(root).events
-            agreement.save_clock = SaveClock(session.settings.save_every, lambda: read_losses(events))
+            agreement.save_clock = SaveClock(context.settings.save_every, lambda: read_losses(events))
 
     @property
     def is_postponed(self) -> bool:
@@ -67,7 +67,7 @@ class Saves:
             return
         self._framework.handed_step = None
         if not outcome.is_durable and self.step == outcome.step:
-            self.step = self._session.saved_step
+            self.step = self._context.outcome.saved_step
         self._agreement.save_s = self._snapshots.save_s or self._agreement.save_s
 
     def save(self, trigger: Trigger, write: Write, *, is_last: bool) -> bool:
@@ -90,7 +90,7 @@ class Saves:
         handover = self._hand_over(trigger, write, is_last=is_last)
         self._postponed = trigger if handover == Handover.BUSY else None
         if self.is_postponed:
-            self._session.log.info(
+            self._context.log.info(
                 "the save at step %s waits: the one before is still being written", self._framework.step
             )
         waited = handover == Handover.IMPOSSIBLE
@@ -112,8 +112,8 @@ class Saves:
         return handover
 
     def _save_and_wait(self, trigger: Trigger, write: Write) -> None:
-        consequence = "an older checkpoint stands" if self._session.saved_step is not None else "none exists"
-        with self._session.figures.during(State.SAVING):
+        consequence = "an older checkpoint stands" if self._context.outcome.saved_step is not None else "none exists"
+        with self._context.progress.during(State.SAVING):
             committed = self._saver.save(
                 trigger,
                 write,
@@ -136,7 +136,7 @@ class Saves:
         step, self.handed_step = self.handed_step, None
         if step is None:  # the same on every rank, unlike what each of them has heard from the keeper
             return
-        with self._session.figures.during(State.SAVING):
+        with self._context.progress.during(State.SAVING):
             is_durable = self._snapshots.finish(step)
         self._framework.handed_step = None
         if is_durable:

@@ -23,7 +23,7 @@ from safepoint.snapshot.keeper_client.arena import NoRoomError
 from safepoint.snapshot.keeper_client.client import KeeperClient, Outcome
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
 from safepoint.training.collective.peers import NUM_VALUES, Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.loop import TrainingLoop, Write
 from safepoint.training.engine.scratch import Scratch
 from safepoint.training.engine.synchronous_save import SynchronousSave
@@ -50,7 +50,7 @@ class Snapshots:
     """The snapshots of one training.
 
     Args:
-        session: this rank.
+        context: this rank.
         peers: all ranks.
         framework: whose state is saved.
         saver: knows the checkpoint's facts.
@@ -61,7 +61,7 @@ class Snapshots:
 
     def __init__(
         self,
-        session: Session,
+        context: RankContext,
         peers: Peers,
         framework: TrainingLoop,
         saver: SynchronousSave,
@@ -69,14 +69,14 @@ class Snapshots:
         folders: Folders,
         attempt_id: str,
     ) -> None:
-        self._session = session
+        self._context = context
         self._peers = peers
         self._framework = framework
         self._saver = saver
         self._output = output
         self._attempt_id = attempt_id
         self._snapshotter: Snapshotter | None = None
-        self._scratch = Scratch(session.settings.record_folder)
+        self._scratch = Scratch(context.settings.record_folder)
         self._told: set[str] = set()
         self._sizes: list[int] = []
         self._can = folders.is_shared
@@ -94,12 +94,12 @@ class Snapshots:
         self._num_untold, self._tell_again_s = 0, 0.0
         self._most_bytes: int | None = None
         self._num_taken = self._pending_save = 0
-        keeper = session.keeping.keeper
+        keeper = context.keeper.client
         if keeper is not None and self._can:
             self._use(keeper)
 
     def _use(self, keeper: KeeperClient) -> None:
-        settings = self._session.settings
+        settings = self._context.settings
         slots = settings.snapshot_slots
         if slots is None and settings.snapshot_steps is not None:
             slots = 2  # one in memory only, whatever the disk does
@@ -121,13 +121,13 @@ class Snapshots:
 
     def _report_failure(self, step: int, reason: str, consequence: str) -> None:
         event = SaveFailed(step=step, trigger=Trigger.PERIODIC, reason=reason, consequence=consequence)
-        self._session.report(event)
+        self._context.reporter.report(event)
 
     def _tell_once(self, text: str, about: str | None = None) -> None:
         """Warn of something once; `about` names it where the text has figures that change."""
         if (about or text) not in self._told:
             self._told.add(about or text)
-            self._session.log.warning("%s", text)
+            self._context.log.warning("%s", text)
 
     # ---- before the loop --------------------------------------------------------------------------------------
 
@@ -143,8 +143,8 @@ class Snapshots:
         trainable = sum(one.nbytes for one in parameters if one.requires_grad)
         model = sum(one.nbytes for one in parameters)
         on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
-        of_node = 1.0 if share == 1 else 1 / self._session.place.num_nodes
-        self._session.figures.expect_save(round(of_node * (model + moments * trainable)))
+        of_node = 1.0 if share == 1 else 1 / self._context.place.num_nodes
+        self._context.progress.expect_save(round(of_node * (model + moments * trainable)))
         if snapshotter is None:
             return
         wholes = [size for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
@@ -159,10 +159,10 @@ class Snapshots:
 
     def _divide_memory(self) -> None:
         """What the node's snapshots may take belongs to its ranks by what each of them writes."""
-        bound_bytes = self._session.settings.snapshot_bytes
+        bound_bytes = self._context.settings.snapshot_bytes
         if bound_bytes is None or not self._can:
             return
-        place = self._session.place
+        place = self._context.place
         # All have something to write, and be it the state of their random numbers.
         mine = self._framework.share + _LEAST_SHARE
         here = sum(share for node, share in self._peers.gather((place.node, mine)) if node == place.node)
@@ -176,9 +176,9 @@ class Snapshots:
         if self._snapshotter is not None:
             self._scratch.prepare_capture()
             self._snapshotter.watch(self._optimizers)
-        if self._session.place.restart > 0:
+        if self._context.place.restart > 0:
             self._peers.gather(None)  # ranks that load more slowly still read what the last start has left
-            if self._snapshotter is not None and self._session.place.local_rank == 0:
+            if self._snapshotter is not None and self._context.place.local_rank == 0:
                 self._snapshotter.keeper.restored()
 
     # ---- taking one -------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Snapshots:
 
     def _tell_taken(self, trigger: Trigger, *, is_wanted: bool) -> None:
         assert self.taken_step is not None
-        self._session.figures.snapshot_taken(self.taken_step)
+        self._context.progress.snapshot_taken(self.taken_step)
         self._num_untold += 1
         now_s = clock.monotonic_s()
         if not is_wanted and now_s < self._tell_again_s:
@@ -239,13 +239,13 @@ class Snapshots:
             size_bytes=sum(self._sizes),
             count=self._num_untold,
         )
-        self._session.report(event)
+        self._context.reporter.report(event)
         self._num_untold, self._tell_again_s = 0, now_s + _TELL_EVERY_S
 
     def _readiness(self, more_slots: int) -> Handover:
         if not self._can:
             return Handover.IMPOSSIBLE
-        keeper = self._session.keeping.keeper
+        keeper = self._context.keeper.client
         if self._snapshotter is None or keeper is None or not keeper.is_alive:
             self._find_keeper()
             return Handover.IMPOSSIBLE
@@ -263,16 +263,16 @@ class Snapshots:
 
     def _find_keeper(self) -> None:
         """After it died: this save is synchronous, and the new keeper, if it is there, has the next one."""
-        session = self._session
+        context = self._context
         if self._snapshotter is not None:
             self.poll()
             self._snapshotter.close()
             self._snapshotter = None
-            session.log.warning("the keeper died; this save is synchronous, and a new keeper has the next one")
-        keeper = session.keeping.reopen()
+            context.log.warning("the keeper died; this save is synchronous, and a new keeper has the next one")
+        keeper = context.keeper.reopen()
         if keeper is None:
             return
-        error = open_on_node(session, keeper, self._output)
+        error = open_on_node(context, keeper, self._output)
         if error:
             self._tell_once(f"{error}: saves are synchronous")
         else:
@@ -282,7 +282,7 @@ class Snapshots:
         assert self._snapshotter is not None
         try:
             images = self._scratch.images(step, write)
-            facts = self._facts() if self._session.place.local_rank == 0 else None
+            facts = self._facts() if self._context.place.local_rank == 0 else None
             taken = self._snapshotter.take(
                 step,
                 images,
@@ -297,7 +297,7 @@ class Snapshots:
             return Handover.IMPOSSIBLE
         except Exception as error:  # the synchronous save reports it, on all ranks together
             self._tell_once(f"saves are synchronous: what is saved cannot be captured: {error}")
-            self._session.log.debug("the snapshot of step %s failed", step, exc_info=True)
+            self._context.log.debug("the snapshot of step %s failed", step, exc_info=True)
             return Handover.IMPOSSIBLE
         self._sizes = [image.size_bytes for image in images]
         self._scratch.forget(self._snapshotter.passing)
@@ -309,12 +309,12 @@ class Snapshots:
             "folder": str(self._output.root.absolute()),
             "attempt_id": self._attempt_id,
             "manifest": dataclasses.asdict(self._saver.manifest_facts()),
-            "keep": self._session.settings.keep,
+            "keep": self._context.settings.keep,
             "limit": limit,
             "protected": sorted(protected),
             "save": self._num_taken,
-            "node": self._session.place.node,
-            "num_nodes": self._session.place.num_nodes,
+            "node": self._context.place.node,
+            "num_nodes": self._context.place.num_nodes,
         }
 
     def _agree(self, mine: Handover, cost_us: int = 0) -> Handover:
@@ -350,7 +350,7 @@ class Snapshots:
 
     def _excuse_keeper(self) -> None:
         """Other nodes' keepers wait for the part of one that has died."""
-        place = self._session.place
+        place = self._context.place
         if place.num_nodes > 1 and place.local_rank == 0:
             part = RankPart(rank=place.node, error=f"the keeper of node {place.node} died")
             folder = self._output.work / self._attempt_id
@@ -360,11 +360,11 @@ class Snapshots:
     def _note(self, outcome: Outcome) -> Outcome:
         self.pending = None
         if outcome.is_durable:
-            self._session.saved_step = outcome.step
+            self._context.outcome.saved(outcome.step)
             self.save_s = clock.monotonic_s() - self._handed_s
             is_last = self._snapshotter is not None and self.taken_step == outcome.step
             waited_s = self._snapshotter.waited_s if is_last and self._snapshotter is not None else 0.0
-            self._session.figures.saved(
+            self._context.progress.saved(
                 outcome.step,
                 time=self._pending_time,
                 stall_s=self._pending_stall_s + waited_s,
@@ -372,7 +372,7 @@ class Snapshots:
                 size_bytes=outcome.size_bytes,
             )
         else:
-            self._session.figures.not_saved()
+            self._context.progress.not_saved()
         return outcome
 
     def finish(self, step: int) -> bool:
@@ -383,16 +383,16 @@ class Snapshots:
         """
         if self.pending == step and self._snapshotter is not None:
             self._snapshotter.wait_staged()
-            available_s = self._session.termination.available_s
+            available_s = self._context.termination.available_s
             deadline_s = None if available_s == float("inf") else clock.monotonic_s() + available_s
             self._note(self._snapshotter.keeper.wait(step, deadline_s))
-        return all(self._peers.gather(self._session.saved_step == step))
+        return all(self._peers.gather(self._context.outcome.saved_step == step))
 
     def wait_until_free(self) -> None:
         """Wait until the memory may be used again, until the deadline at most."""
         while self._snapshotter is not None and self._snapshotter.keeper.is_alive:
             self._snapshotter.wait_staged()
-            if self._snapshotter.arena.could_take(self._sizes) or self._session.termination.available_s <= 0:
+            if self._snapshotter.arena.could_take(self._sizes) or self._context.termination.available_s <= 0:
                 return
             clock.sleep(0.002)
 
@@ -415,21 +415,21 @@ class Snapshots:
 
         That is so when it is of the last finished step, or when the user has chosen how far apart snapshots are.
         """
-        is_chosen = self._session.settings.snapshot_steps is not None
-        keeper = self._session.keeping.keeper
+        is_chosen = self._context.settings.snapshot_steps is not None
+        keeper = self._context.keeper.client
         is_there = self.taken_step is not None and (is_chosen or self.taken_step == step)
         return is_there and keeper is not None and keeper.is_alive
 
     def commit_s(self) -> float:
         """Seconds to make the newest snapshot durable, by the speed measured so far."""
-        keeper = self._session.keeping.keeper
-        if self.taken_step == self._session.saved_step or keeper is None:
+        keeper = self._context.keeper.client
+        if self.taken_step == self._context.outcome.saved_step or keeper is None:
             return 0.0
         return sum(self._sizes) / (keeper.write_bytes_per_s or _SLOW_BYTES_PER_S) + _COMMIT_S
 
     def rescue(self, step: int, why: str) -> None:
         """Ask the keeper to make the newest snapshot durable and to let all ranks leave."""
-        keeper = self._session.keeping.keeper
+        keeper = self._context.keeper.client
         if keeper is not None:
             keeper.rescue(step, why)
 
@@ -442,7 +442,7 @@ class Snapshots:
         """
         if self._snapshotter is not None and is_orderly:
             self._snapshotter.wait_staged()
-            if self._session.place.local_rank == 0:
+            if self._context.place.local_rank == 0:
                 self._snapshotter.keeper.close_folder()
             self._snapshotter.close()
             self._snapshotter = None

@@ -27,7 +27,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Pruned, Resealed, Saved, SaveFailed
 from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.final_model.finished_model import Finishing
 from safepoint.training.engine.loop import TrainingLoop, Write
 from safepoint.training.engine.run_facts import RunFacts
@@ -38,7 +38,7 @@ class SynchronousSave:
     """Saves and commits for one `train()` call.
 
     Args:
-        session: reports what happened.
+        context: reports what happened.
         peers: all ranks.
         framework: whose state is saved.
         output: where.
@@ -48,14 +48,14 @@ class SynchronousSave:
 
     def __init__(
         self,
-        session: Session,
+        context: RankContext,
         peers: Peers,
         framework: TrainingLoop,
         output: OutputFolder,
         folders: Folders,
         facts: RunFacts,
     ) -> None:
-        self._session = session
+        self._context = context
         self._peers = peers
         self._framework = framework
         self._output = output
@@ -90,14 +90,18 @@ class SynchronousSave:
         if self._folders.is_owner:
             working.discard()
         if manifest is None:
-            self._session.report(SaveFailed(step=step, trigger=trigger, reason=error, consequence=consequence))
-            self._session.figures.not_saved()
+            self._context.reporter.report(
+                SaveFailed(step=step, trigger=trigger, reason=error, consequence=consequence)
+            )
+            self._context.progress.not_saved()
             return False
         self._newest = (working.target, manifest)
-        self._session.saved_step = step
+        self._context.outcome.saved(step)
         self.last_duration_s = took_s = clock.monotonic_s() - started_s
-        self._session.figures.saved(step, time=time, stall_s=took_s, durable_s=took_s, size_bytes=manifest.size_bytes)
-        self._session.report(
+        self._context.progress.saved(
+            step, time=time, stall_s=took_s, durable_s=took_s, size_bytes=manifest.size_bytes
+        )
+        self._context.reporter.report(
             Saved(
                 step=step,
                 trigger=trigger,
@@ -127,7 +131,7 @@ class SynchronousSave:
         """Every node commits its part, when all of them have done what can fail."""
         manifest: Manifest | None = None
         error = ""
-        if self._session.place.is_first:
+        if self._context.place.is_first:
             try:
                 manifest = describe_all(parts, describe)
             except SafepointError as reason:
@@ -158,7 +162,7 @@ class SynchronousSave:
             PeerError: a rank is gone.
         """
         finishing = Finishing(
-            self._session,
+            self._context,
             self._peers,
             self._framework,
             self._output,
@@ -176,14 +180,14 @@ class SynchronousSave:
         path, manifest = self._newest
         try:
             if self._folders.is_shared:
-                if not self._session.place.is_first:
+                if not self._context.place.is_first:
                     return
                 manifest, added = reseal(path, manifest)
             else:
                 manifest, added = self._adopt_on_nodes(path, manifest)
         except (OSError, ValueError, SaveError) as error:
             reason = f"files that a callback added cannot be named in its manifest: {error}"
-            self._session.report(
+            self._context.reporter.report(
                 SaveFailed(
                     step=manifest.step,
                     trigger=manifest.trigger,
@@ -194,7 +198,7 @@ class SynchronousSave:
             return
         self._newest = (path, manifest)
         if added:
-            self._session.report(Resealed(step=manifest.step, files=tuple(added)))
+            self._context.reporter.report(Resealed(step=manifest.step, files=tuple(added)))
 
     def _adopt_on_nodes(self, path: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
         mine: list[FileEntry] = []
@@ -211,7 +215,7 @@ class SynchronousSave:
         return whole, sorted({entry.path for entry in everything})
 
     def _write_part(self, working: WorkingCheckpoint, write: Write) -> RankPart:
-        rank = self._session.place.rank
+        rank = self._context.place.rank
         try:
             root = working.rank_root(rank)
             write(root, root / working.name)
@@ -234,12 +238,12 @@ class SynchronousSave:
         if not self._folders.is_owner:
             return
         limit, protected = self._framework.retention()
-        policies = [*parse_policies(self._session.settings.keep), *([KeepNewest(limit)] if limit else [])]
+        policies = [*parse_policies(self._context.settings.keep), *([KeepNewest(limit)] if limit else [])]
         superseded = self._output.superseded(policies, protected=protected)
         try:
             pruned = self._output.prune(superseded)
         except OSError as error:
-            self._session.report(
+            self._context.reporter.report(
                 SaveFailed(
                     step=self._framework.step,
                     trigger="retention",
@@ -249,4 +253,4 @@ class SynchronousSave:
             )
             return
         for path in pruned:
-            self._session.report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
+            self._context.reporter.report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))

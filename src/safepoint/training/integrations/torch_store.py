@@ -10,15 +10,15 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.imports import after_import
 
 
-def install(session: Session) -> None:
+def install(context: RankContext) -> None:
     """Put the restart count before every key, where all ranks have the same count."""
-    place = session.place
+    place = context.place
     has_one_agent = place.local_world_size == place.world_size
-    if place.restart == 0 or (session.settings.launcher_pid is None and not has_one_agent):
+    if place.restart == 0 or (context.settings.launcher_pid is None and not has_one_agent):
         return
 
     def hook(module: ModuleType) -> None:

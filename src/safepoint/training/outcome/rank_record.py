@@ -13,6 +13,7 @@ from typing import Any
 
 from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation import clock
+from safepoint.foundation.environment import Place
 from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import write_atomic
 from safepoint.foundation.units import printable
@@ -45,17 +46,17 @@ class RankRecord:
     message: str = ""
 
 
-class RecordFile:
+class RankRecordWriter:
     """Writes the record of this rank.
 
     Args:
         folder: the launcher's folder for this start of the ranks, or None without a launcher.
-        rank: who.
+        place: this rank.
     """
 
-    def __init__(self, folder: str | None, rank: int, restart: int) -> None:
-        self._path = Path(folder) / str(restart) / f"rank-{rank}.json" if folder else None
-        self._record = RankRecord(rank=rank, pid=os.getpid())
+    def __init__(self, folder: str | None, place: Place) -> None:
+        self._path = Path(folder) / str(place.restart) / f"rank-{place.rank}.json" if folder else None
+        self._record = RankRecord(rank=place.rank, pid=os.getpid())
         self._write()
 
     @property

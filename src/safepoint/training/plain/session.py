@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import Place
-from safepoint.training.context.session import Session, current_session, start_session
+from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.plain.data.data_state import Data
 from safepoint.training.plain.state.accelerate import AcceleratedParts
 from safepoint.training.plain.state.parts import NamedParts, Parts
@@ -21,7 +21,7 @@ class Run(Training):
     """A training whose loop takes its batches from here; made by `session`.
 
     Args:
-        session: this rank.
+        context: this rank.
         parts: the state.
         data: what is iterated in each epoch.
         output_dir: see `Training`.
@@ -30,15 +30,15 @@ class Run(Training):
 
     def __init__(
         self,
-        session: Session,
+        context: RankContext,
         *,
         parts: Parts,
         data: Iterable[Any] | None,
         output_dir: str | Path | None,
         save_steps: int | None,
     ) -> None:
-        self._data = Data(data, session.log.info)
-        super().__init__(session, parts=parts, feed=self._data, output_dir=output_dir, save_steps=save_steps)
+        self._data = Data(data, context.log.info)
+        super().__init__(context, parts=parts, feed=self._data, output_dir=output_dir, save_steps=save_steps)
 
     @property
     def step_number(self) -> int:
@@ -71,8 +71,8 @@ class Run(Training):
         self.epochs_to_do = count
         for number, batches in enumerate(self._data.epochs(count)):
             yield batches
-            if number == 0 and self._nobody_told and self._session.place.is_first:
-                self._session.log.warning(
+            if number == 0 and self._nobody_told and self._context.place.is_first:
+                self._context.log.warning(
                     "the optimizer has stepped, and nobody has told: %s; nothing is saved without", _TELL
                 )
 
@@ -125,9 +125,8 @@ def session(
         UsageError: something that was given cannot be saved, or there is no place to save to.
     """
     _check_types(data, output_dir, save_steps)
-    current = current_session() or start_session()
-    if current.interrupted is not None:
-        raise current.interrupted
+    current = current_context()
+    current.outcome.check_not_interrupted()
     if current.place.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
             f"this is one of {current.place.world_size} ranks, and they have not found each other",

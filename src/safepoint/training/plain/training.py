@@ -18,8 +18,8 @@ from safepoint.errors import Interrupted, UsageError
 from safepoint.settings.output_place import place_output
 from safepoint.snapshot.staging.optimizer_hooks import before_changes
 from safepoint.training.collective.collective_wait import agree
-from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.collective.peers import join_peers
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.context.store_access import open_tried
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.boundary import Boundary
@@ -40,7 +40,7 @@ class Training:
     """One training, used in a `with` statement: entering it resumes, and `step` ends each step.
 
     Args:
-        session: this rank.
+        context: this rank.
         parts: the state.
         feed: what the loop trains on.
         output_dir: where checkpoints go, a folder or an object store, unless the settings name another place.
@@ -53,24 +53,24 @@ class Training:
 
     def __init__(
         self,
-        session: Session,
+        context: RankContext,
         *,
         parts: Parts,
         feed: Feed,
         output_dir: str | Path | None,
         save_steps: int | None,
     ) -> None:
-        settings = session.settings
+        settings = context.settings
         folder = settings.output_dir or output_dir
         if folder is None:
             raise UsageError("there is no place for checkpoints", hint="give an output_dir, or --output-dir")
-        self._session = session
+        self._context = context
         self._periodic = Periodic(settings, save_steps)
         place = place_output(str(folder), local_dir=settings.local_dir)
         self._output, self._location = OutputFolder(place.folder), place.remote
         self._output.check_usable()
         self._feed = feed
-        self._framework = PlainFramework(parts, self._feed, session.place, newest=settings.save_total_limit)
+        self._framework = PlainFramework(parts, self._feed, context.place, newest=settings.save_total_limit)
         self._batches_before = 0
         self.epochs_to_do = 0
         """Epochs of the whole run, for whoever looks how far it is; 0 when nobody knows."""
@@ -106,30 +106,24 @@ class Training:
         Returns:
             The folder of a verified checkpoint, which nobody takes away before `begin`; None to begin anew.
         """
-        session = self._session
-        if self._output.root in session.output_folders:
-            raise UsageError(
-                f"a second training into {self._output.root} would resume from the checkpoints of the first",
-                hint="give each its own output_dir",
-            )
-        session.output_folders.add(self._output.root)
-        self._peers = session.peers or Peers(session.place, timeout_s=session.settings.peer_timeout_s)
-        session.peers = self._peers
-        self._agreement = Agreement(session, self._peers)
+        context = self._context
+        context.outputs.claim(self._output.root, hint="give each its own output_dir")
+        self._peers = join_peers(context.place, timeout_s=context.settings.peer_timeout_s)
+        self._agreement = Agreement(context.termination, self._peers)
         self._start: Start | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._release, is_orderly=False)
-            if self._location is not None and session.place.restart == 0:
+            if self._location is not None and context.place.restart == 0:
                 agree(self._peers, self._try_store)
-            self._start = agree_on_start(session, self._peers, self._output, self._location)
+            self._start = agree_on_start(context, self._peers, self._output, self._location)
             self._reading.enter_context(lease(self._start.point))
             undo.pop_all()
         return self._start.point.path if self._start.point is not None else None
 
     def _try_store(self) -> None:
         """Before minutes are spent on a store that cannot be used."""
-        if self._location is not None and self._session.place.is_first:
-            open_tried(self._location, verify_access=self._session.settings.verify_access)
+        if self._location is not None and self._context.place.is_first:
+            open_tried(self._location, verify_access=self._context.settings.verify_access)
 
     def begin(self) -> None:
         """Load what `meet` has found; the first step begins."""
@@ -145,38 +139,38 @@ class Training:
         self._is_inside = True
 
     def _prepare(self, start: Start) -> None:
-        session, place, framework = self._session, self._session.place, self._framework
+        context, place, framework = self._context, self._context.place, self._framework
         framework.find_base(self._peers)
-        session.training_begins(0, is_saved=False)
+        context.outcome.training_begins(0, is_saved=False)
         if start.point is not None:
             self._load(start)
         samples = self._feed.batch_size * place.world_size
-        begin_figures(session, start, self._output, self._location, global_batch=samples)
-        self._boundary = Boundary(session, self._peers, framework, self._agreement, self._output, start)
+        begin_figures(context, start, self._output, self._location, global_batch=samples)
+        self._boundary = Boundary(context, self._peers, framework, self._agreement, self._output, start)
         self._boundary.prepare()
-        announce(session, self._peers, start.attempt, global_batch=samples)
+        announce(context, self._peers, start.attempt, global_batch=samples)
         ineffective = self._periodic.begin(self._feed)
         if ineffective and place.is_first:
-            session.log.warning("%s", ineffective)
+            context.log.warning("%s", ineffective)
         self._optimizers = {id(optimizer) for optimizer in framework.optimizers()}
         left_out = devices_left_out(framework.parameters())
         if left_out:
-            session.log.warning(
+            context.log.warning(
                 "random numbers of %s will be others after a resume: only those of the current device are saved; "
                 "call torch.cuda.set_device(…) before the model is made",
                 ", ".join(left_out),
             )
         self._hook = before_changes(self._before_optimizer)
         self._boundary.loop_begins()
-        session.figures.loop_begins()
+        context.progress.loop_begins()
         self._agreement.boundary_ends()
         self._agreement.step_begins(framework.step)
 
     def _load(self, start: Start) -> None:
         assert start.point is not None
-        manifest, session = start.point.manifest, self._session
+        manifest, context = start.point.manifest, self._context
         check_strategy(manifest, self._framework.strategy)
-        check_split(manifest, self._framework.zero_stage, session.place.world_size)
+        check_split(manifest, self._framework.zero_stage, context.place.world_size)
         with self._reading:
             position, rng = self._framework.place_in(start.point.path, ranks_before=manifest.world_size)
             # Before anything is loaded: it may be refused.
@@ -184,15 +178,15 @@ class Training:
                 position,
                 manifest,
                 self._feed,
-                session.place.world_size,
-                allow_change=session.settings.allow_batch_change,
+                context.place.world_size,
+                allow_change=context.settings.allow_batch_change,
             )
             self._framework.load(start.point.path, manifest)
         self._framework.step = manifest.step
         self._framework.batches_per_step = manifest.gradient_accumulation
         self._feed.resume(position, rng)
         self._batches_before = position.batches
-        session.training_begins(manifest.step, is_saved=start.point.is_durable)
+        context.outcome.training_begins(manifest.step, is_saved=start.point.is_durable)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -209,46 +203,46 @@ class Training:
             error = raised
             raise
         finally:
-            self._release(is_orderly=is_orderly or self._session.interrupted is not None)
+            self._release(is_orderly=is_orderly or self._context.outcome.interrupted is not None)
             if error is not None:
                 self._say_why(error)
-        if self._session.interrupted is not None and error is None:
-            raise self._session.interrupted
+        if error is None:
+            self._context.outcome.check_not_interrupted()
 
     def _finish(self) -> None:
         """The loop has come to its end: what is not saved yet is."""
-        session, step = self._session, self._framework.step
+        context, step = self._context, self._framework.step
         saves = self._boundary.saves
         self._agreement.settle(step)
         saves.finish()
-        if 0 < step != session.saved_step:
+        if 0 < step != context.outcome.saved_step:
             stops = self._agreement.decision.stop
             saves.save(Trigger.JIT if stops else Trigger.PERIODIC, self._framework.write_again(), is_last=True)
             saves.finish()
         if self._agreement.decision.stop:
             raise self._leave()
-        session.termination.leave_training()
+        context.termination.leave_training()
         self._tell_progress(is_last=True)
-        session.training_ended(step)
+        context.outcome.training_ended(step)
         if self._location is not None:
             self._boundary.saver.save_final(self._location)
-        if session.settings.record_folder is None:
-            session.check_end()
+        if context.settings.record_folder is None:
+            context.outcome.require_saved_end()
 
     def _say_why(self, error: BaseException) -> None:
         """The program ends by an error of its own."""
-        if self._session.interrupted is None and not isinstance(error, GeneratorExit):
-            self._session.program_ended(exit_code_after(error), in_a_sentence(error))
+        if self._context.outcome.interrupted is None and not isinstance(error, GeneratorExit):
+            self._context.outcome.program_ended(exit_code_after(error), in_a_sentence(error))
 
     def _release(self, *, is_orderly: bool) -> None:
-        session = self._session
-        session.termination.leave_training()
+        context = self._context
+        context.termination.leave_training()
         self._reading.close()
         if self._hook is not None:
             self._hook.remove()
         if hasattr(self, "_boundary"):
             self._boundary.close(is_orderly=is_orderly)
-        is_kept = not is_orderly and session.keeping.is_connected
+        is_kept = not is_orderly and context.keeper.is_connected
         self._output.release(self._start.attempt.attempt_id if self._start and not is_kept else None)
 
     # ---- a step -----------------------------------------------------------------------------------------------
@@ -267,8 +261,7 @@ class Training:
         """
         if not self._is_inside:
             raise UsageError("step() was called outside the session's `with` statement")
-        if self._session.interrupted is not None:
-            raise self._session.interrupted
+        self._context.outcome.check_not_interrupted()
         framework = self._framework
         self._was_told = True
         self._gradients_complete()
@@ -323,13 +316,13 @@ class Training:
     # ---- figures ------------------------------------------------------------------------------------------------
 
     def _tell_progress(self, *, is_last: bool = False) -> None:
-        figures, feed, in_epoch = self._session.figures, self._feed, self._feed.num_batches
+        figures, feed, in_epoch = self._context.progress, self._feed, self._feed.num_batches
         figures.reached(
             step=self._framework.step,
             max_steps=self._steps_in_all(in_epoch),
             epoch=feed.epoch + (feed.batches / in_epoch if in_epoch else 0.0),
             num_epochs=float(self.epochs_to_do),
-            samples_per_step=feed.batch_size * self._session.place.world_size * self._most_batches,
+            samples_per_step=feed.batch_size * self._context.place.world_size * self._most_batches,
         )
         if figures.is_due() or is_last:
             self._numbers.add(self.more_metrics())

@@ -25,7 +25,7 @@ from safepoint.foundation.units import plural
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import agree, work_apart
 from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.start.exchange import Exchange, Plan, make_plan
 from safepoint.training.start.folders import Folders
 from safepoint.training.start.resume import ResumePoint, named_point
@@ -69,15 +69,17 @@ class Assembling:
     """Assembles checkpoints for one start of the run; all calls are collective.
 
     Args:
-        session: this rank.
+        context: this rank.
         peers: all ranks.
         output: this node's folder.
         folders: who owns one.
         store: the object store.
     """
 
-    def __init__(self, session: Session, peers: Peers, output: OutputFolder, folders: Folders, store: Store) -> None:
-        self._session = session
+    def __init__(
+        self, context: RankContext, peers: Peers, output: OutputFolder, folders: Folders, store: Store
+    ) -> None:
+        self._context = context
         self._peers = peers
         self._output = output
         self._folders = folders
@@ -98,7 +100,7 @@ class Assembling:
             CheckpointError: the one that was named is not valid.
             StorageError: the store cannot be read, or a disk has too little room.
         """
-        settings, is_first_start = self._session.settings, self._session.place.restart == 0
+        settings, is_first_start = self._context.settings, self._context.place.restart == 0
         if settings.resume == "never" or (settings.from_scratch and is_first_start):
             self._set_aside_after(-1)
             return None
@@ -112,7 +114,7 @@ class Assembling:
         self._set_aside_after(manifest.step)
         path = self._output.root / checkpoint_name(manifest.step)
         duration_s = round(clock.monotonic_s() - started_s, 3)
-        self._session.report(
+        self._context.reporter.report(
             Resumed(
                 step=manifest.step,
                 path=str(path),
@@ -132,7 +134,7 @@ class Assembling:
         """
         views = self._look()
         candidate: _Candidate | SafepointError | None = None
-        if self._session.place.is_first:
+        if self._context.place.is_first:
             try:
                 held = self._held(step, views)
                 if held:
@@ -150,9 +152,9 @@ class Assembling:
 
     def _choose_named(self) -> Manifest:
         candidate: _Candidate | SafepointError | None = None
-        if self._session.place.is_first:
+        if self._context.place.is_first:
             try:
-                point = named_point(Path(self._session.settings.resume), ProgressLine("verifying").update)
+                point = named_point(Path(self._context.settings.resume), ProgressLine("verifying").update)
                 is_elsewhere = point.path.parent.resolve() != self._output.root.resolve()
                 candidate = _Candidate(manifest=point.manifest, named=point.path, is_elsewhere=is_elsewhere)
             except SafepointError as error:
@@ -168,7 +170,7 @@ class Assembling:
 
     def _choose_newest(self) -> Manifest | None:
         views = self._look()
-        candidates = self._candidates(views) if self._session.place.is_first else None
+        candidates = self._candidates(views) if self._context.place.is_first else None
         while True:
             candidate: _Candidate | SafepointError | None = None
             if candidates is not None:
@@ -232,7 +234,7 @@ class Assembling:
 
     def _reject(self, name: str, reason: str) -> None:
         where = str(self._store.location.child(name))
-        self._session.report(CheckpointRejected(path=where, file="the whole", reason=reason))
+        self._context.reporter.report(CheckpointRejected(path=where, file="the whole", reason=reason))
 
     def _set_aside_after(self, step: int) -> None:
         """Move what is newer than the chosen checkpoint out of the way, on every node."""
@@ -248,7 +250,7 @@ class Assembling:
         moved = [(count, place) for count, place in agree(self._peers, move) if place is not None]
         if moved:
             count, place = max(moved, key=lambda pair: pair[0])
-            self._session.report(SetAside(num_checkpoints=count, path=str(place)))
+            self._context.reporter.report(SetAside(num_checkpoints=count, path=str(place)))
 
     # ---- what there is --------------------------------------------------------------------------------------
 
@@ -281,12 +283,12 @@ class Assembling:
         """The files of which this node has a good copy, under whichever manifest; all of its copies are read."""
         if not self._folders.is_owner:
             return frozenset()
-        if candidate.named is not None and self._session.place.is_first:  # verified a moment ago
+        if candidate.named is not None and self._context.place.is_first:  # verified a moment ago
             return frozenset(entry.path for entry in candidate.manifest.files)
         for holding in self._holdings():
             if holding.manifest.step == candidate.manifest.step:
                 entries = [entry for entry in candidate.manifest.files if entry in holding.files]
-                watch = ProgressLine("verifying").update if self._session.place.is_first else None
+                watch = ProgressLine("verifying").update if self._context.place.is_first else None
                 faults = compare_content(self._output.root / candidate.name, entries, watch)
                 return frozenset(entry.path for entry in entries) - {fault.file for fault in faults}
         return frozenset()
@@ -302,7 +304,7 @@ class Assembling:
             plan = self._put_together(candidate)
         fetched_bytes = sum(window.size_bytes for window in plan.fetchers)
         if fetched_bytes:
-            self._session.report(
+            self._context.reporter.report(
                 Fetched(
                     step=candidate.manifest.step,
                     location=str(self._store.location.child(candidate.name)),
@@ -316,7 +318,7 @@ class Assembling:
         good_of = {owner: good[owner] for owner in self._folders.owners}
         plan = make_plan(candidate.manifest, good_of, is_in_store=candidate.is_in_store)
         folder = self._output.root / candidate.name
-        if candidate.named is not None and self._session.place.is_first:
+        if candidate.named is not None and self._context.place.is_first:
             folder = candidate.named
         self._exchange.carry_out(candidate.manifest, plan, folder, before_commit=lambda: self._clear(candidate))
         return plan

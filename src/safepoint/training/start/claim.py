@@ -17,14 +17,13 @@ from safepoint.foundation.environment import host_name
 from safepoint.foundation.files import delete_tree, write_atomic
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.storage.location import Location
-from safepoint.training.context.session import Session
-from safepoint.training.context.uploads import Uploads
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.start.folders import Folders
 
 _log = logging.getLogger("safepoint")
 
 
-def claim_folder(session: Session, output: OutputFolder) -> None:
+def claim_folder(context: RankContext, output: OutputFolder) -> None:
     """Take this node's folder, and clean up what dead runs left in it.
 
     Raises:
@@ -32,44 +31,44 @@ def claim_folder(session: Session, output: OutputFolder) -> None:
         StorageError: it cannot be used.
     """
     output.prepare()
-    session.write_events_to(output.events)
-    keeper = session.keeping.keeper
+    context.reporter.write_to(output.events)
+    keeper = context.keeper.client
     has_locks = output.claim(
-        wait_s=session.settings.grace_s,
-        waiting=lambda who: session.log.info("waiting for an earlier run to leave %s (%s)", output.root, who),
+        wait_s=context.settings.grace_s,
+        waiting=lambda who: context.log.info("waiting for an earlier run to leave %s (%s)", output.root, who),
         keeper_pid=keeper.pid if keeper is not None else 0,
     )
     if has_locks:
         output.clean()
     else:
-        session.log.warning(
+        context.log.warning(
             "the file system of %s has no locks: nothing left by dead runs is cleaned up, and two runs on it "
             "would not notice each other",
             output.root,
         )
 
 
-def open_on_node(session: Session, keeper: KeeperClient, output: OutputFolder) -> str:
+def open_on_node(context: RankContext, keeper: KeeperClient, output: OutputFolder) -> str:
     """Let the node's keeper write to the folder; one rank of each node asks, when the first one has claimed it.
 
     Returns:
         Why the keeper cannot; empty when it can.
     """
-    place = session.place
+    place = context.place
     if place.local_rank != 0:
         return ""
     # The one that commits holds the folder, also when the ranks are gone.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
-def join_store(session: Session, output: OutputFolder, location: Location) -> None:
+def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
     """Tie the folder to the object store, before anything in it is looked at.
 
     Raises:
         ConflictError: it holds the checkpoints of another location.
     """
     _check_belongs(output, location)
-    session.close_uploads()
+    context.uploads.close_training()
     delete_tree(final_folder(output))  # of an earlier training too
 
 
@@ -80,8 +79,8 @@ class OutputClaim:
     and once more when run and attempt are known.
     """
 
-    def __init__(self, session: Session, remote: RemoteFolder) -> None:
-        self._session = session
+    def __init__(self, context: RankContext, remote: RemoteFolder) -> None:
+        self._context = context
         self._remote = remote
         self._before: Claim | None = None
 
@@ -91,12 +90,12 @@ class OutputClaim:
         Raises:
             ConflictError: they do not, or another start was first.
         """
-        _check_goes_on(self._session, self._remote)
+        _check_goes_on(self._context, self._remote)
         self._before = self._remote.claimed_by()
         run_id = self._before.run_id if self._before else uuid.uuid4().hex
         self._claim(run_id, self.last_attempt_of(run_id) + 1, f"{run_id[:8]}-starting-{uuid.uuid4().hex[:8]}")
         for name in Publisher(self._remote).finish_parts():
-            self._session.log.info("%s was uploaded by all nodes, and is committed now", name)
+            self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
         """The attempt of this run that held the location before, or 0."""
@@ -116,7 +115,7 @@ class OutputClaim:
         num_deleted = self._remote.clean(keep=set(keep) - in_store)
         if num_deleted:
             location = self._remote.store.location
-            self._session.log.info("deleted %s unfinished object(s) of dead runs in %s", num_deleted, location)
+            self._context.log.info("deleted %s unfinished object(s) of dead runs in %s", num_deleted, location)
 
     def _claim(self, run_id: str, attempt: int, attempt_id: str) -> None:
         now, host = clock.utc_now(), host_name()
@@ -141,7 +140,7 @@ def names_to_upload(output: OutputFolder, *, with_parts: bool = False) -> list[s
 
 
 def start_mover(
-    session: Session,
+    context: RankContext,
     output: OutputFolder,
     location: Location,
     *,
@@ -152,14 +151,14 @@ def start_mover(
     """Start this folder's mover.
 
     Args:
-        session: gets it.
+        context: this rank.
         output: the folder.
         location: the object store.
         attempt_id: that has claimed it.
         folders: whether other nodes upload parts of the same checkpoints.
         passed_over: steps in the store that were found damaged.
     """
-    settings = session.settings
+    settings = context.settings
     plan = UploaderPlan(
         folder=str(output.root.absolute()),
         location=str(location),
@@ -172,7 +171,7 @@ def start_mover(
         verbosity=settings.verbosity,
         events=str(settings.job_events) if settings.job_events else None,
     )
-    session.uploads = Uploads(plan)
+    context.uploads.start(plan)
 
 
 def _check_belongs(output: OutputFolder, location: Location) -> None:
@@ -191,12 +190,12 @@ def _check_belongs(output: OutputFolder, location: Location) -> None:
     write_atomic(note, str(location).encode(), durable=False)
 
 
-def _check_goes_on(session: Session, remote: RemoteFolder) -> None:
+def _check_goes_on(context: RankContext, remote: RemoteFolder) -> None:
     """In a bucket nothing can be moved aside, so a run that does not go on from its newest needs another place."""
-    settings = session.settings
+    settings = context.settings
     if settings.resume == "auto" and not settings.from_scratch:
         return
-    steps = remote.steps() + remote.foreign_steps() if session.place.restart == 0 else []
+    steps = remote.steps() + remote.foreign_steps() if context.place.restart == 0 else []
     if steps:
         asked = "--from-scratch" if settings.from_scratch else f"--resume {settings.resume}"
         raise ConflictError(

@@ -25,7 +25,7 @@ from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import work_apart
 from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.start.resume import ResumePoint
 
 
@@ -48,19 +48,19 @@ class Fetching:
     """Fetches for one start of the run.
 
     Args:
-        session: this rank.
+        context: this rank.
         peers: all ranks.
         output: the folder that all ranks see.
         location: the object store.
     """
 
-    def __init__(self, session: Session, peers: Peers, output: OutputFolder, location: Location) -> None:
-        self._session = session
+    def __init__(self, context: RankContext, peers: Peers, output: OutputFolder, location: Location) -> None:
+        self._context = context
         self._peers = peers
         self._output = output
         self._location = location
         self._store: Store | None = None
-        one_of_node = peers.gather(session.place.local_rank == 0)
+        one_of_node = peers.gather(context.place.local_rank == 0)
         self._ranks = tuple(rank for rank, fetches in enumerate(one_of_node) if fetches)
 
     @functools.cached_property
@@ -85,9 +85,9 @@ class Fetching:
                 check_listing(self._opened(), checkpoint_name(found), manifest)
                 return self._fetch(manifest, where)
             except ManifestError as error:
-                self._session.report(CheckpointRejected(path=where, file=MANIFEST_NAME, reason=str(error)))
+                self._context.reporter.report(CheckpointRejected(path=where, file=MANIFEST_NAME, reason=str(error)))
             except CheckpointError as error:
-                self._session.report(CheckpointRejected(path=where, file="its content", reason=str(error)))
+                self._context.reporter.report(CheckpointRejected(path=where, file="its content", reason=str(error)))
         if steps and step is None:
             raise NothingValidError(
                 f"{self._location} holds {len(steps)} checkpoint(s) and none of them is valid; "
@@ -114,7 +114,7 @@ class Fetching:
             publish(manifest, working, target, trash=self._output.trash)
         finally:
             delete_tree(working)
-        self._session.report(
+        self._context.reporter.report(
             Fetched(
                 step=manifest.step,
                 location=where,
@@ -135,11 +135,11 @@ class Fetching:
         return None
 
     def _fetch_share(self, order: FetchOrder) -> None:
-        rank = self._session.place.rank
+        rank = self._context.place.rank
         if rank not in order.ranks:
             return
         parts = share(windows_of(order.manifest.files), index=order.ranks.index(rank), count=len(order.ranks))
-        watch = ProgressLine("fetching").update if self._session.place.is_first else None
+        watch = ProgressLine("fetching").update if self._context.place.is_first else None
         counter = ByteCounter(watch, sum(part.size_bytes for part in parts))
         name = checkpoint_name(order.manifest.step)
         fetch(self._opened(), name, parts, order.working, progress=counter.add)

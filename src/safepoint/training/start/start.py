@@ -23,7 +23,7 @@ from safepoint.storage.location import Location
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import agree, attempt
 from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.context.store_access import open_tried
 from safepoint.training.start.assemble import Assembling
 from safepoint.training.start.claim import (
@@ -76,11 +76,13 @@ class Start:
     bring: Callable[[int], None] | None = None
 
 
-def agree_on_start(session: Session, peers: Peers, output: OutputFolder, location: Location | None = None) -> Start:
+def agree_on_start(
+    context: RankContext, peers: Peers, output: OutputFolder, location: Location | None = None
+) -> Start:
     """Begin, all ranks together.
 
     Args:
-        session: this rank.
+        context: this rank.
         peers: all ranks.
         output: the folder, by the path that this rank has for it.
         location: the object store behind it, or None.
@@ -88,31 +90,31 @@ def agree_on_start(session: Session, peers: Peers, output: OutputFolder, locatio
     Raises:
         SafepointError: why the run cannot begin, the same on every rank.
     """
-    session.keeping.open()
+    context.keeper.open()
     folders = find_folders(peers, output, has_store=location is not None)
     if folders.is_shared or location is None:
-        start = _start_on_one_folder(session, peers, output, location, folders)
-        _open_for_keeper(session, output)
+        start = _start_on_one_folder(context, peers, output, location, folders)
+        _open_for_keeper(context, output)
     else:
-        start = _start_on_many_folders(session, peers, output, location, folders)
-    session.share_stream(output.events)
+        start = _start_on_many_folders(context, peers, output, location, folders)
+    context.reporter.share_stream(output.events)
     return start
 
 
 def begin_figures(
-    session: Session, start: Start, output: OutputFolder, location: Location | None, *, global_batch: int
+    context: RankContext, start: Start, output: OutputFolder, location: Location | None, *, global_batch: int
 ) -> None:
     """The attempt's progress begins where it goes on.
 
     Args:
-        session: this rank.
+        context: this rank.
         start: what was agreed on.
         output: the folder.
         location: the object store behind it, or None.
         global_batch: samples of all ranks in a step.
     """
     point = start.point
-    session.figures.begin(
+    context.progress.begin(
         output.progress,
         location=str(location or ""),
         run_id=start.attempt.run_id,
@@ -124,18 +126,18 @@ def begin_figures(
     )
 
 
-def announce(session: Session, peers: Peers, attempt: Attempt, *, global_batch: int) -> None:
+def announce(context: RankContext, peers: Peers, attempt: Attempt, *, global_batch: int) -> None:
     """Tell that the attempt begins, and which processes it has; all ranks call it.
 
     Raises:
         PeerError: a rank is gone.
     """
-    ranks = peers.gather(RankStarted(rank=session.place.rank, pid=os.getpid(), host=host_name()))
-    session.report(
+    ranks = peers.gather(RankStarted(rank=context.place.rank, pid=os.getpid(), host=host_name()))
+    context.reporter.report(
         AttemptStarted(
             attempt=attempt.attempt,
             run_id=attempt.run_id,
-            world_size=session.place.world_size,
+            world_size=context.place.world_size,
             global_batch=global_batch,
             ranks=tuple(ranks),
         )
@@ -146,12 +148,12 @@ def announce(session: Session, peers: Peers, attempt: Attempt, *, global_batch: 
 
 
 def _start_on_one_folder(
-    session: Session, peers: Peers, output: OutputFolder, location: Location | None, folders: Folders
+    context: RankContext, peers: Peers, output: OutputFolder, location: Location | None, folders: Folders
 ) -> Start:
-    fetching = None if location is None else Fetching(session, peers, output, location)
+    fetching = None if location is None else Fetching(context, peers, output, location)
     answer: Start | SafepointError | FetchOrder | None = None
-    if session.place.is_first:
-        answer = attempt(lambda: _decide(session, output, fetching, folders), session.place.rank)
+    if context.place.is_first:
+        answer = attempt(lambda: _decide(context, output, fetching, folders), context.place.rank)
     answer = peers.from_first(answer)
     while isinstance(answer, FetchOrder):
         assert fetching is not None
@@ -163,20 +165,20 @@ def _start_on_one_folder(
     return Start(point=answer.point, attempt=answer.attempt, folders=folders)
 
 
-def _decide(session: Session, output: OutputFolder, fetching: Fetching | None, folders: Folders) -> Start:
+def _decide(context: RankContext, output: OutputFolder, fetching: Fetching | None, folders: Folders) -> Start:
     # Before the folder is cleaned up: the keeper may still be writing what the last start has left.
-    in_memory = _recall(session)
-    claim_folder(session, output)
+    in_memory = _recall(context)
+    claim_folder(context, output)
     claiming = None
     if fetching is not None:
-        join_store(session, output, fetching.remote.store.location)
-        claiming = OutputClaim(session, fetching.remote)
+        join_store(context, output, fetching.remote.store.location)
+        claiming = OutputClaim(context, fetching.remote)
         claiming.begin()
     point = choose(
         output,
-        session.settings,
-        restart=session.place.restart,
-        report=session.report,
+        context.settings,
+        restart=context.place.restart,
+        report=context.reporter.report,
         progress=ProgressLine("verifying").update,
         elsewhere=fetching.newer_than if fetching else None,
         in_memory=in_memory,
@@ -186,7 +188,7 @@ def _decide(session: Session, output: OutputFolder, fetching: Fetching | None, f
     if claiming is not None and fetching is not None:
         claiming.complete(attempt.run_id, attempt.attempt, attempt.attempt_id, keep=names_to_upload(output))
         start_mover(
-            session,
+            context,
             output,
             fetching.remote.store.location,
             attempt_id=attempt.attempt_id,
@@ -196,18 +198,18 @@ def _decide(session: Session, output: OutputFolder, fetching: Fetching | None, f
     return Start(point=point, attempt=attempt, folders=folders)
 
 
-def _open_for_keeper(session: Session, output: OutputFolder) -> None:
-    keeper = session.keeping.keeper
-    error = open_on_node(session, keeper, output) if keeper is not None else ""
+def _open_for_keeper(context: RankContext, output: OutputFolder) -> None:
+    keeper = context.keeper.client
+    error = open_on_node(context, keeper, output) if keeper is not None else ""
     if error:
-        session.log.warning("%s: saves are synchronous", error)
-        session.keeping.keeper = None
+        context.log.warning("%s: saves are synchronous", error)
+        context.keeper.disable()
 
 
-def _recall(session: Session) -> ResumePoint | None:
+def _recall(context: RankContext) -> ResumePoint | None:
     """The snapshot that an earlier start of this job's ranks has left in memory."""
-    keeper = session.keeping.keeper
-    recalled = keeper.recall() if keeper is not None and session.place.restart > 0 else None
+    keeper = context.keeper.client
+    recalled = keeper.recall() if keeper is not None and context.place.restart > 0 else None
     if recalled is None:
         return None
     manifest = Manifest.from_bytes(recalled.manifest.encode())
@@ -218,30 +220,30 @@ def _recall(session: Session) -> ResumePoint | None:
 
 
 def _start_on_many_folders(
-    session: Session, peers: Peers, output: OutputFolder, location: Location, folders: Folders
+    context: RankContext, peers: Peers, output: OutputFolder, location: Location, folders: Folders
 ) -> Start:
-    place = session.place
-    session.log.debug("every node has an output folder of its own; this one is %s", output.root)
+    place = context.place
+    context.log.debug("every node has an output folder of its own; this one is %s", output.root)
     opened: list[Store] = []
 
     def take() -> None:
         # The first rank has tried it before the model was loaded.
         is_tried = place.is_first or not folders.is_owner
         try:
-            verify_access = session.settings.verify_access and not is_tried
+            verify_access = context.settings.verify_access and not is_tried
             opened.append(open_tried(location, verify_access=verify_access))
         except ValueError as error:
             raise UsageError(f"{error}; training was not started") from error
         if folders.is_owner:
-            session.speaks_for_node = True
-            claim_folder(session, output)
-            join_store(session, output, location)
+            context.reporter.warn_for_node()
+            claim_folder(context, output)
+            join_store(context, output, location)
 
     agree(peers, take)
     store = opened[0]
-    claiming = OutputClaim(session, RemoteFolder(store)) if place.is_first else None
+    claiming = OutputClaim(context, RemoteFolder(store)) if place.is_first else None
     agree(peers, claiming.begin if claiming else _nothing)
-    assembling = Assembling(session, peers, output, folders, store)
+    assembling = Assembling(context, peers, output, folders, store)
     point = assembling.choose()
     found = agree(peers, lambda: names_to_upload(output, with_parts=True) if folders.is_owner else [])
     names = {name for names in found for name in names}
@@ -260,7 +262,7 @@ def _start_on_many_folders(
         if folders.is_owner:
             output.open_attempt(counted.attempt_id)
             start_mover(
-                session,
+                context,
                 output,
                 location,
                 attempt_id=counted.attempt_id,

@@ -3,8 +3,6 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,6 +18,7 @@ from safepoint.storage.location import Location, Scheme
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.fetch import Fetching
 from tests.support.checkpoints import commit, prepared
+from tests.support.contexts import rank_context
 
 NUM_WINDOWS = 256
 
@@ -34,9 +33,9 @@ class Scene:
         self.bucket = bucket.root
         self.output: OutputFolder = prepared(root / "local")
         self.events: list[Event] = []
-        session: Any = SimpleNamespace(place=Place(), report=self.events.append)
+        context = rank_context(reported=self.events)
         location = Location(scheme=Scheme.FILE, path=str(self.bucket))
-        self._fetching = Fetching(session, Peers(Place(), timeout_s=1), self.output, location)
+        self._fetching = Fetching(context, Peers(Place(), timeout_s=1), self.output, location)
 
     def fetched_step(self) -> int:
         """The step that a start on the empty node goes on from."""

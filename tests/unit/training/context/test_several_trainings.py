@@ -1,6 +1,5 @@
 """Of several trainings in one script, what is missing of an earlier one decides the exit code too."""
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,19 +7,17 @@ from typing import Any
 import pytest
 
 from safepoint.errors import ExitCode
-from safepoint.foundation.environment import Place
-from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import Location, Scheme
-from safepoint.training.context.session import Session
 from safepoint.training.rank import _finish_uploads
 from safepoint.training.start.claim import join_store
 from tests.support.checkpoints import prepared
+from tests.support.contexts import rank_context
 
 
-def mover(*, arrives: bool, folder: Path) -> Any:
-    """One that has ended; what it did is injected."""
+def ended_uploader(*, is_complete: bool, folder: Path) -> Any:
+    """An uploader that has ended; what it did is injected."""
     return SimpleNamespace(
-        location="s3://bucket/run", folder=str(folder), finish=lambda newest_only, deadline_s: arrives
+        location="s3://bucket/run", folder=str(folder), finish=lambda newest_only, deadline_s: is_complete
     )
 
 
@@ -39,20 +36,17 @@ def test_the_first_of_two_decides_too(
     words: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """When the second and the third have brought everything to the store."""
-    for name, value in (("handlers", []), ("level", logging.INFO), ("propagate", True)):
-        monkeypatch.setattr(logging.getLogger("safepoint"), name, value)  # a session sets it up
-    session = Session(RunSettings.from_environment(), Place())
-    session.log.propagate = True
-    session.uploads = mover(arrives=arrives, folder=tmp_path)
-    session.final_missing = missing
+    """When the second and the third have uploaded everything."""
+    context = rank_context()
+    context.uploads.uploader = ended_uploader(is_complete=arrives, folder=tmp_path)
+    if missing:
+        context.uploads.final_model_missing(missing)
     for number in (2, 3):
         output = prepared(tmp_path / str(number))
-        join_store(session, output, Location(scheme=Scheme.FILE, path=str(tmp_path / f"store-{number}")))
-        assert session.final_missing is None
-        session.uploads = mover(arrives=True, folder=output.root)
-    assert _finish_uploads(session, ExitCode.FAILED) == ExitCode.FAILED
-    assert _finish_uploads(session, ExitCode.OK) == code
+        join_store(context, output, Location(scheme=Scheme.FILE, path=str(tmp_path / f"store-{number}")))
+        assert context.uploads._final_missing is None
+        context.uploads.uploader = ended_uploader(is_complete=True, folder=output.root)
+    assert _finish_uploads(context, ExitCode.FAILED) == ExitCode.FAILED
+    assert _finish_uploads(context, ExitCode.OK) == code
     assert words in caplog.text

@@ -1,8 +1,5 @@
 """Where in the step the ranks vote: all at the same place, which follows the slowest rank's pace."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from safepoint.foundation import clock
@@ -39,10 +36,9 @@ def test_the_slowest_rank_sets_the_place(
     """One vote per step: with the step when steps are short on every rank, otherwise before the optimizer."""
     now_s = 0.0
     monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
-    termination = Termination(within_s=30, on_outside=lambda _: None, on_deadline=lambda: None)
-    session: Any = SimpleNamespace(termination=termination)
+    termination = Termination(within_s=30)
     peers = OtherRank(other_ms)
-    agreement = Agreement(session, peers)
+    agreement = Agreement(termination, peers)
     places = []
     for number in range(6):
         begun = peers.num_votes
@@ -63,10 +59,9 @@ def test_waiting_for_data_counts_as_step(monkeypatch: pytest.MonkeyPatch) -> Non
     """A loader that is slower than the model hides a vote as well as the model does."""
     now_s = 0.0
     monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
-    termination = Termination(within_s=30, on_outside=lambda _: None, on_deadline=lambda: None)
-    session: Any = SimpleNamespace(termination=termination)
+    termination = Termination(within_s=30)
     peers = OtherRank(50)
-    agreement = Agreement(session, peers)
+    agreement = Agreement(termination, peers)
     for number in range(6):
         now_s += 1  # the loader
         begun = peers.num_votes
@@ -82,9 +77,8 @@ def test_a_wish_that_comes_late_in_a_short_step_is_heard_in_the_next(monkeypatch
     """The vote of a short step is cast at its beginning; what comes after it is not lost."""
     now_s = 0.0
     monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
-    termination = Termination(within_s=30, on_outside=lambda _: None, on_deadline=lambda: None)
-    session: Any = SimpleNamespace(termination=termination)
-    agreement = Agreement(session, OtherRank(50))
+    termination = Termination(within_s=30)
+    agreement = Agreement(termination, OtherRank(50))
     for number in range(3):
         agreement.step_begins(number)
         now_s += 0.05
@@ -92,7 +86,7 @@ def test_a_wish_that_comes_late_in_a_short_step_is_heard_in_the_next(monkeypatch
         agreement.step_ends()
         agreement.boundary_ends()
     agreement.step_begins(3)
-    termination.save_requested = True
+    termination.request_save()
     agreement.gradients_complete(3)
     agreement.step_ends()
     assert not agreement.decision.save

@@ -7,6 +7,7 @@ import pytest
 
 from safepoint.foundation.events.run_events import DeadlineChoice
 from safepoint.training.engine.deadline import Deadline
+from tests.support.contexts import rank_context
 
 
 class Moment:
@@ -15,8 +16,10 @@ class Moment:
     def __init__(self, *, available_s: float, step_left_s: float, commit_s: float, can_rescue: bool = True) -> None:
         self.told: list[DeadlineChoice] = []
         self.rescued: list[int] = []
-        termination = SimpleNamespace(available_s=available_s)
-        self.session: Any = SimpleNamespace(step=7, termination=termination, report_in_time=self.told.append)
+        self.termination: Any = SimpleNamespace(available_s=available_s)
+        reporter: Any = SimpleNamespace(report_in_time=self.told.append)
+        outcome = rank_context().outcome
+        outcome.reached(7)
         self.agreement: Any = SimpleNamespace(step_left_s=lambda: step_left_s, save_s=None)
         self.snapshots: Any = SimpleNamespace(
             can_rescue=lambda step: can_rescue,
@@ -25,7 +28,7 @@ class Moment:
             taken_step=6,
             rescue=lambda step, why: self.rescued.append(step),
         )
-        self.deadline = Deadline(self.session, self.agreement, self.snapshots)
+        self.deadline = Deadline(self.termination, outcome, reporter, self.agreement, self.snapshots)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_the_choice_is_told_with_its_figures(moment: Moment, choice: str, rescue
         moment.deadline.look()
     assert moment.rescued == rescued
     [told] = moment.told
-    assert (told.choice, told.step, told.available_s) == (choice, 8, moment.session.termination.available_s)
+    assert (told.choice, told.step, told.available_s) == (choice, 8, moment.termination.available_s)
     assert choice in {"finish_step", "commit_snapshot"}
     assert told.line
 
@@ -52,7 +55,7 @@ def test_a_choice_that_changes_is_told_again() -> None:
     """The step was slower than it had seemed."""
     moment = Moment(available_s=20, step_left_s=5, commit_s=2)
     assert moment.deadline.look() == pytest.approx(17.7)
-    moment.session.termination.available_s = 2.1
+    moment.termination.available_s = 2.1
     assert moment.deadline.look() is None
     assert [event.choice for event in moment.told] == ["finish_step", "commit_snapshot"]
     moment.deadline.is_met = True

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import ExitCode, Interrupted, NothingValidError
+from safepoint.foundation.environment import Place
 from safepoint.training.outcome.rank_record import (
-    RecordFile,
+    RankRecordWriter,
     deliver_events,
     exit_code_after,
     find_stream,
@@ -19,7 +20,7 @@ from safepoint.training.outcome.rank_record import (
 
 def test_the_first_verdict_stands(tmp_path: Path) -> None:
     """What follows an ending is only the way out; steps and messages arrive as written."""
-    record = RecordFile(str(tmp_path), 3, 1)
+    record = RankRecordWriter(str(tmp_path), Place(rank=3, world_size=4, restart=1))
     assert not read_records(tmp_path, 1)[3].has_stepped
     record.stepped()
     record.ended(75, "saved")
@@ -31,7 +32,7 @@ def test_the_first_verdict_stands(tmp_path: Path) -> None:
 
 def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
     """A torn, foreign or misnamed record costs nobody the others."""
-    RecordFile(str(tmp_path), 0, 0)
+    RankRecordWriter(str(tmp_path), Place())
     for rank, text in enumerate(["", "[]", "3", '{"rank": 1}', '{"unknown": 1}', '{"rank": [], "pid": 1}'], start=1):
         (tmp_path / "0" / f"rank-{rank}.json").write_text(text)
     assert list(read_records(tmp_path, 0)) == [0]
@@ -40,7 +41,7 @@ def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
 def test_without_a_launcher_nothing_is_written(tmp_path: Path) -> None:
     """No folder, or one that is gone with its launcher, changes nothing for the rank."""
     for folder in (None, str(tmp_path / "gone")):
-        record = RecordFile(folder, 0, 0)
+        record = RankRecordWriter(folder, Place())
         record.stepped()
         record.ended(0, "")
     assert list(tmp_path.iterdir()) == []

@@ -1,10 +1,8 @@
 """Three nodes with a folder each: which checkpoint they choose, and what each of them holds then."""
 
 import dataclasses
-import logging
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,12 +25,12 @@ from safepoint.errors import CheckpointError, NothingValidError, StorageError
 from safepoint.foundation.events.run_events import CheckpointRejected, Resumed, SetAside
 from safepoint.foundation.events.store_events import Fetched
 from safepoint.foundation.events.stream import Event
-from safepoint.settings.run_settings import RunSettings
 from safepoint.training.start import exchange
 from safepoint.training.start.assemble import Assembling
 from safepoint.training.start.folders import Folders
 from safepoint.training.start.resume import ResumePoint
 from tests.support.checkpoints import commit, describe, prepared
+from tests.support.contexts import rank_context
 from tests.support.ranks import run_ranks
 from tests.support.stores import FaultyStore, flip
 
@@ -81,12 +79,9 @@ class Job:
     def choose(self, *, restart: int = 0, **settings: Any) -> list[ResumePoint | Exception | None]:
         def one(peers: Any) -> ResumePoint | None:
             place = dataclasses.replace(peers.place, restart=restart)
-            report = self.events.append if place.is_first else lambda event: None
-            session: Any = SimpleNamespace(
-                settings=RunSettings(**settings), place=place, report=report, log=logging.getLogger("test")
-            )
+            context = rank_context(place, reported=self.events if place.is_first else [], **settings)
             folders = Folders(owners=tuple(range(_NUM)), index=place.rank, is_owner=True)
-            return Assembling(session, peers, self.outputs[place.rank], folders, self.store).choose()
+            return Assembling(context, peers, self.outputs[place.rank], folders, self.store).choose()
 
         return run_ranks(_NUM, one)
 

@@ -23,7 +23,7 @@ from safepoint.foundation.events.store_events import FinalMissing, Uploaded, Upl
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.final_model.final_upload import FinalUpload
 from safepoint.training.engine.loop import TrainingLoop
 from safepoint.training.engine.streams import Leader, Streams, follow
@@ -37,7 +37,7 @@ class Finishing:
     """The end of one training.
 
     Args:
-        session: reports what happened.
+        context: reports what happened.
         peers: all ranks.
         framework: whose model it is.
         output: the folder in front of the store.
@@ -48,7 +48,7 @@ class Finishing:
 
     def __init__(
         self,
-        session: Session,
+        context: RankContext,
         peers: Peers,
         framework: TrainingLoop,
         output: OutputFolder,
@@ -57,7 +57,7 @@ class Finishing:
         attempt_id: str,
         describe: Describe,
     ) -> None:
-        self._session = session
+        self._context = context
         self._peers = peers
         self._framework = framework
         self._output = output
@@ -72,7 +72,7 @@ class Finishing:
         Raises:
             PeerError: a rank is gone.
         """
-        rank = self._session.place.rank
+        rank = self._context.place.rank
         working = WorkingCheckpoint(
             self._output, attempt_id=self._attempt_id, step=self._step, target=final_folder(self._output)
         )
@@ -85,15 +85,15 @@ class Finishing:
             self._report_missing(location, problem)
         elif streams is None:
             self._keep(working, location)
-        elif self._session.place.is_first:
+        elif self._context.place.is_first:
             self._send(working, streams, location)
         else:
             follow(self._peers, streams)
         if self._folders.is_owner:
             working.discard()
-        if self._session.place.is_first:
+        if self._context.place.is_first:
             with contextlib.suppress(OSError):  # then nobody looks for a model of the script's
-                self._session.training_end = note_end(self._output, self._describe)
+                self._context.uploads.training_ended(note_end(self._output, self._describe))
 
     def _agreed(self, work: Callable[[], _T]) -> tuple[_T | None, str]:
         """Do something on all ranks.
@@ -110,7 +110,7 @@ class Finishing:
         except PeerError:
             raise
         except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
-            problem = f"rank {self._session.place.rank}: {type(error).__name__}: {error}"
+            problem = f"rank {self._context.place.rank}: {type(error).__name__}: {error}"
         return result, "; ".join(text for text in self._peers.gather(problem) if text)
 
     def _report_missing(self, location: Location, reason: str, checkpoint: str | None = None) -> None:
@@ -118,19 +118,19 @@ class Finishing:
         missing = FinalMissing(
             step=self._step, location=str(location.child(FINAL)), reason=reason, checkpoint=checkpoint
         )
-        if self._session.place.is_first:
-            self._session.final_missing = missing.line
-        self._session.report(missing)
+        if self._context.place.is_first:
+            self._context.uploads.final_model_missing(missing.line)
+        self._context.reporter.report(missing)
 
     def _keep(self, working: WorkingCheckpoint, location: Location) -> None:
         """Let the mover find what the ranks have written."""
-        rank = self._session.place.rank
+        rank = self._context.place.rank
         try:
             part = dataclasses.replace(working.seal(rank), node=self._folders.index)
         except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
             part = RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
         parts = self._peers.gather(part)
-        if self._session.place.is_first:
+        if self._context.place.is_first:
             try:
                 working.commit(_of_first_node(parts), self._describe)
             except (SafepointError, OSError) as error:
@@ -138,11 +138,11 @@ class Finishing:
 
     def _send(self, working: WorkingCheckpoint, streams: Streams, location: Location) -> None:
         """Send what the ranks have, from the first one."""
-        started_s, session, where = clock.monotonic_s(), self._session, str(location.child(FINAL))
-        leader = Leader(self._peers, streams, patience_s=session.settings.peer_timeout_s)
+        started_s, context, where = clock.monotonic_s(), self._context, str(location.child(FINAL))
+        leader = Leader(self._peers, streams, patience_s=context.settings.peer_timeout_s)
 
         def failed(error: StorageError) -> None:
-            session.report(UploadFailed(step=self._step, name_in_store=FINAL, reason=str(error)))
+            context.reporter.report(UploadFailed(step=self._step, name_in_store=FINAL, reason=str(error)))
 
         def send() -> Manifest:
             remote = RemoteFolder(open_store(location), attempt_id=self._attempt_id)
@@ -151,7 +151,7 @@ class Finishing:
             upload = FinalUpload(remote, self._output, leader, large=streams.files, small=small, failed=failed)
             return upload.run(self._describe)
 
-        session.log.info("writing the final model to %s", where)
+        context.log.info("writing the final model to %s", where)
         try:
             manifest = leader.lead(send)
         except PeerError:
@@ -161,23 +161,23 @@ class Finishing:
             self._report_missing(location, reason, self._source(streams.step, location))
             return
         duration_s = round(clock.monotonic_s() - started_s, 3)
-        session.report(
+        context.reporter.report(
             Uploaded(step=self._step, location=where, size_bytes=manifest.size_bytes, duration_s=duration_s)
         )
 
     def _wait_for_checkpoint(self, remote: RemoteFolder) -> None:
         """Leave the store to the newest checkpoint until it is there: what training has reached counts more."""
         newest = max((manifest.step for _, manifest in self._output.manifests()), default=None)
-        uploads = self._session.uploads
-        if newest is None or uploads is None:
+        uploader = self._context.uploads.uploader
+        if newest is None or uploader is None:
             return
-        last, last_s = uploads.status(), clock.monotonic_s()
-        while uploads.failure() is None and clock.monotonic_s() - last_s < LONGEST_PATIENCE_S:
-            status = uploads.status()
+        last, last_s = uploader.status(), clock.monotonic_s()
+        while uploader.failure() is None and clock.monotonic_s() - last_s < LONGEST_PATIENCE_S:
+            status = uploader.status()
             if status != last:
                 last, last_s = status, clock.monotonic_s()
             with contextlib.suppress(StorageError):  # the mover says so, if it lasts
-                if uploads.is_idle and newest in remote.steps():
+                if uploader.is_idle and newest in remote.steps():
                     return
             clock.sleep(_LOOK_EVERY_S)
 

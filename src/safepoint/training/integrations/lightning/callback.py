@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.errors import UsageError
 from safepoint.progress.record import State
-from safepoint.training.context.session import Session, current_session, start_session
+from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.lightning.feed import LightningFeed
 from safepoint.training.integrations.lightning.parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
@@ -38,7 +38,7 @@ class SafepointCallback(Checkpoint):
         self._output_dir = output_dir
         self._save_steps = save_steps
         self._undo = contextlib.ExitStack()
-        self._session: Session | None = None
+        self._context: RankContext | None = None
         self._training: Training | None = None
         self._trainer: Any = None
         self._saved: dict[str, Any] = {}
@@ -72,20 +72,19 @@ class SafepointCallback(Checkpoint):
         """See `lightning.pytorch.Callback`."""
         if stage != "fit" or trainer.fast_dev_run:
             return
-        session = current_session() or start_session()
-        if session.interrupted is not None:
-            raise session.interrupted
-        _check(trainer, session)
+        context = current_context()
+        context.outcome.check_not_interrupted()
+        _check(trainer, context)
         # The last one: others have done their part before, and `trainer.checkpoint_callback` is the script's own.
         trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
-        feed, parts = LightningFeed(trainer, session.log.info), LightningParts(trainer, session.place)
-        training = Training(session, parts=parts, feed=feed, output_dir=self._output_dir, save_steps=self._save_steps)
+        feed, parts = LightningFeed(trainer, context.log.info), LightningParts(trainer, context.place)
+        training = Training(context, parts=parts, feed=feed, output_dir=self._output_dir, save_steps=self._save_steps)
         training.epochs_to_do = max(0, trainer.max_epochs or 0)
         training.steps_to_do = max(0, trainer.max_steps)
         training.steps_at_epoch_end = True
         training.more_metrics = self._metrics
         folder = training.meet()
-        self._session, self._trainer, self._training, self._root = session, trainer, training, training.root
+        self._context, self._trainer, self._training, self._root = context, trainer, training, training.root
         self._follow(feed, parts, folder)
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
@@ -102,13 +101,13 @@ class SafepointCallback(Checkpoint):
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
-        if self._session is not None:
-            self._session.figures.change(State.TRAINING, State.EVALUATING)
+        if self._context is not None:
+            self._context.progress.change(State.TRAINING, State.EVALUATING)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
-        if self._session is not None:
-            self._session.figures.change(State.EVALUATING, State.TRAINING)
+        if self._context is not None:
+            self._context.progress.change(State.EVALUATING, State.TRAINING)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -133,8 +132,8 @@ class SafepointCallback(Checkpoint):
             if folder is None:
                 original(path, weights_only)
                 return
-            if path is not None and self._session is not None:
-                self._session.log.info("the run goes on from %s, not from ckpt_path", folder)
+            if path is not None and self._context is not None:
+                self._context.log.info("the run goes on from %s, not from ckpt_path", folder)
             with _replaced(connector, "_restore_modules_and_callbacks", None):
                 parts.restore(folder, weights_only)
 
@@ -224,8 +223,8 @@ class SafepointCallback(Checkpoint):
 
     def _answer_signals(self) -> None:
         # Lightning answers SIGTERM by a collective call inside of the handler, and stops where the rank stands.
-        if self._training is not None and self._session is not None:
-            self._session.termination.take_back()
+        if self._training is not None and self._context is not None:
+            self._context.termination.reinstall_handlers()
 
     def _close(self, error: BaseException | None) -> None:
         training, self._training = self._training, None
@@ -254,7 +253,7 @@ def _replaced(place: Any, name: str, instead: Callable[..., Any] | None) -> Gene
             attributes[name] = before
 
 
-def _check(trainer: Any, session: Session) -> None:
+def _check(trainer: Any, context: RankContext) -> None:
     """Refuse what cannot be saved or resumed.
 
     Raises:
@@ -273,9 +272,9 @@ def _check(trainer: Any, session: Session) -> None:
             "training was not started",
             hint="start all ranks with `safepoint run --nproc-per-node N SCRIPT`, and give the Trainer devices=N",
         )
-    if trainer.world_size != session.place.world_size:
+    if trainer.world_size != context.place.world_size:
         raise UsageError(
-            f"Lightning trains on {trainer.world_size} rank(s), and {session.place.world_size} were started; "
+            f"Lightning trains on {trainer.world_size} rank(s), and {context.place.world_size} were started; "
             "training was not started",
             hint="give the Trainer devices, num_nodes and strategy='ddp' for as many ranks as `safepoint run` starts",
         )

@@ -18,27 +18,27 @@
 
 from types import ModuleType
 
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.imports import after_import
 
 
-def install(session: Session) -> None:
+def install(context: RankContext) -> None:
     """Hook transformers for `session`, now or when it is imported."""
 
     def hook_arguments(module: ModuleType) -> None:
         from safepoint.training.integrations.transformers.arguments import hook
 
-        hook(module, session)
+        hook(module, context)
 
     def trainer_imported(module: ModuleType) -> None:
         from safepoint.training.integrations.transformers.hook import hook_trainer
 
-        hook_trainer(module, session)
+        hook_trainer(module, context)
 
     def hub_imported(module: ModuleType) -> None:
         from safepoint.training.integrations.transformers.hub import hook_uploads
 
-        hook_uploads(module, session)
+        hook_uploads(module, context.outputs)
 
     after_import("huggingface_hub.hf_api", hub_imported)
     after_import("transformers.training_args", hook_arguments)

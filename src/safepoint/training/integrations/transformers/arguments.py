@@ -15,14 +15,14 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import UsageError
 from safepoint.settings.output_place import place_output
 from safepoint.settings.run_settings import RunSettings
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.context.store_access import open_tried
 
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 _log = logging.getLogger("safepoint")
 
 
-def hook(module: ModuleType, session: Session) -> None:
+def hook(module: ModuleType, context: RankContext) -> None:
     """Apply the options before each `TrainingArguments` validates itself.
 
     The script then sees them everywhere, also in `training_args.output_dir`, and transformers' own checks
@@ -33,19 +33,19 @@ def hook(module: ModuleType, session: Session) -> None:
 
     @functools.wraps(validate)
     def post_init(self: Any) -> None:
-        if session.place.world_size > 1 and _is_for_cpus(self):
+        if context.place.world_size > 1 and _is_for_cpus(self):
             self.use_cpu = True  # or Accelerate takes each rank for a process of its own
-        apply_settings(self, session)
+        apply_settings(self, context)
         if self.output_dir:
             # Before the Trainer stumbles over it with a traceback, and before a model is loaded for nothing.
             OutputFolder(Path(self.output_dir)).check_usable()
-        remote = session.locations.get(self.output_dir)
-        if remote is not None and session.place.is_first and session.place.restart == 0:
-            open_tried(remote, verify_access=session.settings.verify_access)
+        remote = context.outputs.store_of(self.output_dir)
+        if remote is not None and context.place.is_first and context.place.restart == 0:
+            open_tried(remote, verify_access=context.settings.verify_access)
         validate(self)
 
     arguments.__post_init__ = post_init
-    if session.place.world_size == 1:
+    if context.place.world_size == 1:
         module.logger.addFilter(_is_not_about_launching)
 
 
@@ -60,20 +60,19 @@ def _is_for_cpus(args: Any) -> bool:
     return not is_sharded and not torch.accelerator.is_available()
 
 
-def apply_settings(args: Any, session: Session) -> None:
+def apply_settings(args: Any, context: RankContext) -> None:
     """Set what the options say on `args`; an option that was left out changes nothing.
 
-    The session remembers which object store a folder stands for: libraries copy arguments, and the copy names the
-    folder only.
+    The context keeps the object store of each folder: libraries copy arguments, and the copy names the folder only.
     """
-    settings = session.settings
+    settings = context.settings
     wanted = settings.output_dir or args.output_dir
     if wanted:
         place = place_output(wanted, local_dir=settings.local_dir)
         if place.remote is not None:
-            session.locations[str(place.folder)] = place.remote
+            context.outputs.set_store(place.folder, place.remote)
         args.output_dir = str(place.folder)
-        if str(place.folder) not in session.locations:
+        if context.outputs.store_of(place.folder) is None:
             _warn_of_store_options(settings)
     if settings.save_steps is not None:
         args.save_strategy = "steps"
@@ -103,14 +102,14 @@ def _warn_of_store_options(settings: RunSettings) -> None:
         _log.warning("%s has no effect: checkpoints go to a folder and not to an object store", option)
 
 
-def finish_settings(args: Any, session: Session) -> None:
+def finish_settings(args: Any, context: RankContext) -> None:
     """Apply the options once more at `train()`, because scripts change arguments after they were validated.
 
     Raises:
         UsageError: the script asks for something that cannot be resumed.
     """
-    settings = session.settings
-    apply_settings(args, session)
+    settings = context.settings
+    apply_settings(args, context)
     if any(one is not None for one in (settings.save_steps, settings.save_strategy, settings.save_every)):
         from transformers.trainer_utils import SaveStrategy
 

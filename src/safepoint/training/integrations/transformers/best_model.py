@@ -7,14 +7,14 @@ from typing import Any
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.errors import PeerError, SafepointError
 from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 
 
 class BestModel:
     """What `load_best_model_at_end` needs of a run.
 
     Args:
-        session: this rank.
+        context: this rank.
         trainer: in its training.
         peers: all ranks.
         root: the output folder.
@@ -22,9 +22,9 @@ class BestModel:
     """
 
     def __init__(
-        self, session: Session, trainer: Any, peers: Peers, root: Path, bring: Callable[[int], object] | None
+        self, context: RankContext, trainer: Any, peers: Peers, root: Path, bring: Callable[[int], object] | None
     ) -> None:
-        self._session = session
+        self._context = context
         self._trainer = trainer
         self._peers = peers
         self._root = root
@@ -53,7 +53,7 @@ class BestModel:
                 except PeerError:
                     raise
                 except SafepointError as error:  # the first node may have the model itself; the Trainer looks
-                    self._session.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
+                    self._context.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
             return original(*args, **kwargs)
 
         return load_best_model

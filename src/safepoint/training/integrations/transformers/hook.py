@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from safepoint.errors import SafepointError
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.run import TrainerRun
 
 _METHODS = (
@@ -37,7 +37,7 @@ _COUNTED = (
 """What an object has when its loop has begun."""
 
 
-def hook_trainer(module: ModuleType, session: Session) -> None:
+def hook_trainer(module: ModuleType, context: RankContext) -> None:
     """Make every `Trainer.train()` of the process run under `session`.
 
     Raises:
@@ -54,15 +54,15 @@ def hook_trainer(module: ModuleType, session: Session) -> None:
 
     @functools.wraps(train)
     def train_under_safepoint(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        _stay_interrupted(session)
+        _stay_interrupted(context)
         if kwargs.get("trial") or (args and args[0]):
             return train(self, resume_from_checkpoint, *args, **kwargs)  # a hyper-parameter trial is not a run
-        run = TrainerRun(session, self)
+        run = TrainerRun(context, self)
         return run.train(lambda resume: train(self, resume, *args, **kwargs), resume_from_checkpoint)
 
     @functools.wraps(save_model)
     def save_model_unless_interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _stay_interrupted(session)
+        _stay_interrupted(context)
         return save_model(self, *args, **kwargs)
 
     trainer_class.train = train_under_safepoint
@@ -81,7 +81,6 @@ def _missing(module: ModuleType, trainer_class: Any) -> list[str]:
     ]
 
 
-def _stay_interrupted(session: Session) -> None:
+def _stay_interrupted(context: RankContext) -> None:
     # A script that catches SystemExit must not go on to save a half-trained model as the final one.
-    if session.interrupted is not None:
-        raise session.interrupted
+    context.outcome.check_not_interrupted()

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from safepoint.training.context.session import Session
+from safepoint.training.context.outputs import Outputs
 
 _OURS = (".safepoint/*", "set-aside-*/*")
 
@@ -47,12 +47,12 @@ class HubPush:
         self.is_due = False
 
 
-def hook_uploads(module: ModuleType, session: Session) -> None:
+def hook_uploads(module: ModuleType, outputs: Outputs) -> None:
     """Keep what is Safepoint's out of uploads of an output folder.
 
     Args:
         module: `huggingface_hub.hf_api`.
-        session: knows the output folders.
+        outputs: the output folders of this process.
     """
     api: Any = module.HfApi
     upload = api.upload_folder
@@ -60,7 +60,7 @@ def hook_uploads(module: ModuleType, session: Session) -> None:
     @functools.wraps(upload)
     def upload_folder(self: Any, **kwargs: Any) -> Any:
         folder = kwargs.get("folder_path")
-        if folder is not None and Path(folder).absolute() in session.output_folders:
+        if folder is not None and outputs.contains(Path(folder)):
             given = kwargs.get("ignore_patterns") or ()
             kwargs["ignore_patterns"] = [*([given] if isinstance(given, str) else given), *_OURS]
         return upload(self, **kwargs)

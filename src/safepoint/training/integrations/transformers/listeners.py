@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from safepoint.errors import PeerError
 from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.boundary import Boundary
 
 _TRACKERS: dict[str, Callable[[Any], bool]] = {
@@ -29,14 +29,14 @@ class Listeners:
     """All callbacks of one training.
 
     Args:
-        session: this rank.
+        context: this rank.
         trainer: whose they are.
         peers: all ranks.
         boundary: knows what was saved.
     """
 
-    def __init__(self, session: Session, trainer: Any, peers: Peers, boundary: Boundary) -> None:
-        self._session = session
+    def __init__(self, context: RankContext, trainer: Any, peers: Peers, boundary: Boundary) -> None:
+        self._context = context
         self._trainer = trainer
         self._peers = peers
         self._boundary = boundary
@@ -47,7 +47,7 @@ class Listeners:
         """All ranks call it, when all callbacks are there: agree whether one of any rank looks at checkpoints."""
         looker = first_looker(self._trainer.callback_handler.callbacks)
         if looker is not None:
-            self._session.log.info("%s looks at every checkpoint: training waits until it is written", looker)
+            self._context.log.info("%s looks at every checkpoint: training waits until it is written", looker)
         self._does_one_look = any(self._peers.gather(looker is not None))
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,9 +79,9 @@ class Listeners:
         try:
             trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
         except PeerError as error:
-            self._session.log.warning("%s; the save at step %s stands", error, step)
+            self._context.log.warning("%s; the save at step %s stands", error, step)
         except Exception:
-            self._session.log.warning(
+            self._context.log.warning(
                 "a callback failed when it was told of the save at step %s, which stands", step, exc_info=True
             )
 

@@ -18,8 +18,8 @@ from safepoint.errors import Interrupted, UsageError
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import DeadlineChoice, StepGivenUp
 from safepoint.progress.record import State
-from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.collective.peers import join_peers
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.boundary import Boundary
 from safepoint.training.integrations.transformers.arguments import finish_settings, saved_once
@@ -53,7 +53,7 @@ class TrainerRun:
     """One `train()` call.
 
     Args:
-        session: this rank.
+        context: this rank.
         trainer: a `transformers.Trainer`, about to train.
 
     Raises:
@@ -61,18 +61,19 @@ class TrainerRun:
         PeerError: the ranks do not find each other.
     """
 
-    def __init__(self, session: Session, trainer: Any) -> None:
-        self._session = session
+    def __init__(self, context: RankContext, trainer: Any) -> None:
+        self._context = context
         self._trainer = trainer
-        finish_settings(trainer.args, session)
+        finish_settings(trainer.args, context)
         root = Path(trainer.args.output_dir)
-        _check_supported(session, trainer, root)
-        session.output_folders.add(root.absolute())
+        _check_supported(context, trainer)
+        context.outputs.claim(
+            root, hint="give each Trainer an output_dir of its own in the script, and leave --output-dir out"
+        )
         self._output = OutputFolder(root)
-        self._location = session.locations.get(trainer.args.output_dir)
-        self._peers = session.peers or Peers(session.place, timeout_s=session.settings.peer_timeout_s)
-        session.peers = self._peers
-        self._agreement = Agreement(session, self._peers)
+        self._location = context.outputs.store_of(trainer.args.output_dir)
+        self._peers = join_peers(context.place, timeout_s=context.settings.peer_timeout_s)
+        self._agreement = Agreement(context.termination, self._peers)
         self._pending = Pending()
         self._trigger = Trigger.PERIODIC
         self._moment: Moment | None = None
@@ -112,7 +113,7 @@ class TrainerRun:
                 Takeover(trainer.callback_handler) as callbacks,
                 Takeover(trainer_module()) as module,
             ):
-                start = agree_on_start(self._session, self._peers, self._output, self._location)
+                start = agree_on_start(self._context, self._peers, self._output, self._location)
                 self._prepare(start)
                 self._take_over(takeover)
                 callbacks.replace("on_save", self._listeners.wrap)
@@ -126,29 +127,29 @@ class TrainerRun:
                 is_orderly = True
                 return result
         finally:
-            self._session.termination.leave_training()
+            self._context.termination.leave_training()
             if self._repartition is not None:
                 self._repartition.close()
-            is_orderly = is_orderly or self._session.interrupted is not None
+            is_orderly = is_orderly or self._context.outcome.interrupted is not None
             if self._prepared is not None:
                 self._prepared.close(is_orderly=is_orderly)
             # The keeper may be saving what a lost rank has left: the next start cleans up after it.
-            is_kept = not is_orderly and self._session.keeping.is_connected
+            is_kept = not is_orderly and self._context.keeper.is_connected
             self._output.release(start.attempt.attempt_id if start and not is_kept else None)
             with contextlib.suppress(ValueError):
                 trainer.remove_callback(callback)
 
     def _prepare(self, start: Start) -> None:
-        session, trainer, place = self._session, self._trainer, self._session.place
+        context, trainer, place = self._context, self._trainer, self._context.place
         self._point = start.point
-        self._continuation = Continuation(session, trainer, start.point)
+        self._continuation = Continuation(context, trainer, start.point)
         geometry = self._continuation.geometry
         if start.point is not None:
             self._lease.enter_context(lease(start.point))
-            session.training_begins(start.point.manifest.step, is_saved=start.point.is_durable)
+            context.outcome.training_begins(start.point.manifest.step, is_saved=start.point.is_durable)
         else:
-            session.training_begins(0, is_saved=False)
-        begin_figures(session, start, self._output, self._location, global_batch=geometry.global_batch)
+            context.outcome.training_begins(0, is_saved=False)
+        begin_figures(context, start, self._output, self._location, global_batch=geometry.global_batch)
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
         if start.point is not None:
             manifest = start.point.manifest
@@ -163,7 +164,7 @@ class TrainerRun:
                 )
             check_base(manifest.base, as_saved, manifest.step)
         if trainer.is_deepspeed_enabled:
-            self._repartition = Repartition(session, self._peers, trainer, self._output, start.folders)
+            self._repartition = Repartition(context, self._peers, trainer, self._output, start.folders)
             if start.point is not None:
                 self._repartition.prepare(start.point)
         self._reference = ReferenceModel(trainer, is_sharded=splits_weights(trainer))
@@ -178,17 +179,17 @@ class TrainerRun:
             base=base,
             peers=self._peers,
         )
-        self._best = BestModel(session, trainer, self._peers, self._output.root, start.bring)
-        self._prepared = Boundary(session, self._peers, self._framework, self._agreement, self._output, start)
+        self._best = BestModel(context, trainer, self._peers, self._output.root, start.bring)
+        self._prepared = Boundary(context, self._peers, self._framework, self._agreement, self._output, start)
         self._prepared.prepare()
-        self._listeners = Listeners(session, trainer, self._peers, self._prepared)
-        announce(session, self._peers, start.attempt, global_batch=geometry.global_batch)
+        self._listeners = Listeners(context, trainer, self._peers, self._prepared)
+        announce(context, self._peers, start.attempt, global_batch=geometry.global_batch)
 
     def _resume_path(self, asked: Any) -> Any:
         if self._point is not None:
             return str(self._point.path)
-        if isinstance(asked, str) and self._session.settings.resume == "auto":
-            self._session.log.warning(
+        if isinstance(asked, str) and self._context.settings.resume == "auto":
+            self._context.log.warning(
                 "this run has no checkpoint yet: beginning from the script's own %s, which is not verified",
                 asked,
             )
@@ -211,14 +212,14 @@ class TrainerRun:
 
     def begin_loop(self) -> None:
         """The model is loaded and the loop begins: give back what the Trainer did not save, do what was due."""
-        trainer, session = self._trainer, self._session
+        trainer, context = self._trainer, self._context
         # What the script and the options say now counts; the checkpoint's would win otherwise.
         trainer.state.compute_steps(trainer.args, int(trainer.state.max_steps))
         self._listeners.loop_begins()
         self._boundary.loop_begins()
         self._loop_started_s = clock.monotonic_s()
         self._tell_progress()
-        session.figures.loop_begins()
+        context.progress.loop_begins()
         if self._point is not None:
             self._reference.read(self._point.path)
         self._settling = True
@@ -270,12 +271,12 @@ class TrainerRun:
         agreement.exchange(self._step, micro_steps_left=left if moment is not None else 0)
         if agreement.decision.stop and agreement.decision.give_up and moment is not None:
             self._tell_choice(left)
-            self._session.report(
+            self._context.reporter.report(
                 StepGivenUp(
                     step=self._step + 1,
                     micro_batches_left=left,
                     needed_s=round(agreement.needed_s(left), 3),
-                    available_s=round(self._session.termination.available_s, 3),
+                    available_s=round(self._context.termination.available_s, 3),
                 )
             )
             raise _GiveUp(moment)
@@ -286,11 +287,11 @@ class TrainerRun:
             choice="give_up_step",
             step=self._step + 1,
             needed_s=round(agreement.needed_s(micro_steps_left), 3),
-            available_s=round(max(0.0, self._session.termination.available_s), 3),
+            available_s=round(max(0.0, self._context.termination.available_s), 3),
             snapshot_step=self._boundary.snapshots.taken_step,
             commit_s=agreement.save_s,
         )
-        self._session.report(event)
+        self._context.reporter.report(event)
 
     def before_optimizer(self) -> None:
         """Gradients are complete."""
@@ -350,7 +351,7 @@ class TrainerRun:
             pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
             self._evaluating = Moment(self._trainer, pending, self._continuation.place, with_buffers=False)
             try:
-                with self._session.figures.during(State.EVALUATING):
+                with self._context.progress.during(State.EVALUATING):
                     return original(*args, **kwargs)
             finally:
                 self._evaluating = None
@@ -413,7 +414,7 @@ class TrainerRun:
     def _save_given_up(self, moment: Moment) -> Interrupted:
         self._agreement.hear()  # the poll that found out has begun another vote
         self._boundary.announce_stop()
-        if 0 < moment.step != self._session.saved_step:
+        if 0 < moment.step != self._context.outcome.saved_step:
             moment.go_back(self._trainer)
             self._gone_back_to = moment
             self._pending = moment.pending
@@ -433,17 +434,17 @@ class TrainerRun:
             trainer = self._trainer
             self._agreement.settle(self._step)
             self._boundary.saves.finish()
-            if self._agreement.decision.stop or (0 < self._step != self._session.saved_step):
+            if self._agreement.decision.stop or (0 < self._step != self._context.outcome.saved_step):
                 # What follows is the script's: a signal in it must not cost a training that nobody else has saved.
                 self._pending = Pending(complete=True)
                 self._save_checkpoint(trainer.model_wrapped, trial)
                 self._boundary.saves.finish()
                 trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
             self._best.agree()
-            self._session.termination.leave_training()
+            self._context.termination.leave_training()
             result = original(trial, num_train_samples, start_time - self._continuation.elapsed_s)
             self._tell_progress()
-            self._session.training_ended(self._step)
+            self._context.outcome.training_ended(self._step)
             if self._location is not None:
                 self._boundary.saver.save_final(self._location)
             return result
@@ -463,11 +464,11 @@ class TrainerRun:
 
     def note_figures(self, logs: dict[str, Any]) -> None:
         """Figures that the Trainer has logged."""
-        self._session.figures.measured({name: value for name, value in logs.items() if name not in _NO_METRICS})
+        self._context.progress.measured({name: value for name, value in logs.items() if name not in _NO_METRICS})
 
     def _tell_progress(self) -> None:
         state = self._trainer.state
-        self._session.figures.reached(
+        self._context.progress.reached(
             step=self._step,
             max_steps=int(state.max_steps),
             epoch=float(state.epoch or 0.0),
@@ -475,15 +476,10 @@ class TrainerRun:
         )
 
 
-def _check_supported(session: Session, trainer: Any, root: Path) -> None:
-    if trainer.args.world_size != session.place.world_size:
+def _check_supported(context: RankContext, trainer: Any) -> None:
+    if trainer.args.world_size != context.place.world_size:
         raise UsageError(
-            f"the Trainer sees {trainer.args.world_size} rank(s), the environment {session.place.world_size}",
+            f"the Trainer sees {trainer.args.world_size} rank(s), the environment {context.place.world_size}",
             hint="start the ranks with `safepoint run` or torchrun",
         )
     check_supported(trainer)
-    if root.absolute() in session.output_folders:
-        raise UsageError(
-            f"a second training into {root} would resume from the checkpoints of the first",
-            hint="give each Trainer an output_dir of its own in the script, and leave --output-dir out",
-        )

@@ -18,6 +18,7 @@ from safepoint.storage.location import parse_location
 from safepoint.training.engine.final_model.finished_model import Finishing
 from safepoint.training.start.folders import Folders
 from tests.support.checkpoints import describe, prepared
+from tests.support.contexts import rank_context
 from tests.support.ranks import ThreadPeers, run_ranks
 
 _NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
@@ -32,15 +33,16 @@ def gathers(peers: ThreadPeers, folder: Path) -> None:
 
 
 def finish(output: Any, write: Write) -> list[SimpleNamespace | Exception]:
-    """The sessions of two ranks after the end."""
+    """What two ranks have reported, and what is missing for them, after the end."""
 
     def run(peers: ThreadPeers) -> SimpleNamespace:
         told: list[Event] = []
-        session = SimpleNamespace(place=peers.place, report=told.append, told=told, final_missing=None)
+        context = rank_context(peers.place, reported=told)
+        context.uploads.uploader = SimpleNamespace()  # type: ignore[assignment]
         framework = SimpleNamespace(step=9, write_final=lambda folder: write(peers, folder))
         folders = Folders(is_owner=peers.place.is_first)
         finishing: Any = Finishing(
-            session,  # type: ignore[arg-type]
+            context,
             peers,  # type: ignore[arg-type]
             framework,  # type: ignore[arg-type]
             output,
@@ -49,7 +51,7 @@ def finish(output: Any, write: Write) -> list[SimpleNamespace | Exception]:
             describe=describe(9),
         )
         finishing.finish(parse_location("s3://bucket/run"))
-        return session
+        return SimpleNamespace(told=told, missing=context.uploads.missing(is_complete=True))
 
     return run_ranks(2, run)
 
@@ -60,16 +62,16 @@ def assert_told(ranks: list[Any], reason: str) -> None:
     (event,) = first.told
     assert isinstance(event, FinalMissing)
     assert reason in event.reason
-    assert "s3://bucket/run/final" in first.final_missing
-    assert "run the same command again" in first.final_missing
-    assert other.final_missing is None
+    assert "s3://bucket/run/final" in first.missing
+    assert "run the same command again" in first.missing
+    assert other.missing == ""
 
 
 def test_all_is_well(tmp_path: Path) -> None:
     """The model waits for the mover, and nobody says anything."""
     output = prepared(tmp_path)
     ranks: list[Any] = finish(output, gathers)
-    assert [(rank.told, rank.final_missing) for rank in ranks] == [([], None), ([], None)]
+    assert [(rank.told, rank.missing) for rank in ranks] == [([], ""), ([], "")]
     assert (final_folder(output) / MANIFEST_NAME).is_file()
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.settings.run_settings import RunSettings
 from safepoint.training.integrations.transformers.arguments import finish_settings
+from tests.support.contexts import rank_context
 
 
 def arguments(folder: Path, **changes: Any) -> Any:
@@ -21,15 +21,10 @@ def arguments(folder: Path, **changes: Any) -> Any:
     return SimpleNamespace(**values | changes)
 
 
-def session() -> Any:
-    """With no option given."""
-    return SimpleNamespace(settings=RunSettings(), locations={})
-
-
 @pytest.mark.parametrize("setting", ["save_only_model", "auto_find_batch_size"])
 def test_what_cannot_be_resumed_is_refused(setting: str, tmp_path: Path) -> None:
     """With the setting and what to do."""
-    finish_settings(arguments(tmp_path), session())
+    finish_settings(arguments(tmp_path), rank_context())
     with pytest.raises(UsageError, match=f"the script sets {setting}=True") as refused:
-        finish_settings(arguments(tmp_path, **{setting: True}), session())
+        finish_settings(arguments(tmp_path, **{setting: True}), rank_context())
     assert "TrainingArguments" in str(refused.value)

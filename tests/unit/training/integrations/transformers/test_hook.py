@@ -1,7 +1,7 @@
 """Whether this release of transformers has the loop that is led."""
 
 import inspect
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -9,8 +9,8 @@ import transformers.trainer
 
 from safepoint.errors import SafepointError
 from safepoint.training.integrations.transformers.hook import hook_trainer
+from tests.support.contexts import rank_context
 
-SESSION: Any = SimpleNamespace(interrupted=None)
 METHODS = ("_run_epoch", "_load_best_model", "_push_from_checkpoint", "_get_output_dir")
 FUNCTIONS = ("skip_first_batches", "deepspeed_load_checkpoint")
 COUNTED = ("_tr_loss", "current_gradient_accumulation_steps")
@@ -45,7 +45,7 @@ def test_this_release_has_all() -> None:
     """Nothing is refused, and training is led."""
     module = release()
     before = module.Trainer.train
-    hook_trainer(module, SESSION)
+    hook_trainer(module, rank_context())
     assert module.Trainer.train is not before
 
 
@@ -53,4 +53,4 @@ def test_this_release_has_all() -> None:
 def test_a_release_without_one_is_refused(name: str) -> None:
     """By its name, when it is imported and not in the middle of a training."""
     with pytest.raises(SafepointError, match=rf"has no [\w.]*\.{name}; training was not started"):
-        hook_trainer(release(without=name), SESSION)
+        hook_trainer(release(without=name), rank_context())

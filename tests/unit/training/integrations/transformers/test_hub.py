@@ -1,11 +1,12 @@
 """What of an output folder is uploaded."""
 
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from huggingface_hub.utils import filter_repo_objects
 
+from safepoint.training.context.outputs import Outputs
 from safepoint.training.integrations.transformers.hub import hook_uploads
 
 
@@ -20,8 +21,9 @@ def hooked(output: Path) -> tuple[Any, list[dict[str, Any]]]:
     module: Any = ModuleType("huggingface_hub.hf_api")
     module.HfApi, module.api = Api, Api()
     module.upload_folder = module.api.upload_folder
-    session: Any = SimpleNamespace(output_folders={output.absolute()})
-    hook_uploads(module, session)
+    outputs = Outputs()
+    outputs.claim(output, hint="")
+    hook_uploads(module, outputs)
     return module, calls
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from safepoint.errors import ConflictError
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.method_override import Takeover
 from safepoint.training.integrations.transformers.own_save import saves_in_its_own_way
 from safepoint.training.integrations.transformers.resume.adapter_settings import check_adapter_settings
@@ -33,7 +33,7 @@ class Continuation:
     """The beginning of one `train()` call.
 
     Args:
-        session: this rank.
+        context: this rank.
         trainer: about to train.
         point: the checkpoint to go on from, or None to begin at step 0.
 
@@ -41,8 +41,8 @@ class Continuation:
         ConflictError: the checkpoint was written with a geometry that cannot be kept, or by a loop of another kind.
     """
 
-    def __init__(self, session: Session, trainer: Any, point: ResumePoint | None) -> None:
-        self._session = session
+    def __init__(self, context: RankContext, trainer: Any, point: ResumePoint | None) -> None:
+        self._context = context
         self._trainer = trainer
         self._point = point
         self._state: RankState | None = None
@@ -52,7 +52,7 @@ class Continuation:
         self._is_irregular = False
         self._is_same = False
         self._has_begun = False
-        self.geometry = BatchGeometry.of(trainer, session.place.world_size)
+        self.geometry = BatchGeometry.of(trainer, context.place.world_size)
         """The batch arithmetic in force."""
         self.asked_accumulation = self.geometry.accumulation
         """Micro-batches per step that the script asks for."""
@@ -63,14 +63,14 @@ class Continuation:
         if point is not None:
             self._adapt_to(point)
         self.data = DataPosition(
-            session,
+            context,
             self._state.loader if self._state is not None and self._is_same else None,
             self._state.generators if self._state is not None else [],
         )
         """The place in the data."""
 
     def _adapt_to(self, point: ResumePoint) -> None:
-        session, manifest = self._session, point.manifest
+        context, manifest = self._context, point.manifest
         if not (point.path / "trainer_state.json").is_file():
             raise ConflictError(
                 f"{point.path.name} was not written by a Trainer: it has no trainer_state.json; training was not "
@@ -81,21 +81,21 @@ class Continuation:
         check_adapter_settings(self._trainer.model, point.path, step=manifest.step)
         self._state = RankState.read(
             point.path,
-            rank=session.place.rank,
+            rank=context.place.rank,
             ranks_before=manifest.world_size,
-            world_size=session.place.world_size,
+            world_size=context.place.world_size,
         )
         self.geometry, kept = adapt(
             self._trainer,
             manifest,
             self.geometry,
             asked_before=0 if self._state is None else self._state.asked_accumulation,
-            allow_change=session.settings.allow_batch_change,
+            allow_change=context.settings.allow_batch_change,
         )
         if self.geometry.accumulation != self.asked_accumulation:
             follow_accumulation(self._trainer)
         if kept is not None:
-            session.report(kept)
+            context.reporter.report(kept)
         before = self.geometry.before(manifest)
         moves = not self.geometry.keeps_steps_of(before)
         # Once steps of two sizes are in a run, the number of steps no longer tells the place: also in later starts.

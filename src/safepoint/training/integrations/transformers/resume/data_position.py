@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.resume.trainer_state import is_plain
 from safepoint.training.plain.data.rereading import read_past
 from safepoint.training.state.rng import generators_of, other_generators
@@ -25,13 +25,13 @@ class DataPosition:
     """The place of one rank.
 
     Args:
-        session: this rank.
+        context: this rank.
         saved: the loader's state at the checkpoint; None when there is none that could be used.
         generators: see `RankState.generators`; those of the checkpoint.
     """
 
-    def __init__(self, session: Session, saved: Any, generators: list[torch.Tensor]) -> None:
-        self._session = session
+    def __init__(self, context: RankContext, saved: Any, generators: list[torch.Tensor]) -> None:
+        self._context = context
         self._saved = saved
         self._saved_generators = generators
         self._generators: list[torch.Tensor] = generators
@@ -48,7 +48,7 @@ class DataPosition:
         if not is_plain(state):
             if not self._has_told:
                 self._has_told = True
-                self._session.log.warning(
+                self._context.log.warning(
                     "the data loader's state holds objects that are not stored; a resume reads what was seen"
                 )
             return None
@@ -117,8 +117,8 @@ class DataPosition:
         raise other_generators(before, now)
 
     def _tell(self, sentence: str) -> None:
-        if self._session.place.is_first:
-            self._session.log.info(sentence)
+        if self._context.place.is_first:
+            self._context.log.info(sentence)
 
 
 class _Led:

@@ -24,7 +24,7 @@ from safepoint.foundation.files import delete_tree
 from safepoint.foundation.units import format_bytes, plural
 from safepoint.training.collective.collective_wait import agree, work_apart
 from safepoint.training.collective.peers import Peers
-from safepoint.training.context.session import Session
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.method_override import Takeover
 from safepoint.training.plain.state.accelerate import zero_stage_of
 from safepoint.training.start.folders import Folders
@@ -59,21 +59,23 @@ class Repartition:
     """Copies and loads for one `train()` call; its calls are collective.
 
     Args:
-        session: this rank.
+        context: this rank.
         peers: all ranks.
         trainer: under DeepSpeed.
         output: the folder, by the path that this rank has for it.
         folders: who shares it.
     """
 
-    def __init__(self, session: Session, peers: Peers, trainer: Any, output: OutputFolder, folders: Folders) -> None:
-        self._session = session
+    def __init__(
+        self, context: RankContext, peers: Peers, trainer: Any, output: OutputFolder, folders: Folders
+    ) -> None:
+        self._context = context
         self._peers = peers
         self._trainer = trainer
         self._output = output
         self._folders = folders
         self._copy: _Copy | None = None
-        mine = (folders.index, session.place.local_rank == 0)
+        mine = (folders.index, context.place.local_rank == 0)
         ranks = enumerate(peers.gather(mine))
         self._copying = [rank for rank, (folder, copies) in ranks if copies and folder == folders.index]
 
@@ -106,14 +108,14 @@ class Repartition:
         from safepoint.training.integrations.deepspeed.partitions import Partitions
         from safepoint.training.integrations.deepspeed.universal import Universal
 
-        session, started_s = self._session, clock.monotonic_s()
+        context, started_s = self._context, clock.monotonic_s()
         stage = zero_stage_of(self._trainer.accelerator) or 0
         folder = self._output.work / f"universal-{checkpoint_name(manifest.step)}"
         agree(self._peers, lambda: delete_tree(folder) if self._folders.is_owner else None)
         made: list[Universal] = []
 
         def look() -> _Contents | None:
-            if session.place.rank not in self._copying:
+            if context.place.rank not in self._copying:
                 return None
             partitions = Partitions(path, ranks=manifest.world_size)
             universal = Universal(partitions, folder, stage=stage)
@@ -127,16 +129,16 @@ class Repartition:
 
         def write() -> None:
             for universal in made:
-                index = self._copying.index(session.place.rank)
-                watch = ProgressLine("copying").update if session.place.is_first else None
+                index = self._copying.index(context.place.rank)
+                watch = ProgressLine("copying").update if context.place.is_first else None
                 universal.write(index, len(self._copying), watch)
             made.clear()  # and with it the files that it has mapped
 
         try:
             found = work_apart(self._peers, _with(consequence, look))
             contents = next(one for one in found if one is not None)
-            if session.place.is_first:
-                session.log.info(
+            if context.place.is_first:
+                context.log.info(
                     "step %s was written by %s on %s: %s are copied into DeepSpeed's universal layout, which this "
                     "run can load, in %s",
                     *(manifest.step, called(zero_stages(manifest)), plural(manifest.world_size, "rank")),
@@ -147,13 +149,13 @@ class Repartition:
             if self._folders.is_owner:
                 delete_tree(folder)
             raise
-        session.report(
+        context.reporter.report(
             Repartitioned(
                 step=manifest.step,
                 stage_before=" or ".join(map(str, zero_stages(manifest))),
                 stage=stage,
                 world_size_before=manifest.world_size,
-                world_size=session.place.world_size,
+                world_size=context.place.world_size,
                 num_weights=len(contents.shapes),
                 size_bytes=contents.size_bytes,
                 duration_s=round(clock.monotonic_s() - started_s, 3),
@@ -194,7 +196,7 @@ class Repartition:
         """What the Trainer loads later is the best checkpoint, or the first one again, with smaller batches."""
         self.close()
         manifest: Manifest | None = None
-        if self._session.place.is_first:
+        if self._context.place.is_first:
             try:
                 manifest = Manifest.from_bytes((path / MANIFEST_NAME).read_bytes())
             except (OSError, ManifestError):

@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +10,12 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from safepoint.errors import ConflictError
 from safepoint.training.integrations.transformers.resume.data_position import DataPosition
+from tests.support.contexts import rank_context
 
 accelerate = pytest.importorskip("accelerate.data_loader")
 pytest.importorskip("torchdata")
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
-SESSION: Any = SimpleNamespace()
+CONTEXT = rank_context()
 
 
 class Stream(torch.utils.data.IterableDataset[int]):
@@ -40,7 +40,7 @@ def test_a_pass_goes_on_and_ends(seen: int) -> None:
     batches = iter(first)
     for _ in range(seen):
         next(batches)
-    position = DataPosition(SESSION, first.state_dict(), [])
+    position = DataPosition(CONTEXT, first.state_dict(), [])
     module: Any = importlib.import_module("transformers.trainer")
     with position.epoch(second):
         left = [batch.tolist() for batch in module.skip_first_batches(second, seen)]
@@ -53,7 +53,7 @@ def test_a_pass_goes_on_and_ends(seen: int) -> None:
 def test_a_place_does_not_move_with_its_loader() -> None:
     """What a boundary remembers stays while the batches of the next step are fetched."""
     first = loader()
-    position = DataPosition(SESSION, None, [])
+    position = DataPosition(CONTEXT, None, [])
     with position.epoch(first):
         batches = iter(first)
         next(batches)
@@ -94,7 +94,7 @@ def test_other_generators_within_an_epoch_are_refused(before: int, now: int) -> 
     loader = shuffled(now)
     module: Any = importlib.import_module("transformers.trainer")
     with (
-        DataPosition(SESSION, None, states).epoch(loader),
+        DataPosition(CONTEXT, None, states).epoch(loader),
         pytest.raises(ConflictError, match=f"comes from {before} generator.* has {now}: .*--from-scratch"),
     ):
         module.skip_first_batches(loader, 1)
@@ -105,6 +105,6 @@ def test_generators_that_are_as_they_were(before: int, make: Callable[[], Any]) 
     """Or of which nothing was noted; or that a seeded sampler makes when it begins."""
     loader = make()
     module: Any = importlib.import_module("transformers.trainer")
-    with DataPosition(SESSION, None, [torch.Generator().get_state()] * before).epoch(loader):
+    with DataPosition(CONTEXT, None, [torch.Generator().get_state()] * before).epoch(loader):
         left = list(module.skip_first_batches(loader, 1))
     assert len(left) == len(loader) - 1

@@ -1,6 +1,5 @@
 """Who copies what of a checkpoint of ZeRO, and who hears of it."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from safepoint.training.integrations.deepspeed import universal
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
 from safepoint.training.start.folders import Folders
 from safepoint.training.start.resume import ResumePoint
+from tests.support.contexts import rank_context
 from tests.support.ranks import ThreadPeers, run_ranks
 from tests.support.zero import MOMENTS, WEIGHTS, random_states, write_zero
 
@@ -60,10 +60,10 @@ class Rank:
         output = OutputFolder(roots[index])
         output.prepare()
         self.told: list[Any] = []
-        session = SimpleNamespace(place=peers.place, log=logging.getLogger("test"), report=self.told.append)
+        context = rank_context(peers.place, reported=self.told)
         folders = Folders(owners=owners, index=index, is_owner=rank in owners)
         self.root = roots[index]
-        self.repartition = Repartition(session, peers, trainer(stage), output, folders)  # type: ignore[arg-type]
+        self.repartition = Repartition(context, peers, trainer(stage), output, folders)  # type: ignore[arg-type]
 
     @property
     def copy(self) -> Path:

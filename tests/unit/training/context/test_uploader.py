@@ -15,7 +15,7 @@ from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.foundation import clock
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
-from safepoint.training.context.uploads import Uploads
+from safepoint.training.context.uploader import Uploader
 from tests.support.checkpoints import commit, keep_final, prepared
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,9 +32,9 @@ class Scene:
         self.remote = RemoteFolder(LocalStore(Location(scheme=Scheme.FILE, path=str(self.bucket))))
         self.remote.claim(Claim(run_id="run", attempt=1, attempt_id="run-1", since="now", host="here"))
 
-    def start(self, location: str | None = None) -> Uploads:
+    def start(self, location: str | None = None) -> Uploader:
         where = location or str(self.bucket)
-        return Uploads(UploaderPlan(folder=str(self.output.root), location=where, attempt_id="run-1"))
+        return Uploader(UploaderPlan(folder=str(self.output.root), location=where, attempt_id="run-1"))
 
     def wait_for(self, step: int) -> None:
         deadline_s = clock.monotonic_s() + 20

@@ -1,0 +1,258 @@
+"""How a rank's run stands and ends: the last step, the last saved step, the exit code, and the ways to end.
+
+One object has all of it, because a run ends from three threads: the training loop's, the one that watches signals
+and the one that receives from the keeper. Whichever is first decides the exit code.
+"""
+
+import logging
+import os
+import sys
+import threading
+from typing import Any
+
+from safepoint.errors import ExitCode, Interrupted, StorageError
+from safepoint.foundation.environment import Place
+from safepoint.foundation.events import run_events
+from safepoint.progress.record import State, state_after
+from safepoint.progress.tracker import ProgressTracker
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.context.reporter import Reporter
+from safepoint.training.context.termination import Termination
+from safepoint.training.context.uploads import Uploads
+from safepoint.training.outcome.rank_record import RankRecordWriter
+
+_log = logging.getLogger("safepoint")
+_LEAST_REPORT_S = 0.2
+_MOST_REPORT_S = 5.0
+"""How long the last write of the progress may take, at least and at most."""
+
+
+class Outcome:
+    """The outcome of one rank.
+
+    Args:
+        settings: the run's.
+        place: this rank.
+        reporter: reports how the run ends.
+        progress: likewise, for those who watch it.
+        record: likewise, for the launcher.
+        termination: how much time is left.
+        uploads: finished before the process ends.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        place: Place,
+        *,
+        reporter: Reporter,
+        progress: ProgressTracker,
+        record: RankRecordWriter,
+        termination: Termination,
+        uploads: Uploads,
+    ) -> None:
+        self._settings = settings
+        self._place = place
+        self._reporter = reporter
+        self._progress = progress
+        self._record = record
+        self._termination = termination
+        self._uploads = uploads
+        self._ending = threading.Lock()
+        self._unsaved_end: int | None = None
+        self._step = 0
+        self._saved_step: int | None = None
+        self._interrupted: Interrupted | None = None
+
+    # ---- how far the training is -----------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self._step
+
+    @property
+    def saved_step(self) -> int | None:
+        """The newest committed step of this training, from this attempt or the checkpoint that it resumed from."""
+        return self._saved_step
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the last step is committed."""
+        return self._saved_step == self._step
+
+    @property
+    def interrupted(self) -> Interrupted | None:
+        """Set once the run has ended early: a program that continues anyway is stopped with it."""
+        return self._interrupted
+
+    def check_not_interrupted(self) -> None:
+        """Stop a program that caught the interruption and continued.
+
+        Raises:
+            Interrupted: the run has ended early.
+        """
+        if self._interrupted is not None:
+            raise self._interrupted
+
+    def training_begins(self, step: int, *, is_saved: bool) -> None:
+        """A training begins; what an earlier training of this process has saved does not count for it.
+
+        Args:
+            step: where it begins.
+            is_saved: whether that step is on a disk, or in the store.
+        """
+        self._step = step
+        self._saved_step = step if is_saved else None
+
+    def reached(self, step: int) -> None:
+        """The training is at `step`."""
+        self._step = step
+
+    def step_done(self, step: int) -> None:
+        """The training has done optimizer step `step`."""
+        self._step = step
+        self._record.stepped()
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of `step` is committed."""
+        self._saved_step = step
+
+    # ---- the end of a training -------------------------------------------------------------------------------------
+
+    def interrupt(self, *, is_saved: bool, reason: str = "", uploads_failed: bool = False) -> Interrupted:
+        """End the run here, early; the caller raises what is returned.
+
+        Args:
+            is_saved: whether the state of the last step is committed.
+            reason: why not, otherwise.
+            uploads_failed: whether the run ends because uploads fail.
+        """
+        interrupted = self._report_interruption(
+            is_saved=is_saved, reason=reason, code=ExitCode.STORAGE if uploads_failed else None
+        )
+        if self._reporter.warns_for_node and not self._place.is_first:  # for readers of this node's log
+            _log.info("%s", interrupted.message)
+        self._interrupted = interrupted
+        return interrupted
+
+    def training_ended(self, step: int) -> None:
+        """Report the end; whether it is saved decides the exit code when the program has ended."""
+        if 0 < step != self._saved_step:
+            self._unsaved_end = step
+        self._reporter.report(run_events.Finished(step=step))
+        self._end_progress(State.FINISHED)
+
+    def unsaved_end(self) -> str:
+        """What to report of a training that has ended without a checkpoint of its end; empty when there is one."""
+        if self._unsaved_end is None:
+            return ""
+        return (
+            f"the training ended at step {self._unsaved_end}, which could not be saved; mend what the warning above "
+            "says, and run it again"
+        )
+
+    def require_saved_end(self) -> None:
+        """Wait until everything is saved and uploaded, where no launcher waits for the end of the program.
+
+        All ranks call it when a training has ended. The first one reports for them, so that none ends while another
+        waits.
+
+        Raises:
+            StorageError: on the first rank: something is missing and will stay so.
+        """
+        unsaved_end = self.unsaved_end()
+        self._unsaved_end = None  # a program that catches the error and trains again does not get it twice
+        self._uploads.require_complete()
+        if unsaved_end and self._place.is_first:
+            raise StorageError(unsaved_end)
+
+    def program_ended(self, code: int, reason: str = "") -> None:
+        """Report how the program has ended, where there is no launcher that does.
+
+        Args:
+            code: its exit code.
+            reason: one sentence, for one that failed.
+        """
+        state = state_after(code)
+        if self._settings.record_folder is not None or self._progress.state is state:
+            return
+        if state is State.FAILED:
+            self._reporter.report(run_events.Failed(rank=self._place.rank, exit_code=code, reason=reason))
+        self._end_progress(state, reason)
+
+    # ---- the end of the process ------------------------------------------------------------------------------------
+
+    def end_now(self, code: int) -> None:
+        """End the process without the interpreter's tear-down, which takes longer than a save; does not return."""
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue
+        os._exit(code)
+
+    def wait_for_end(self) -> None:
+        """While another thread ends the process, do not return."""
+        with self._ending:
+            pass
+
+    def end_with_snapshot(self, message: dict[str, Any]) -> None:
+        """The keeper has committed the newest snapshot, because the running step would miss the deadline: end."""
+        with self._ending:
+            if self._interrupted is not None:
+                return  # the step was finished in time
+            step: int | None = message["step"]
+            self._reporter.report(
+                run_events.StepAbandoned(step=message["given_up"], snapshot_step=step, reason=message["why"])
+            )
+            if step is not None:
+                self._step = self._saved_step = step
+                self._progress.became_durable(step)
+            interrupted = self.interrupt(
+                is_saved=step is not None,
+                reason="no snapshot was complete",
+                uploads_failed=self._uploads.stop_reason is not None,
+            )
+            self._uploads.finish(newest_only=True)
+            self.end_now(interrupted.exit_code)
+
+    def end_outside_training(self) -> None:
+        """SIGTERM arrived outside a training: no work is at risk, so end at once."""
+        with self._ending:
+            if self._interrupted is not None:  # it is ending already
+                self.end_now(self._interrupted.exit_code)
+            reason = (
+                "no training that can be saved has begun" if self._step == 0 else "the last step was not committed"
+            )
+            interrupted = self._report_interruption(is_saved=self.is_saved, reason=reason)
+            self._uploads.finish(newest_only=True)
+            self.end_now(interrupted.exit_code)
+
+    def end_at_deadline(self) -> None:
+        """The deadline has passed in a training: end with what is committed."""
+        with self._ending:
+            if self._interrupted is not None:
+                self.end_now(self._interrupted.exit_code)
+            last = f"step {self._saved_step} stands" if self._saved_step is not None else "no checkpoint exists"
+            interrupted = self._report_interruption(
+                is_saved=self._step > 0 and self.is_saved,
+                reason=f"the {self._settings.grace_s:g} s of grace were not enough to finish and save; {last}",
+                limit_s=min(_MOST_REPORT_S, self._settings.margin_s / 4),
+            )
+            self.end_now(interrupted.exit_code)
+
+    def _report_interruption(
+        self, *, is_saved: bool, reason: str, code: ExitCode | None = None, limit_s: float | None = None
+    ) -> Interrupted:
+        event = run_events.Interrupted(step=self._step, saved=is_saved, reason="" if is_saved else reason)
+        code = code or (ExitCode.INTERRUPTED_SAVED if is_saved else ExitCode.TERMINATED_UNSAVED)
+        self._record.ended(code, event.line)
+        self._reporter.report(event)
+        self._end_progress(State.INTERRUPTED, event.line, limit_s=limit_s)
+        return Interrupted(code, event.line)
+
+    def _end_progress(self, state: State, message: str = "", *, limit_s: float | None = None) -> None:
+        if limit_s is None:  # a folder that hangs takes no more than half of the time that is left
+            limit_s = min(_MOST_REPORT_S, max(_LEAST_REPORT_S, self._termination.available_s / 2))
+        self._progress.end(state, message, limit_s=limit_s)

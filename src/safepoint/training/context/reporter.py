@@ -1,0 +1,72 @@
+"""Writes this rank's events: to the log, to the job's stream and to the stream of the output folder."""
+
+import logging
+import signal
+from pathlib import Path
+
+from safepoint.foundation.bounded import do_within
+from safepoint.foundation.environment import Place
+from safepoint.foundation.events import run_events
+from safepoint.foundation.events.stream import Event, EventLog
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.outcome.rank_record import deliver_events, name_stream, passed_on
+
+_log = logging.getLogger("safepoint")
+_LIMIT_S = 0.2
+"""How long an event may block the thread that watches the deadline."""
+
+
+class Reporter:
+    """The events of one rank. The first rank reports for the job.
+
+    Args:
+        settings: the job's stream and the launcher's folder.
+        place: this rank.
+    """
+
+    def __init__(self, settings: RunSettings, place: Place) -> None:
+        self._settings = settings
+        self._place = place
+        self._folder = None if settings.record_folder is None else Path(settings.record_folder)
+        self._shared_stream: Path | None = None
+        self._events = self._log_to(None)
+        self.warns_for_node = False
+        """Whether this rank owns a folder of its node's own, so that its warnings are reported too."""
+
+    def warn_for_node(self) -> None:
+        """This rank owns a folder of its node's own: report its warnings too."""
+        self.warns_for_node = True
+
+    def write_to(self, stream: Path) -> None:
+        """From now on write events to `stream` too."""
+        self._events = self._log_to(stream)
+        if self._place.is_first and self._folder is not None:
+            deliver_events(self._folder, stream)  # the launcher has logged them itself
+
+    def share_stream(self, stream: Path) -> None:
+        """The start has succeeded: events of other ranks and of the launcher go to `stream` too."""
+        self._shared_stream = stream
+        if self._place.local_rank == 0:
+            name_stream(self._settings.record_folder, stream)
+
+    def report(self, event: Event) -> None:
+        """Write and log an event; ranks other than the first write warnings only, when they own a folder."""
+        if self._place.is_first or (self.warns_for_node and event.is_warning):
+            self._events.write(event)
+            level = logging.WARNING if event.is_warning else logging.DEBUG if event.is_quiet else logging.INFO
+            _log.log(level, "%s", event.line)
+
+    def report_in_time(self, event: Event) -> None:
+        """The same, given up after a moment: a folder that hangs must not block the thread that watches time."""
+        do_within(lambda: self.report(event), _LIMIT_S)
+
+    def report_signal(self, number: int) -> None:
+        """Write which signal this process received, unless the launcher, which sent it, has."""
+        name = signal.Signals(number).name
+        is_ours = self._place.is_first if self._folder is None else not (self._folder / passed_on(name)).exists()
+        if is_ours:
+            log = self._log_to(self._shared_stream)
+            do_within(lambda: log.write(run_events.SignalReceived(signal=name, rank=self._place.rank)), _LIMIT_S)
+
+    def _log_to(self, stream: Path | None) -> EventLog:
+        return EventLog(stream, self._settings.job_events, actor=f"rank {self._place.rank}")
