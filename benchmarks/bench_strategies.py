@@ -64,7 +64,7 @@ class Save:
     Args:
         num_bytes: of the newest checkpoint.
         pause_s: of each save but the first.
-        durable_s: from the call until it was durable; empty where nobody knows.
+        durable_s: from the call until it was durable; empty where unknown.
     """
 
     def __init__(self, num_bytes: int, pause_s: list[float], durable_s: list[float]) -> None:

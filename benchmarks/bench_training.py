@@ -75,7 +75,7 @@ def compare(num_ranks: int, options: argparse.Namespace, root: Path) -> None:
             folder = Path(tempfile.mkdtemp(dir=root))
             rates[product, saves].append(rate(run_job(product, num_ranks, saves, folder, options), options))
             shutil.rmtree(folder)
-            os.sync()  # nobody pays for the pages that another one left dirty
+            os.sync()  # so that no measurement includes the dirty pages of another
     spare = (os.cpu_count() or 1) - num_ranks
     cores = f"{spare} of {os.cpu_count()} cores to spare" if spare > 0 else "no core to spare"
     print(f"\n   {num_ranks} rank{'s' if num_ranks > 1 else ''} of one thread, {cores}; steps per second")

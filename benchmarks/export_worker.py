@@ -154,7 +154,7 @@ def memory_mb(field: str) -> float:
 def export(system: str, source: Path, target: Path) -> None:
     for name in IMPORTS[system]:
         __import__(name)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before_mb = memory_mb("VmRSS:")
     began_s = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):

@@ -27,7 +27,7 @@ class Model(torch.nn.Module):
                 self.register_parameter(f"layer{layer}_{name}", torch.nn.Parameter(torch.randn(rows * width, width)))
 
     def forward(self) -> torch.Tensor:
-        """Nobody calls it; the Trainer wants a model to have one."""
+        """Never called; the Trainer requires a model to have one."""
         return self.embedding.sum()
 
 

@@ -230,7 +230,7 @@ def no_process_left() -> Iterator[None]:
 
 def past_signal_step(run: Run) -> bool:
     progress = run.progress()
-    # Before training nobody knows how many steps there are, which is told as 0.
+    # Before training the number of steps is unknown, which is reported as 0.
     return bool(progress) and 0 < progress["max_steps"] * SIGNAL_AT <= progress["step"]
 
 

@@ -53,7 +53,7 @@ class Terminal:
     def __init__(self, folder: Path, language: str) -> None:
         self._is_bash = language == "console"
         self._process = subprocess.Popen(
-            # Whoever runs the tests in the background may have ^C ignored, and programs keep to that.
+            # A shell may ignore ^C for processes in the background, and programs inherit that.
             ["env", "--default-signal=INT", *(_BASH if self._is_bash else [sys.executable, "-u", "-c", _PYTHON])],
             cwd=folder,
             stdin=subprocess.PIPE,

@@ -64,7 +64,7 @@ def _check(words: list[str], *, is_whole: bool) -> None:
 
     Raises:
         AssertionError: there is no such command or option.
-        TyperException: the arguments cannot be meant.
+        TyperException: the arguments are invalid.
     """
     group = root()
     command: Command = group

@@ -92,7 +92,7 @@ def warm_up(training: Training) -> None:
 
 
 def test_the_copy_sees_what_was_given_to_the_device_before(training: Training) -> None:
-    """A kernel that still runs at the boundary has written before the copy reads; nobody on the host waits for it."""
+    """A kernel that still runs at the boundary has written before the copy reads; the host does not wait for it."""
     warm_up(training)
     busy = training.keep_busy()
     with torch.no_grad():
@@ -189,7 +189,7 @@ def is_pinned(block: Block, start: int = 0) -> bool:
 
 
 def test_blocks_are_pinned_as_far_as_they_go() -> None:
-    """Shared memory can be registered; pages that were given back and come anew are registered anew."""
+    """Shared memory can be registered; pages that were given back and return are registered again."""
     torch.cuda.init()
     block = Block.allocate(1, 8 * PAGE_BYTES)
     assert pin(block, 0)

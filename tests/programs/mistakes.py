@@ -34,7 +34,7 @@ def forget() -> None:
             optimizer.step()
 
 
-def told(what: str, work: Callable[[], None]) -> None:
+def report(what: str, work: Callable[[], None]) -> None:
     try:
         work()
     except SafepointError as error:
@@ -44,7 +44,7 @@ def told(what: str, work: Callable[[], None]) -> None:
 if sys.argv[2] == "first":
     train(session("grown"))
 else:
-    told("no data", lambda: train(session("empty", data=None)))
-    told("no step", forget)
-    told("another model", lambda: train(session("grown", width=5)))
-    told("another loop", lambda: train(session("foreign")))
+    report("no data", lambda: train(session("empty", data=None)))
+    report("no step", forget)
+    report("another model", lambda: train(session("grown", width=5)))
+    report("another loop", lambda: train(session("foreign")))

@@ -43,7 +43,7 @@ def ends(tmp_path: Path, *arguments: str) -> tuple[int, str]:
     ],
 )
 def test_usage_errors_exit_2_before_anything_starts(tmp_path: Path, arguments: list[str], word: str) -> None:
-    """A setting that cannot be meant is named, and no rank is started."""
+    """An invalid setting is named, and no rank is started."""
     (tmp_path / "script.py").write_text("raise SystemExit('it was started')")
     code, text = ends(tmp_path, *arguments)
     assert code == 2, text

@@ -61,7 +61,7 @@ class Screen:
     def text(self) -> str:
         """All that was written, when the command has ended."""
         seen = b""
-        with contextlib.suppress(OSError):  # nobody holds the other end any more
+        with contextlib.suppress(OSError):  # the other end is closed
             while part := os.read(self._ours, 1 << 16):
                 seen += part
         os.close(self._ours)

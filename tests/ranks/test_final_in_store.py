@@ -103,7 +103,7 @@ def test_neither_disk_nor_memory(place: Place, proxy: FaultProxy, tmp_path: Path
         job.wait_for_event("finished")
         proxy.up._bytes_per_s = 30e6 * hidden / 512  # slow enough to look
         first = job.rank_pids()[0]
-        Path(f"/proc/{first}/clear_refs").write_text("5")  # the peak begins anew
+        Path(f"/proc/{first}/clear_refs").write_text("5")  # resets the peak
         before_mb, peak_mb = memory_mb(first, "VmRSS"), 0.0
         with DiskWatch(place.output / ".safepoint") as watch:
             while job.process.poll() is None and not job.events("uploaded"):
@@ -120,7 +120,7 @@ def test_neither_disk_nor_memory(place: Place, proxy: FaultProxy, tmp_path: Path
     assert size_bytes / 1e6 > 1.5 * (largest_mb + 64), "the bound says something"
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("told to stop", marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", ["killed", pytest.param("asked to stop", marks=pytest.mark.long)])
 def test_ended_in_the_middle(how: str, place: Place, proxy: FaultProxy, tmp_path: Path) -> None:
     """`final/` is absent; the same command again leaves it complete, and nothing of the first."""
     proxy.add(Fault(kind=Kind.STALL, method="PUT", contains="/final/model.safetensors", seconds=20))

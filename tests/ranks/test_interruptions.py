@@ -42,7 +42,7 @@ def assert_saved_and_valid(output: Path) -> int:
 
 
 def test_signal_during_model_load_ends_promptly_with_143(tmp_path: Path) -> None:
-    """Before anything could be saved the exit code is 143, and nobody waits for the model."""
+    """Before anything could be saved the exit code is 143, without waiting for the model."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--load-s", "60"))
     with no_orphans(job):
@@ -376,7 +376,7 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_files_of_callbacks_are_in_the_last_checkpoint(tmp_path: Path) -> None:
-    """What callbacks of any rank add when told of a save is named in the manifest after an interruption too."""
+    """Files that callbacks of any rank add in `on_save` are named in the manifest after an interruption too."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--add-file", "--step-ms", "50"))
     with no_orphans(job):

@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A job that nobody disturbs: `alone`."""
+    """A job that is not interrupted: `alone`."""
     with jobs_in(tmp_path_factory.mktemp("reference")) as place:
         place.jobs.submit(place.training("alone", "--step-ms", "0"))
         place.complete("alone")
@@ -143,7 +143,7 @@ def test_scaled_up_and_down_no_sample_is_lost(place: Place) -> None:
 
 
 def test_preempted_it_comes_back_by_itself(tmp_path: Path, reference: Place) -> None:
-    """A job of higher priority takes the only slot and leaves it; nobody has to do anything."""
+    """A job of higher priority takes the only slot and leaves it; no command is needed."""
     with jobs_in(tmp_path, cpu_slots=1) as place:
         place.jobs.submit(place.training("weak"))
         place.wait_for_mark("weak", 4)
@@ -159,8 +159,8 @@ def test_preempted_it_comes_back_by_itself(tmp_path: Path, reference: Place) -> 
         assert_same(place.output("weak"), reference.output("alone"))
 
 
-# What is killed, and how many attempts there are then: a supervisor is nobody's parent, and a rank or a keeper is
-# replaced by its launcher.
+# What is killed, and how many attempts there are then: no training process is a child of a supervisor, and a rank or
+# a keeper is replaced by its launcher.
 KILLS = [
     pytest.param(("supervisor", "launcher"), 2, id="supervisor+launcher"),
     pytest.param(("launcher",), 2, id="launcher", marks=long),
@@ -200,7 +200,7 @@ def connect(server: MotoServer) -> None:
 
 @long
 def test_suspended_while_its_store_is_away_it_is_safe_here_only(place: Place, moto: MotoServer) -> None:
-    """Whoever tidies this machine is told; when the job goes on, everything arrives."""
+    """The message warns before the machine is cleaned; when the job resumes, everything is uploaded."""
     connect(moto)
     location = str(moto.location(f"away-{uuid.uuid4().hex[:8]}"))
     settings = {"output_dir": location, "local_dir": str(place.output("a")), "save_steps": 2, "grace_s": 15.0}
@@ -237,7 +237,7 @@ def test_who_brings_checkpoints_to_a_store_may_be_killed(
 
 @long
 def test_killed_at_any_time_again_and_again(place: Place, reference: Place) -> None:
-    """Five times, whoever happens to be there at that moment."""
+    """Five times, whichever processes run at that moment."""
     seed = int(os.environ.get("SAFEPOINT_TEST_SEED", random.randrange(2**32)))
     print(f"SAFEPOINT_TEST_SEED={seed}")
     chance = random.Random(seed)
@@ -325,7 +325,7 @@ def test_two_nodes_are_suspended_at_one_step(place: Place, two_nodes: Place) -> 
 
 
 def test_a_program_that_fails_has_failed(place: Place) -> None:
-    """Its own exit code is the job's, and nobody starts it again."""
+    """Its own exit code is the job's, and it is not started again."""
     place.jobs.submit(place.script("a", "import sys\nprint('no')\nsys.exit(3)"))
     job = place.jobs.wait("a", [FAILED], timeout_s=120)
     assert (job.exit_code, job.attempt, job.wanted) == (3, 1, Wanted.RUN), place.story("a")

@@ -210,7 +210,7 @@ def test_no_slots_means_no_keeper(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_automatic_snapshots_are_taken_without_saves(tmp_path: Path) -> None:
-    """With --snapshot-steps auto a killed rank's job goes on from a step that nobody has asked to save."""
+    """With --snapshot-steps auto a killed rank's job resumes from a step for which no save was requested."""
     output = tmp_path / "run"
     program = tiny(output, "--grad-accum", "1", "--step-ms", "100", "--max-steps", "30")
     job = safepoint(output, *TWO, "--snapshot-steps", "auto", program=program)

@@ -140,7 +140,7 @@ def test_a_second_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_ranks_that_lightning_starts_are_refused(tmp_path: Path) -> None:
-    """Nobody would know them: the message says how to start them."""
+    """They are unknown to the launcher: the message says how to start them."""
     script = tmp_path / "script.py"
     script.write_text(
         "import sys; sys.path.insert(0, sys.argv[1])\n"

@@ -123,7 +123,7 @@ def test_signal_to_one_node_while_models_load_ends_both(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_script_that_saves_on_each_node(tmp_path: Path) -> None:
-    """A checkpoint is one all the same, and both nodes go on from it; the script is told."""
+    """A checkpoint is one all the same, and both nodes resume from it; the script gets a warning."""
     output = tmp_path / "run"
     arguments = ("--settings", '{"save_on_each_node": true}', "--save-strategy", "steps", "--save-steps", "4")
     jobs = two_agents(output, *arguments, "--step-ms", "70")

@@ -1,4 +1,5 @@
-"""Progress of real runs: what the file, the job's folder, the port and the platform are told, on every way to end."""
+"""Progress of real runs: what the file, the job's folder, the port and the platform receive, for every kind of end.
+"""
 
 import contextlib
 import json
@@ -95,14 +96,14 @@ def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
             assert job.wait() == 0, job.text
     percentages = [answer["progressPercentage"] for answer in answers]
     assert percentages == sorted(percentages)
-    # Whoever asks while the launcher says its last words hears that the job has ended well, and nobody before.
+    # Only a request after the program has ended, while the launcher still serves, is answered with success.
     assert all(answer["progressPercentage"] <= 99 or answer["has_last_file"] for answer in answers)
     # Eight samples a step: 32 steps in all, on a pace of the second attempt only.
     resumed = [answer for answer in answers[num_before:] if answer["currentStep"] > interrupted.step]
     left = {answer["currentStep"]: answer["estimatedRemainingSeconds"] for answer in resumed}
     left = {step: left_s for step, left_s in left.items() if left_s is not None}
     assert left
-    # No step is faster than 0.1 s: whoever divides this attempt's time by the steps of all of them promises too much.
+    # No step is faster than 0.1 s; this attempt's time divided by the steps of all attempts would be.
     assert all(left_s >= 0.1 * (32 - step) for step, left_s in left.items()), left
     assert all(left_s <= 2 + 0.5 * (32 - step) for step, left_s in left.items()), left
     assert interrupted.step_s is not None
@@ -121,7 +122,7 @@ def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
     assert sorted(map(json.dumps, events_of(job_dir / "events.jsonl"))) == sorted(
         map(json.dumps, read_events(output))
     )
-    told = [(event["event"], event["actor"]) for event in events_of(job_dir / "events.jsonl")]
+    events = [(event["event"], event["actor"]) for event in events_of(job_dir / "events.jsonl")]
     for expected in [
         ("started", "launcher"),
         ("attempt_started", "rank 0"),
@@ -132,8 +133,8 @@ def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
         ("resumed", "rank 0"),
         ("finished", "rank 0"),
     ]:
-        assert expected in told, told
-    assert not [event for event in told if event[0] == "failed"]
+        assert expected in events, events
+    assert not [event for event in events if event[0] == "failed"]
 
 
 @pytest.mark.long
@@ -183,7 +184,7 @@ def test_ranks_that_overstay_the_grace_period_are_told_by_the_launcher(tmp_path:
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["fails", "is stopped"])
 def test_a_loop_under_plain_python_tells_its_end_itself(way: str, tmp_path: Path) -> None:
-    """Without a launcher there is nobody else."""
+    """Without a launcher the rank itself writes the end."""
     output, script = tmp_path / "run", tmp_path / "script.py"
     script.write_text(
         "import sys, torch, safepoint\n"

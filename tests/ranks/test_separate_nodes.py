@@ -73,7 +73,7 @@ def wait(jobs: tuple[Job, Job]) -> list[int]:
 
 
 def preempted(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) -> int:
-    """A run that was told to stop on its second node; returns the step that was saved."""
+    """A run that was asked to stop on its second node; returns the step that was saved."""
     jobs = start(server, prefix, nodes, "--save-steps", "5")
     with no_orphans(*jobs):
         jobs[0].wait_for_step(8)
@@ -115,7 +115,7 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
     assert [verify_part(folder / name, part) for folder, part in zip(nodes, parts, strict=True)] == [(), ()]
     assert {entry.path for entry in whole.files} == {path for part in parts for path in part.paths}
     assert "rng_state_1.pth" in parts[1].paths
-    assert not verify(nodes[0] / name).is_valid, "nobody takes a part for a checkpoint"
+    assert not verify(nodes[0] / name).is_valid, "a part is not a checkpoint"
     with pytest.MonkeyPatch.context() as environment:
         for variable, value in any_server.variables.items():
             environment.setenv(variable, value)

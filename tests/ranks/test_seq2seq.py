@@ -42,7 +42,7 @@ def test_a_run_is_stopped_while_it_generates(tmp_path: Path) -> None:
         assert job.wait(150) == 0, job.text
     # Two batches on each rank; the evaluation is left after the first.
     _interrupt(output, "generation 4", token_s=0.1)
-    # It begins anew with the next start, and a batch takes longer than there is time.
+    # The next start repeats it, and a batch takes longer than there is time.
     short = ("--grace", "5", "--snapshot-steps", "1")
     _interrupt(output, "generation 4", *short, token_s=1, all_ranks=True)
     assert [event["step"] for event in read_events(output, "interrupted")] == [4, 4]

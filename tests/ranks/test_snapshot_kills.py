@@ -102,7 +102,9 @@ def _num_marks(output: Path) -> int:
 
 
 def test_killed_ranks_lose_one_step_at_most(reference: Path, tmp_path: Path) -> None:
-    """With a save at every step, whoever is killed whenever: one step back at most, and the same run in the end."""
+    """With a save at every step, any process killed at any time: one step is lost at most, and the result is the
+    same.
+    """
     dice = _dice()
     output = tmp_path / "run"
     job = safepoint(output, *_TWO, "--max-restarts", "1000", program=_program(output, "--step-ms", "60"))

@@ -86,7 +86,9 @@ def _memory_group(limit_bytes: int) -> Iterator[Path]:
 
 @pytest.mark.long
 def test_a_memory_limit_makes_saves_synchronous(tmp_path: Path) -> None:
-    """Room for the training and not for a snapshot of it: saves wait, the figures are said, nobody is killed."""
+    """Room for the training and not for a snapshot: saves are synchronous, a warning has the sizes, no rank is
+    killed.
+    """
     output = tmp_path / "run"
     # Weights, gradients twice and moments, 750 MB, fit beside the programs; a snapshot of 450 MB does not, too.
     with _memory_group(1500 << 20) as group:
@@ -157,7 +159,7 @@ def test_a_full_disk_costs_saves_and_not_the_training(tmp_path: Path) -> None:
 
 
 def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
-    """The disk is full and stays so: training ends, and whoever started it is told."""
+    """The disk is full and stays so: training ends, and the exit code and a message say so."""
     output, marks = tmp_path / "run", tmp_path / "marks"
     marks.mkdir()
     with _small_disk(output, "64m"):
@@ -173,7 +175,7 @@ def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_loop_without_a_launcher_does_not_end_well_either(num_ranks: int, tmp_path: Path) -> None:
-    """Nobody but the script's own process can say it, and of several the first."""
+    """Only the script's own process can report it, and of several the first."""
     output, script = tmp_path / "run", tmp_path / "script.py"
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if num_ranks == 2 else ()
     script.write_text(

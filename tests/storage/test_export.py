@@ -202,7 +202,7 @@ def test_one_flipped_bit_means_no_model(where: str, target: str, output: OutputF
 
 
 def test_a_checkpoint_that_changes_while_it_is_read(bucket: str, output: OutputFolder, monkeypatch) -> None:
-    """The retention of a running training takes it away, or a run writes it anew: no model of two checkpoints."""
+    """The retention of a running training takes it away, or a run writes it again: no model of two checkpoints."""
     if not (output.root / "checkpoint-10" / _PIECES).is_dir():
         pytest.skip("the digest of each whole file is checked while it passes")
     checkpoint = uploaded(output, f"{bucket}/run")
@@ -230,7 +230,7 @@ def slow(reachable: Server) -> Iterator[tuple[FaultProxy, dict[str, str]]]:
 
 
 def begin_export(source: str, target: str, variables: dict[str, str]) -> "subprocess.Popen[str]":
-    # Whoever runs the tests in the background may have SIGINT ignored, and a program keeps to that.
+    # A shell may ignore SIGINT for processes in the background, and a program inherits that.
     heard = ["env", "--default-signal=INT"]
     command = [*heard, sys.executable, "-m", "safepoint.cli.main", "checkpoints", "export", source, target]
     return subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
@@ -247,7 +247,7 @@ def wait_for(what: Callable[[], object]) -> None:
 def test_killed_in_the_middle(
     target: str, output: OutputFolder, slow: tuple[FaultProxy, dict[str, str]], bucket: str
 ) -> None:
-    """Absent for whoever loads it, and gone with the next export, which is complete."""
+    """Absent for loaders, and deleted by the next export, which is complete."""
     proxy, variables = slow
     checkpoint = str(output.root / "checkpoint-10")
     killed = begin_export(checkpoint, f"{bucket}/{target}", variables)
@@ -415,7 +415,7 @@ def test_neither_disk_nor_memory(source: str, layout: str, reachable: Server, bu
 
 
 def test_the_measure_sees_memory() -> None:
-    """Also when whoever starts the process has more."""
+    """Also when the parent process has more."""
     ballast = bytes(300_000_000)
     program = f"{MEASURE}\nbegin_measure()\nx = bytearray(200_000_000)\nprint(grown_mb())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -57,7 +57,7 @@ def test_a_cut_upload_goes_on(server: Server, tmp_path: Path) -> None:
     again = ObjectStore(store.location, StorageOptions.from_environment(server.variables))
     again.upload("big", source, progress=moved.append)
     assert sum(moved) == 100 << 20
-    assert moved[0] >= 3 * (16 << 20), "what had arrived is told at once, as one"
+    assert moved[0] >= 3 * (16 << 20), "parts that had arrived are reported at once, together"
     assert bytes(again.read("big")) == source.read_bytes()
     assert again.sweep() == 0
 
@@ -81,7 +81,7 @@ def test_a_cut_stream_goes_on(server: Server) -> None:
 
 
 def test_a_stream_takes_nothing_over_from_another(server: Server) -> None:
-    """Of a cut one with other bytes: every part that differs is sent anew."""
+    """Of a cut one with other bytes: every part that differs is sent again."""
     store = new_store(server)
     data = os.urandom(40 << 20)
     with pytest.raises(CutError):
@@ -158,7 +158,7 @@ def _printed(program: str, server: Server, *arguments: str) -> str:
 
 
 def test_parts_of_another_content_are_not_taken_over(server: Server, tmp_path: Path) -> None:
-    """The file changed between the two: everything is sent anew, and nothing of the first is left."""
+    """The file changed between the two: everything is sent again, and nothing of the first is left."""
     store, source = new_store(server), tmp_path / "source"
     source.write_bytes(os.urandom(40 << 20))
     with pytest.raises(CutError):
@@ -241,7 +241,7 @@ def test_a_host_that_is_not_there(server: Server) -> None:
     ("changes", "said"),
     [
         ({"AWS_SECRET_ACCESS_KEY": "wrong-secret-value"}, "the credentials are wrong"),
-        ({"AWS_ACCESS_KEY_ID": "nobody"}, "the credentials are wrong"),
+        ({"AWS_ACCESS_KEY_ID": "unknown"}, "the credentials are wrong"),
         (dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), CephRgw.other_keys, strict=True)), "may not do"),
     ],
 )

@@ -36,7 +36,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"0123456789")
 
     def log_message(self, *args: object) -> None:
-        """Nobody reads it."""
+        """Write no log of requests."""
 
 
 @pytest.fixture(scope="module")

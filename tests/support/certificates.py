@@ -1,4 +1,4 @@
-"""Certificates of an authority that nobody knows, for servers on this machine."""
+"""Certificates of an authority that no client trusts, for servers on this machine."""
 
 import datetime
 import http.server

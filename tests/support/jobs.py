@@ -18,7 +18,7 @@ _POLL_S = 0.01
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a job: one thread a rank, the usual grace, no settings of whoever runs the tests."""
+    """The environment of a job: one thread a rank, the usual grace, no settings of the test process."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -1,6 +1,6 @@
 """Memory: of a process, measured by itself, and what has a name in the system.
 
-`getrusage` will not do: its maximum is handed down from whoever has started the process.
+`getrusage` will not do: a process inherits the maximum of its parent.
 """
 
 import os
@@ -16,7 +16,7 @@ def _status(field):
 
 def begin_measure():
     global _before
-    _Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    _Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     _before = _status("VmRSS:")
 
 

@@ -19,7 +19,7 @@ class _Meeting:
         self.values: list[bytes] = [b""] * count
 
     def exchange(self, index: int, value: Any) -> list[Any]:
-        self.values[index] = pickle.dumps(value)  # as over a network: nobody shares an object
+        self.values[index] = pickle.dumps(value)  # as over a network: no object is shared
         self.barrier.wait()
         values = [pickle.loads(data) for data in self.values]
         self.barrier.wait()

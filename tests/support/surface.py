@@ -1,7 +1,7 @@
 """What users and their programs rely on, written down: commands, options, variables, exit codes, JSON, events,
 metrics, and the names and signatures of Python.
 
-`make surface` writes it anew into `tests/unit/surface.json`; the diff of that file is what a change does to others.
+`make surface` writes it into `tests/unit/surface.json`; the diff of that file is what a change does to users.
 New commands are found by themselves; to hold one to the keys of its JSON, give it a line in `documents`.
 """
 
@@ -44,7 +44,7 @@ _VARIABLE = re.compile(r"\b(?:SAFEPOINT|PET|AWS|KUBEFLOW|XDG)_[A-Z0-9_]*[A-Z0-9]
 _READ = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()"([A-Z][A-Z0-9_]*)\"""")
 """Any other variable, where it is read by name."""
 _BETWEEN_PROCESSES = {"record_folder", "launcher_pid", "keeper", "has_begun"}
-"""Settings that the launcher makes for its ranks; nobody else sets them."""
+"""Settings that only the launcher sets, for its ranks."""
 _METRICS = ("train_metrics", "eval_metrics", "trainMetrics", "evalMetrics")
 _OPEN = {
     "libraries",
@@ -118,7 +118,7 @@ def _default(value: Any) -> str:
     if value == sys.executable:
         return "sys.executable"
     text = repr(value)
-    return "made anew" if "factory" in text or " at 0x" in text else text
+    return "computed" if "factory" in text or " at 0x" in text else text
 
 
 def _event_name(kind: type[Event]) -> str:

@@ -1,1 +1,1 @@
-"""Bytes at a place: where checkpoints live (`location`), what a place can do (`store`), folders and object stores."""
+"""Bytes at a location: `location`, the `store` Protocol, and its implementations for folders and object stores."""

@@ -1,4 +1,4 @@
-"""Whether a place can be used, found out before a model is loaded for nothing."""
+"""Checks that a store can be used, before a model is loaded."""
 
 import contextlib
 import uuid
@@ -10,17 +10,17 @@ from safepoint.storage.store import Store
 
 _WITHIN_S = 15.0
 PROBE_PREFIX = ".safepoint/access-"
-"""Of the keys that are written and deleted again."""
+"""The prefix of the keys that a check writes and deletes."""
 _TIDY_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A place that can be used.
+    """The result of a successful check.
 
     Args:
-        duration_s: how long writing, reading, listing and deleting took together.
-        clock_ahead_s: the store's clock less this machine's, to a second or two.
+        duration_s: time of writing, reading, listing and deleting together.
+        clock_ahead_s: the store's clock minus this machine's, to a second or two.
     """
 
     duration_s: float
@@ -28,11 +28,11 @@ class Tried:
 
 
 def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
-    """Write, read, list and delete one small object under a key that nobody else uses.
+    """Write, read, list and delete one small object under a unique key.
 
     Args:
-        store: the place.
-        within_s: when to give up.
+        store: the store.
+        within_s: seconds after which to give up.
 
     Raises:
         StorageError: with its own message and hint for a wrong key, a missing bucket, no permission, an untrusted
@@ -48,23 +48,23 @@ def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
         found = bytes(store.read(key, deadline_s=deadline_s))
         listed = {item.key: item for item in store.list(".safepoint", deadline_s=deadline_s)}
     except StorageError:
-        with contextlib.suppress(StorageError):  # what went wrong first is what is said
+        with contextlib.suppress(StorageError):  # the first error is reported
             store.delete(key, deadline_s=clock.monotonic_s() + _TIDY_WITHIN_S)
         raise
     store.delete(key, deadline_s=deadline_s)
     if found != data or key not in listed:
         raise StorageError(
-            "it does not give back what was written to it",
+            "it does not return what was written to it",
             hint="it may be a cache in front of a store; name the store itself",
         )
     return Tried(duration_s=clock.monotonic_s() - begun_s, clock_ahead_s=listed[key].modified_s - written_s)
 
 
 def check_access(store: Store) -> None:
-    """Whether a training can use the place, see `try_access`.
+    """Check that a training can use the store, see `try_access`.
 
     Raises:
-        StorageError: it cannot, and why.
+        StorageError: it cannot, with the reason.
     """
     try:
         try_access(store)

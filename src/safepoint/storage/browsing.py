@@ -1,7 +1,7 @@
-"""Folders of a store, read in the way of `pathlib.Path`: what is there is listed once, ranges are fetched as needed.
+"""Folders of a store, read like a `pathlib.Path`: objects are listed once, ranges are fetched as needed.
 
-For readers that must work on a folder of this machine and on an object store alike: they take a `ReadablePath`, which
-`pathlib.Path` and `StorePath` both are.
+For readers that work on a folder of this machine and on an object store: they take a `ReadablePath`, which
+`pathlib.Path` and `StorePath` implement.
 """
 
 import threading
@@ -20,23 +20,23 @@ _MAX_FETCH_BYTES = 64 << 10
 _MAX_FILE_BYTES = 1 << 30
 
 OnRead = Callable[[str, int, int], None]
-"""Told the key, the first byte and the number of bytes of what is read."""
+"""Called with the key, the first byte and the number of bytes of each read."""
 
 
 class ReadablePath(Protocol):
-    """What of `pathlib.Path` is needed to read a folder."""
+    """The part of `pathlib.Path` that reads a folder."""
 
     @property
     def name(self) -> str:
-        """The last part of it."""
+        """The last part of the path."""
         ...
 
     def __truediv__(self, key: str, /) -> Self:
-        """Something below it."""
+        """A path below this one."""
         ...
 
     def __lt__(self, other: Self, /) -> bool:
-        """Paths have an order."""
+        """Paths are ordered."""
         ...
 
     def is_file(self) -> bool:
@@ -48,20 +48,20 @@ class ReadablePath(Protocol):
         ...
 
     def iterdir(self) -> Iterator[Self]:
-        """What is in the folder, in any order."""
+        """The entries of the folder, in any order."""
         ...
 
     def read_bytes(self) -> bytes:
-        """All of the file."""
+        """The whole file."""
         ...
 
     def open(self, mode: Literal["rb"], /) -> BinaryIO:
-        """The file, for reading here and there."""
+        """The file, opened for random access."""
         ...
 
 
 class _Tree:
-    """What lies below a prefix, as it was listed, and the blocks that were read last."""
+    """The listing of a prefix, and a cache of the blocks that were read last."""
 
     def __init__(self, store: Store, prefix: str, on_read: OnRead | None) -> None:
         self.store = store
@@ -80,7 +80,7 @@ class _Tree:
         return f"{self.prefix}/{key}".strip("/")
 
     def read(self, key: str, start: int, length: int) -> bytes:
-        """Exactly that; small reads are served from blocks, which are kept for a while."""
+        """Exactly these bytes; small reads are served from cached blocks."""
         if length > _MAX_FETCH_BYTES:
             return self._fetch(key, start, length)
         first, last = start // _BLOCK_BYTES, (start + length - 1) // _BLOCK_BYTES
@@ -119,7 +119,7 @@ class StorePath:
     """An object of a store or a folder of objects; compared by its key.
 
     Args:
-        tree: shared by all paths of one look, see `browse`.
+        tree: shared by all paths of one `browse`.
         key: relative to the tree.
     """
 
@@ -136,15 +136,15 @@ class StorePath:
 
     @property
     def key(self) -> str:
-        """Relative to where the look began."""
+        """Relative to the prefix of `browse`."""
         return self._key
 
     @property
     def size_bytes(self) -> int:
-        """Of the object.
+        """The size of the object.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: there is no such object.
         """
         found = self._tree.found.get(self._key)
         if found is None:
@@ -192,7 +192,7 @@ class StorePath:
         """See `ReadablePath`.
 
         Raises:
-            StorageError: it is larger than anything that is meant to be read at once, or cannot be read.
+            StorageError: it is too large to be read at once, or cannot be read.
         """
         if self.size_bytes > _MAX_FILE_BYTES:
             raise StorageError(f"{self} is too large to be read at once")
@@ -203,21 +203,21 @@ class StorePath:
         return cast("BinaryIO", _Reader(self._tree, self._key, self.size_bytes))
 
     def stretch(self, start: int, length: int) -> Stretch:
-        """Bytes of the object, to be read by `stream_ahead`."""
+        """A range of the object, for `stream_ahead`."""
         return Stretch(self._tree.store, self._tree.full(self._key), start, length)
 
     @property
     def content(self) -> Content:
-        """All of the object."""
+        """The whole object."""
         whole = self.stretch(0, self.size_bytes)
         return Content(size_bytes=whole.length, pour=lambda sink: stream_ahead([whole], sink))
 
     def forget_blocks(self) -> None:
-        """Free the memory of what was read in small pieces, of the whole tree."""
+        """Empty the cache of blocks of the whole tree."""
         self._tree.forget()
 
     def changed(self) -> str | None:
-        """The key of an object of the tree that is not what it was when it was listed; None when all are."""
+        """The key of an object that has changed since it was listed; None when there is none."""
         found = self._tree.list()
         return next((key for key, known in self._tree.found.items() if found.get(key) != known), None)
 
@@ -233,12 +233,12 @@ class _Reader(RawReader):
 
 
 def browse(store: Store, prefix: str = "", *, on_read: OnRead | None = None) -> StorePath:
-    """The folder at `prefix` of a store, as it is now.
+    """The folder at `prefix` of a store, listed now.
 
     Args:
-        store: where.
+        store: the store.
         prefix: a key; empty for the store's own location.
-        on_read: told of every read that goes to the store, but those of a `stretch`.
+        on_read: called for every read from the store, except those of a `stretch`.
 
     Raises:
         StorageError: the store cannot be listed.

@@ -1,6 +1,6 @@
-"""From what a library or a server says to what a reader can do: one place that knows their words.
+"""Translates errors of servers and libraries into messages that say what to do.
 
-Nothing of a request but its address goes into a message, so that no credential can.
+Of a request only its address goes into a message, so that no credential can.
 """
 
 import re
@@ -25,7 +25,7 @@ _NO_NAME = re.compile(r"dns error|failed to lookup|Name or service not known|nod
 
 
 def from_status(status: int, code: str, what: str) -> StorageError:
-    """The error for an answer of the server.
+    """The error for a response of the server.
 
     Args:
         status: of HTTP.

@@ -1,4 +1,4 @@
-"""A folder as a store. Deadlines are not looked at: a file system call cannot be taken back."""
+"""A folder as a store. Deadlines are ignored: a file system call cannot be cancelled."""
 
 import contextlib
 import fcntl
@@ -120,7 +120,7 @@ class LocalStore:
                         hint="another run writes to the same place; stop one of them",
                     )
             working.rename(path)
-            # By its descriptor: whoever deletes the object the moment that it is there, deletes the folder too.
+            # By its descriptor: another process may delete the object at once, and the empty folder with it.
             os.fsync(folder)
 
     def upload(
@@ -164,7 +164,7 @@ class LocalStore:
                 except OSError:
                     break
                 remains = remains.parent
-            # Gone when somebody else has just deleted the last object in it, and made that durable.
+            # Missing when another process has just deleted the last object in it, and made that durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 
@@ -224,10 +224,10 @@ def _version(status: os.stat_result) -> str:
 
 
 def _create_working(path: Path) -> Path:
-    """An empty file beside `path`, in a folder that is made if need be."""
+    """An empty file beside `path`, whose folder is created if necessary."""
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     for _ in range(_MOST_TRIES):
-        # Between any two calls, whoever deletes the folder's last object deletes the folder too.
+        # Between any two calls, a process that deletes the folder's last object deletes the folder too.
         try:
             _make_folder(path.parent)
             working.touch(exist_ok=False)
@@ -238,7 +238,7 @@ def _create_working(path: Path) -> Path:
                 raise
         else:
             return working
-    raise StorageError(f"{path.parent} vanishes again and again; nothing was written")
+    raise StorageError(f"{path.parent} is deleted again and again; nothing was written")
 
 
 def _make_folder(folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""An object store: S3 and what speaks like it, Google Cloud Storage, Azure. Requests go through obstore.
+"""An object store: S3 and compatible servers, Google Cloud Storage, Azure. Requests go through obstore.
 
-Repeating is done here and not by obstore, whose ten retries would hide faults and know no deadline. Large files go
-into S3 through `multipart`, which can continue an upload; where Safepoint holds no keys of its own (a role, a token
-file), and for the other stores, obstore sends them, and a cut upload begins anew.
+Requests are repeated here and not by obstore, whose ten retries would hide faults and know no deadline. Large files
+go to S3 through `multipart`, which can continue an upload. Without static keys (a role, a token file), and for the
+other stores, obstore sends them, and an interrupted upload starts again.
 """
 
 import contextlib
@@ -207,7 +207,7 @@ class ObjectStore:
             progress(size_bytes)
 
     def _pour(self, key: str, content: Content, fence: Callable[[], None] | None, progress: Progress | None) -> None:
-        """Through obstore, which repeats requests by itself here: a stream cannot be begun anew."""
+        """Through obstore, which repeats requests by itself here: a stream cannot be started again."""
         what, part_bytes, done = f"PUT {self._name(key)}", part_bytes_of(content), 0
         client = _make_client(self._location, self._options, self._options.request_timeout_s, is_patient=True)
         # Not as a context manager: left by an error, it must not make an object of what has come so far.
@@ -219,7 +219,7 @@ class ObjectStore:
             nonlocal done
             done += len(block)
             with self._translating(what):
-                writer.write(bytes(block))  # it goes on using what it is given after it has returned
+                writer.write(bytes(block))  # the writer keeps using the block after it has returned
             if progress is not None:
                 progress(len(block))
 

@@ -1,4 +1,4 @@
-"""How to reach object stores: endpoint, credentials, trust. Values come from the environment, as for other tools."""
+"""How to reach object stores: endpoint, credentials, certificates; read from the environment, as by other tools."""
 
 import os
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
-    """What the URI of an object store does not say.
+    """The options of an object store that are not in its URI.
 
     Args:
         endpoint: URL of an S3-compatible server; None for AWS itself.
         region: region of the bucket.
         access_key_id: None lets obstore look for a role, a token file or instance metadata.
-        secret_access_key: never shown, in no message and no `repr`.
+        secret_access_key: in no message and no `repr`.
         session_token: for temporary credentials.
         ca_bundle: PEM file with the certificates to trust instead of the system's.
         verify_tls: False accepts any certificate.
@@ -41,7 +41,7 @@ class StorageOptions:
 
     @property
     def has_keys(self) -> bool:
-        """Whether requests can be signed here, and need no credentials that only obstore can find."""
+        """Whether there are static keys; without them obstore looks for credentials."""
         return bool(self.access_key_id and self.secret_access_key)
 
     @classmethod
@@ -53,7 +53,7 @@ class StorageOptions:
         SAFEPOINT_VERIFY_TLS=0 turns verification off.
 
         Raises:
-            ValueError: a value cannot be meant.
+            ValueError: a value is invalid.
         """
         environ = os.environ if environ is None else environ
 

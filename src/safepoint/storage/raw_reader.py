@@ -1,4 +1,4 @@
-"""A file of known length, made of anything that ranges of bytes can be read from."""
+"""A file object of known length over a source of byte ranges."""
 
 import io
 from abc import abstractmethod
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class RawReader(io.RawIOBase):
-    """Seeks and reads; how bytes are come by is its subclasses'.
+    """Seeks and reads; a subclass reads the ranges.
 
     Args:
         size_bytes: of the file.
@@ -21,18 +21,18 @@ class RawReader(io.RawIOBase):
         """At most that many bytes from there on; the range lies in the file and is not empty."""
 
     def seekable(self) -> bool:
-        """It can be read here and there."""
+        """Yes."""
         return True
 
     def readable(self) -> bool:
-        """It can be read."""
+        """Yes."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Read there next.
+        """Set the position.
 
         Raises:
-            OSError: that would be before the beginning.
+            OSError: it would be before the beginning.
         """
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size_bytes}[whence]
         if origin + offset < 0:
@@ -41,7 +41,7 @@ class RawReader(io.RawIOBase):
         return self._place
 
     def tell(self) -> int:
-        """Where is read next."""
+        """The position."""
         return self._place
 
     def readinto(self, buffer: Any, /) -> int:

@@ -1,4 +1,4 @@
-"""Many reads of an object store at once, where one after the other would mostly wait for answers."""
+"""Several reads of an object store at once, because a single one mostly waits for answers."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,13 +15,13 @@ _S = TypeVar("_S")
 
 
 class Stretch(NamedTuple):
-    """Bytes of an object.
+    """A range of an object.
 
     Args:
-        store: where it is.
-        key: of it.
-        start: the first of them.
-        length: how many.
+        store: the store.
+        key: the object.
+        start: the first byte.
+        length: the number of bytes.
     """
 
     store: Store
@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
 
 
 def stream_ahead(stretches: Iterable[Stretch], sink: Sink) -> None:
-    """Hand stretches of objects to `sink`, in their order, while the next ones are on their way.
+    """Pass ranges of objects to `sink`, in order, while the next ones are being read.
 
     Raises:
         StorageError: an object cannot be read, or has fewer bytes.
@@ -49,14 +49,14 @@ def stream_ahead(stretches: Iterable[Stretch], sink: Sink) -> None:
 
 
 def _hand_over(under_way: "deque[tuple[Future[memoryview], bytearray]]", sink: Sink) -> bytearray:
-    """Hand over the first of what is under way; returns the memory that it took."""
+    """Pass on the first pending range; returns its buffer."""
     future, buffer = under_way.popleft()
     sink(future.result())
     return buffer
 
 
 def map_reads(function: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
-    """What `function`, which reads from a store, makes of each item; of several at once."""
+    """The results of `function`, which reads from a store, for each item; several run at once."""
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-read")
     try:
         return list(threads.map(function, items))

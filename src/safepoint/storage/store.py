@@ -1,4 +1,4 @@
-"""What a place for checkpoints can do: one small Protocol, the same for a folder and for an object store."""
+"""The Protocol of a store: objects by key, the same for a folder and for an object store."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from safepoint.errors import StorageError
 from safepoint.storage.location import Location
 
 Progress = Callable[[int], None]
-"""Told the number of bytes moved since its last call."""
+"""Called with the number of bytes moved since the last call."""
 Sink = Callable[[memoryview], None]
-"""Given a block of bytes that is valid until it returns."""
+"""Called with a block of bytes that is valid until it returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What an object is to hold, from wherever it comes: its length is known before, its bytes come once, in order.
+    """The content of an object from any source: its length is known first, its bytes are passed once, in order.
 
     Args:
         size_bytes: how many bytes there are.
-        pour: hands them to a sink, in blocks of any size; called at most once for each `upload`, on its thread. What
-            it raises ends the upload and comes out of it; what the sink raises must come out of it.
+        pour: passes them to a sink, in blocks of any size; called at most once for each `upload`, on its thread. Its
+            exceptions end the upload and are raised by it; it must not catch those of the sink.
     """
 
     size_bytes: int
@@ -80,7 +80,7 @@ class Store(Protocol):
 
     @property
     def location(self) -> Location:
-        """Where this is."""
+        """The location of the store."""
         ...
 
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
@@ -147,7 +147,7 @@ class Store(Protocol):
             source: a regular file that does not change meanwhile; or a stream.
             fence: called immediately before the object becomes visible; what it raises stops the upload. Together
                 with `sweep` it keeps a writer that was replaced from writing over its successor (docs/adr/0007).
-            progress: also told at once of the parts that were there already.
+            progress: also called once for the parts that the server has already.
             deadline_s: when to give up.
 
         Raises:
@@ -166,12 +166,12 @@ class Store(Protocol):
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Delete unfinished uploads, whoever began them, and return how many there were.
+        """Delete unfinished uploads of any writer, and return how many there were.
 
         None of them can become visible afterwards.
 
         Args:
-            chosen: told the key of each; False leaves it, because it is somebody else's or to be continued.
+            chosen: called with the key of each; an upload for which it returns False is left alone.
             begun_before_s: only those begun before this time, seconds since 1970; all when None.
             deadline_s: when to give up.
         """

@@ -1,4 +1,4 @@
-"""Settings in files: which one decides, and what is said of those that cannot be meant."""
+"""Settings in files: which one is used, and what the message about an invalid one says."""
 
 import os
 import tomllib  # noqa: F401  not from a folder that the user of a test may not enter

@@ -70,7 +70,7 @@ def test_what_fits(kind: Kind, value: Any) -> None:
     ],
 )
 def test_what_does_not(kind: Kind, value: Any, message: str) -> None:
-    """What is inside of a container may be a secret and is not told."""
+    """The content of a container may be a secret and is not shown."""
     with pytest.raises(ValueError) as caught:
         kind.check("field", value)
     assert str(caught.value) == message

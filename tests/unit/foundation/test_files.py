@@ -169,7 +169,7 @@ def test_another_process_that_reads_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"not json", b"\xff", b"3"])
 def test_a_lock_file_that_says_nothing_has_no_owner(tmp_path: Path, content: bytes) -> None:
-    """Whatever is in the file, the message to whoever is refused can be made."""
+    """Whatever the file contains, the message about a refused lock can be made."""
     (tmp_path / "lock").write_bytes(content)
     assert files.read_lock_owner(tmp_path / "lock") == {}
     assert files.read_lock_owner(tmp_path / "missing") == {}
@@ -207,7 +207,7 @@ def test_a_new_owner_overwrites_the_old_ones_name(tmp_path: Path) -> None:
 
 
 def test_looking_at_a_lock_is_not_holding_it(tmp_path: Path) -> None:
-    """Two that look at once would take each other for the holder, and whoever wants it would be refused."""
+    """Two concurrent checks would take each other for the holder, and a writer would be refused."""
     path = tmp_path / "lock"
     path.touch()
     done, gate = SPAWN.Event(), SPAWN.Barrier(3)

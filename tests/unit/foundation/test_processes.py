@@ -75,11 +75,11 @@ def test_a_name_with_brackets_and_spaces_misleads_nobody(tmp_path: Path) -> None
 
 def test_numbers_that_nobody_has_are_nobody() -> None:
     """No error either."""
-    nobody = ProcessId(pid=2**22 + 1, start_ticks=1, boot=boot_id())
-    assert identify(nobody.pid) is None
-    assert not nobody.is_alive
-    nobody.send(signal.SIGTERM)
-    kill([nobody.pid])
+    missing = ProcessId(pid=2**22 + 1, start_ticks=1, boot=boot_id())
+    assert identify(missing.pid) is None
+    assert not missing.is_alive
+    missing.send(signal.SIGTERM)
+    kill([missing.pid])
 
 
 def test_a_grandchild_that_left_its_parent_is_found(tmp_path: Path) -> None:

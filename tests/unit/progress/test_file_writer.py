@@ -28,7 +28,7 @@ def test_the_last_news_are_written_without_anybody_waiting(tmp_path: Path) -> No
 
 
 def test_a_flush_writes_the_news_of_its_moment_everywhere(tmp_path: Path) -> None:
-    """At once, into every folder that is there; one that is missing costs nobody the others."""
+    """At once, into every folder that exists; a missing one does not affect the others."""
     news = [0]
     paths = [tmp_path / "a.json", tmp_path / "missing" / "b.json", tmp_path / "c.json"]
     file = ProgressFile(paths, lambda: str(news[0]).encode())
@@ -52,7 +52,7 @@ def test_it_writes_twice_a_second_at_most(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
-    """Whoever has news goes on, and whoever waits gives up in time."""
+    """A caller that reports a change continues, and one that waits gives up in time."""
     hangs, released = threading.Event(), threading.Event()
 
     def make() -> bytes:

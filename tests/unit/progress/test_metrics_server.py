@@ -19,7 +19,7 @@ PROMETHEUS = (
 
 
 class Known:
-    """What the server is told."""
+    """The record that the server serves."""
 
     now: tuple[Progress, bool] | None = (FULL, False)
 

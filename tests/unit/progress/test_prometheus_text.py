@@ -53,7 +53,7 @@ def test_every_figure_is_a_sample() -> None:
 
 
 def test_what_is_unknown_is_left_out() -> None:
-    """No 0 for a time left that nobody knows."""
+    """An unknown time left is not 0."""
     samples = parse(render(Progress(time=TIME, state=State.TRAINING, step=3), now_s=NOW_S))
     assert "safepoint_remaining_seconds" not in samples
     assert "safepoint_safe_point_age_seconds" not in samples

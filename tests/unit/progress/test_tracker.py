@@ -1,4 +1,4 @@
-"""What is known of a training, from what loop and engine have told."""
+"""What is known of a training, from what loop and engine have reported."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from safepoint.progress.tracker import ProgressTracker
 MADE = "2026-03-01T12:00:00.000Z"
 
 
-class Told:
+class Tracked:
     """Figures of a first rank whose clock is set by hand."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,31 +49,31 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
-    return Told(tmp_path, monkeypatch)
+def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracked:
+    return Tracked(tmp_path, monkeypatch)
 
 
-def test_time_left_after_a_resume_is_of_this_attempt(told: Told) -> None:
+def test_time_left_after_a_resume_is_of_this_attempt(tracked: Tracked) -> None:
     """However long the attempts before took: 50 steps that others have done are no pace."""
-    told.begin(resumed_step=50, resumed_time=MADE)
-    assert told.figures.now().remaining_s is None
-    told.step(51, 9.0)
-    assert told.figures.now().remaining_s is None
-    told.step(52, 2.0)
-    now = told.figures.now()
+    tracked.begin(resumed_step=50, resumed_time=MADE)
+    assert tracked.figures.now().remaining_s is None
+    tracked.step(51, 9.0)
+    assert tracked.figures.now().remaining_s is None
+    tracked.step(52, 2.0)
+    now = tracked.figures.now()
     assert (now.percent, now.remaining_s, now.samples_per_s) == (52.0, 96.0, 8.0)
     assert (now.resumed_step, now.safe_step, now.safe_time) == (50, 50, MADE)
 
 
-def test_a_resumed_run_is_as_far_as_it_was_from_the_beginning(told: Told) -> None:
-    """While the model is loaded, the total is what the last attempt has said; a run begun anew knows none."""
-    told.begin()
-    told.step(30, 1.0)
-    told.figures.end(State.INTERRUPTED, "stopped")
+def test_a_resumed_run_is_as_far_as_it_was_from_the_beginning(tracked: Tracked) -> None:
+    """While the model is loaded, the total is what the last attempt has said; a new run knows none."""
+    tracked.begin()
+    tracked.step(30, 1.0)
+    tracked.figures.end(State.INTERRUPTED, "stopped")
     for run_id, percent in (("r1", 30.0), ("r2", None)):
         again = ProgressTracker(is_first=True)
         again.begin(
-            told.path,
+            tracked.path,
             location="",
             run_id=run_id,
             attempt=2,
@@ -85,59 +85,59 @@ def test_a_resumed_run_is_as_far_as_it_was_from_the_beginning(told: Told) -> Non
         assert (again.now().state, again.now().percent, again.now().message) == (State.STARTING, percent, "")
 
 
-def test_metrics_are_of_the_training_or_of_evaluations(told: Told) -> None:
-    """By their names; a number that is none is told as such, and what is no number is not."""
-    told.begin()
-    told.figures.measured({"loss": 2.0, "grad_norm": float("nan"), "name": "x", "flag": True, "reward/mean": 1})
-    told.figures.measured({"eval_loss": 3.0, "val_acc": 0.5, "test/f1": 0.25})
-    told.figures.measured({"loss": float("inf")})
-    now = told.figures.now()
+def test_metrics_are_of_the_training_or_of_evaluations(tracked: Tracked) -> None:
+    """By their names; a number that is not finite is kept as None, other values are ignored."""
+    tracked.begin()
+    tracked.figures.measured({"loss": 2.0, "grad_norm": float("nan"), "name": "x", "flag": True, "reward/mean": 1})
+    tracked.figures.measured({"eval_loss": 3.0, "val_acc": 0.5, "test/f1": 0.25})
+    tracked.figures.measured({"loss": float("inf")})
+    now = tracked.figures.now()
     assert now.loss is None
     assert now.train_metrics == {"grad_norm": None, "reward/mean": 1.0}
     assert now.eval_metrics == {"eval_loss": 3.0, "val_acc": 0.5, "test/f1": 0.25}
     assert json.loads(now.to_bytes())["loss"] is None
 
 
-def test_saves_are_counted_and_foretold(told: Told) -> None:
+def test_saves_are_counted_and_predicted(tracked: Tracked) -> None:
     """By size before the first one, by the last one from then on."""
-    told.begin(resumed_bytes=4 * 10**9)
-    told.figures.expect_save(10)
-    before = told.figures.now().saves
+    tracked.begin(resumed_bytes=4 * 10**9)
+    tracked.figures.expect_save(10)
+    before = tracked.figures.now().saves
     assert (before.expected_s, before.is_measured) == (pytest.approx(20.0), False)
-    told.figures.saved(10, time=MADE, stall_s=0.5, durable_s=8.0, size_bytes=100)
-    told.figures.not_saved()
-    told.figures.saved(20, time=MADE, stall_s=1.5, durable_s=6.0, size_bytes=200)
-    now = told.figures.now()
+    tracked.figures.saved(10, time=MADE, stall_s=0.5, durable_s=8.0, size_bytes=100)
+    tracked.figures.not_saved()
+    tracked.figures.saved(20, time=MADE, stall_s=1.5, durable_s=6.0, size_bytes=200)
+    now = tracked.figures.now()
     assert (now.safe_step, now.safe_time) == (20, MADE)
     saves = now.saves
     assert (saves.count, saves.unsaved, saves.last_stall_s, saves.mean_stall_s) == (2, 1, 1.5, 1.0)
     assert (saves.last_durable_s, saves.last_bytes, saves.expected_s, saves.is_measured) == (6.0, 200, 6.0, True)
 
 
-def test_states_follow_each_other(told: Told) -> None:
+def test_states_follow_each_other(tracked: Tracked) -> None:
     """An evaluation ends in what was before it, and an end stays one, whatever comes to its own end after it."""
-    told.begin()
-    with told.figures.during(State.EVALUATING):
-        assert told.figures.state is State.EVALUATING
-    assert told.figures.state is State.TRAINING
-    with told.figures.during(State.SAVING):
-        told.figures.end(State.INTERRUPTED, "stopped")
-    assert told.figures.state is State.INTERRUPTED
+    tracked.begin()
+    with tracked.figures.during(State.EVALUATING):
+        assert tracked.figures.state is State.EVALUATING
+    assert tracked.figures.state is State.TRAINING
+    with tracked.figures.during(State.SAVING):
+        tracked.figures.end(State.INTERRUPTED, "stopped")
+    assert tracked.figures.state is State.INTERRUPTED
 
 
-def test_an_end_is_written_before_it_returns(told: Told, tmp_path: Path) -> None:
-    """Everywhere; the next training of the same process begins anew."""
-    told.begin()
-    told.step(7, 1.0)
-    told.figures.end(State.INTERRUPTED, "stopped at step 7")
-    for path in (told.path, tmp_path / "job.json"):
+def test_an_end_is_written_before_it_returns(tracked: Tracked, tmp_path: Path) -> None:
+    """Everywhere; the next training of the same process starts from zero."""
+    tracked.begin()
+    tracked.step(7, 1.0)
+    tracked.figures.end(State.INTERRUPTED, "stopped at step 7")
+    for path in (tracked.path, tmp_path / "job.json"):
         progress = read_progress(path)
         assert progress is not None
         assert (progress.state, progress.step, progress.message) == (State.INTERRUPTED, 7, "stopped at step 7")
-    assert told.written().output_dir == str(told.path.parent.parent)
-    told.begin(run_id="r2")
-    told.figures.end(State.FINISHED)
-    assert (told.written().run_id, told.written().step, told.written().percent) == ("r2", 0, 100.0)
+    assert tracked.written().output_dir == str(tracked.path.parent.parent)
+    tracked.begin(run_id="r2")
+    tracked.figures.end(State.FINISHED)
+    assert (tracked.written().run_id, tracked.written().step, tracked.written().percent) == ("r2", 0, 100.0)
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_small_reads_side_by_side_are_one(folder: Path) -> None:
 
 
 def test_archives_and_weights_are_found(tmp_path: Path) -> None:
-    """Through a store's ranges as from a file, and damaged ones are told."""
+    """Through a store's ranges as from a file; damaged ones are reported."""
     tensors = {"a": torch.randn(100, 100), "b": torch.ones(3)}
     (tmp_path / "saved").mkdir()
     torch.save({"model": tensors, "name": "x"}, tmp_path / "file.pt")

@@ -70,7 +70,7 @@ def upload_in_parts(
         deadline_s: see `Store.upload`.
 
     Raises:
-        ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of whoever replaced this writer.
+        ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of the writer that replaced this one.
         StorageError: the request was refused, or the source is not as long as it said.
     """
     windows = _windows(source)
@@ -118,7 +118,7 @@ def _send_file(
 def _send_stream(
     uploads: S3Requests, key: str, content: Content, windows: _Windows, report: "_Reporter", deadline_s: float | None
 ) -> tuple[UploadId, dict[int, str]]:
-    # What a part on the server holds can be told when its bytes have come.
+    # The content of a part on the server can only be compared when the stream has brought its bytes.
     upload, present = _begin_or_continue(
         uploads, key, lambda part: windows.get(part.number, (0, -1))[1] == part.size_bytes, deadline_s
     )
@@ -138,7 +138,7 @@ def _send_stream(
 
 
 class _PartsInMemory:
-    """Cuts a stream into parts and sends several at once; whoever fills the next one waits for memory.
+    """Cuts a stream into parts and sends several at once; `take` waits for a free buffer.
 
     Left without an error when all have been sent.
 

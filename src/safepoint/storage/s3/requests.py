@@ -200,7 +200,7 @@ class S3Requests:
             try:
                 self._exchange(request, what, receive, deadline_s)
             except TransientError:
-                if done == before:  # where something arrives, patience begins anew
+                if done == before:  # progress resets the deadline
                     raise
 
     def _check_range(self, response: http.client.HTTPResponse, what: str, *, first: int, end: int) -> None:

@@ -1,4 +1,4 @@
-"""Repeating what failed in transit: exponential backoff with jitter, never past the caller's deadline."""
+"""Repeats requests that failed in transit: exponential backoff with jitter, never past the caller's deadline."""
 
 import random
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def retry(
         attempt: takes the seconds that this try may last.
         deadline_s: when to give up; DEFAULT_WITHIN_S from now when None.
         try_s: the longest that one try may last.
-        most_tries: how many there may be; None knows no limit but the deadline.
+        most_tries: how many attempts there may be; None: limited by the deadline only.
 
     Raises:
         TransientError: the last one, when the deadline has come.
@@ -41,7 +41,7 @@ def retry(
         try:
             return attempt(max(_LEAST_TRY_S, min(try_s, left_s)))
         except TransientError as error:
-            # Jitter, so that many ranks which failed together do not come back together.
+            # Jitter, so that many ranks which failed together do not retry together.
             wait_s = pause_s * random.uniform(0.5, 1.0)
             if num_tries == most_tries or clock.monotonic_s() + wait_s + _LEAST_TRY_S > deadline_s:
                 message = f"{error.message} (tried {num_tries} times)" if num_tries > 1 else error.message

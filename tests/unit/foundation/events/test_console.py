@@ -1,4 +1,4 @@
-"""Lines for a person: whole, plain where nobody watches, and never the end of the training."""
+"""Lines for a person: whole, plain outside a terminal, and never the end of the training."""
 
 import io
 import logging
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_line_for_each_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefix and level; nothing but text where nobody watches."""
+    """Prefix and level; plain text outside a terminal."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     log = console.set_up(0)
     log.info("saved %s", 4)
@@ -50,7 +50,7 @@ def test_a_closed_terminal_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "stderr", stream)
     log = console.set_up(0)
     stream.close()
-    log.info("nobody hears this")
+    log.info("stderr is closed")
 
 
 def test_lines_are_not_glued_to_bars(monkeypatch: pytest.MonkeyPatch) -> None:
