@@ -81,8 +81,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     limit_s = pinned_copy_s(num_bytes)
     peers, calls, copies, stalls, durables = ([] for _ in range(5))
     with Checkpointer(folder, keep="newest=1") as checkpointer:
-        checkpointer.prepare(state)
-        checkpointer.wait_prepared()
+        checkpointer.prepare(state, is_waiting=True)
         checkpointer.save(state, 1).wait()
         for number in range(options.rounds):
             without_s = training.stretch_s(options.steps)

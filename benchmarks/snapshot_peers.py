@@ -69,8 +69,6 @@ class Safepoint(System):
 
         self._checkpointer = Checkpointer(self.folder)
         self._checkpointer.__enter__()
-        if self._checkpointer._snapshotter is None:
-            raise RuntimeError("no keeper: these saves would be synchronous")
         self._checkpointer.prepare({"model": self.model, "optimizer": self.optimizer})
 
     def path(self, step: int) -> Path:

@@ -11,8 +11,8 @@ import torch
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.snapshot import Checkpointer
-from safepoint.snapshot.checkpointer import load_state
 from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
+from safepoint.snapshot.images.named_state import load_state
 from safepoint.snapshot.images.torch_image import TorchImages
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.host import KeeperHost
@@ -22,7 +22,8 @@ from safepoint.snapshot.protocol.channel import new_name
 from safepoint.snapshot.protocol.plan import KeeperPlan
 from safepoint.snapshot.staging.device_copy import _host_bytes, pin
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.stager import Placed, Stager, Work
+from safepoint.snapshot.staging.placed_image import Placed
+from safepoint.snapshot.staging.stager import Stager, Work
 
 NUM_VALUES = 16 << 20
 LONG_CYCLES = 1_000_000_000  # half a second and more of a device's time

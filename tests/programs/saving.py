@@ -31,7 +31,6 @@ def save(folder: str, how: str) -> None:
     model.weight.grad = torch.full_like(model.weight, -1.0)
     optimizer.step()
     state["notes"] = {"step": 2}
-    assert checkpointer._host is not None
     keeper = checkpointer._host.pid
     child = 0
     if how == "half":

@@ -75,12 +75,10 @@ def steps(folder: Path) -> list[int]:
 
 
 def keeper_pid(checkpointer: Checkpointer) -> int:
-    assert checkpointer._host is not None
     return checkpointer._host.pid
 
 
 def keeper_of(checkpointer: Checkpointer) -> KeeperClient:
-    assert checkpointer._snapshotter is not None
     return checkpointer._snapshotter.keeper
 
 
@@ -97,7 +95,6 @@ def kill_keeper(checkpointer: Checkpointer) -> int:
     os.kill(pid, signal.SIGKILL)
     with keeper._changed:
         assert keeper._changed.wait_for(lambda: not keeper.is_alive, TIMEOUT_S)
-    assert checkpointer._host is not None
     checkpointer._host._process.wait(TIMEOUT_S)
     return pid
 
@@ -119,8 +116,7 @@ def checkpointer(tmp_path: Path) -> Iterator[Checkpointer]:
 
 def test_save_and_load(checkpointer: Checkpointer, training: Training, tmp_path: Path) -> None:
     """Step by step, also while the state goes on changing; loaded into another model."""
-    checkpointer.prepare(training.state)
-    checkpointer.wait_prepared()
+    checkpointer.prepare(training.state, is_waiting=True)
     for step in (1, 2, 3):
         training.step()
         expected = training.values()
@@ -222,7 +218,7 @@ def test_many_saves_in_a_row(tmp_path: Path) -> None:
 
 
 def test_retention(tmp_path: Path, training: Training) -> None:
-    """Policies prune after each commit, by the keeper and without it."""
+    """Policies prune after each commit, also by a keeper that replaces a killed one."""
     with Checkpointer(tmp_path / "out", keep="newest=2,every=3") as checkpointer:
         for _ in range(5):
             checkpointer.save(training.state, training.step()).wait(TIMEOUT_S)
@@ -243,7 +239,7 @@ def test_a_keeper_that_is_killed(
     capfd: pytest.CaptureFixture[str],
     when: str,
 ) -> None:
-    """What it had not written is not durable, and said so; the next save is synchronous, then a new one is there."""
+    """What it had not written is not durable, and that is reported; a new keeper writes the next save."""
     checkpointer.save(training.state, training.step()).wait(TIMEOUT_S)
     if when == "writing":
         os.kill(keeper_pid(checkpointer), signal.SIGSTOP)
@@ -255,17 +251,9 @@ def test_a_keeper_that_is_killed(
             lost.wait(TIMEOUT_S)
         assert steps(tmp_path / "out") == [1]
     step = training.step()
-    assert checkpointer.save(training.state, step).is_durable, "it was written before `save` returned"
-    assert is_loaded(tmp_path / "out", training.values())
-    assert "the keeper died; a new one is started" in capfd.readouterr().err
+    checkpointer.save(training.state, step).wait(TIMEOUT_S)
+    assert "the keeper died" in capfd.readouterr().err
     assert keeper_pid(checkpointer) != dead
-    assert checkpointer._host is not None
-    probe = KeeperClient.reach(checkpointer._host.name, wait_s=TIMEOUT_S, rank=0, num_ranks=1)
-    assert probe is not None
-    probe.leave()
-    probe.close()
-    checkpointer.save(training.state, training.step()).wait(TIMEOUT_S)
-    assert checkpointer._snapshotter is not None
     assert is_loaded(tmp_path / "out", training.values())
     assert not list(OutputFolder(tmp_path / "out").trash.iterdir())
 
@@ -334,7 +322,6 @@ def test_parameters_that_change_elsewhere(
     model = torch.nn.Linear(512, 512)
     training = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
     checkpointer.save(training, 1).wait(TIMEOUT_S)
-    assert checkpointer._snapshotter is not None
     stager = checkpointer._snapshotter._stager
     copy = stager._copy
 
@@ -372,7 +359,6 @@ def test_nothing_is_left_after_close(tmp_path: Path, training: Training) -> None
     before = len(os.listdir("/proc/self/fd"))
     shared = shared_files()
     with Checkpointer(tmp_path / "out") as checkpointer:
-        assert checkpointer._host is not None
         name, pid = checkpointer._host.name, checkpointer._host.pid
         checkpointer.save(training.state, training.step())
     assert steps(tmp_path / "out") == [1], "closing waits for what was begun"

@@ -12,7 +12,8 @@ from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.memory.block import Block
 from safepoint.snapshot.protocol.layout import SMALL_BYTES
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.stager import Placed, Stager, Work
+from safepoint.snapshot.staging.placed_image import Placed
+from safepoint.snapshot.staging.stager import Stager, Work
 
 _ALIGNMENT = 64
 

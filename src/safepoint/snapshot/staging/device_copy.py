@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,9 +23,7 @@ from safepoint.foundation.units import format_bytes
 from safepoint.snapshot.images.image import Piece
 from safepoint.snapshot.memory.block import Block
 from safepoint.snapshot.staging.guard import Guard
-
-if TYPE_CHECKING:
-    from safepoint.snapshot.staging.stager import Placed
+from safepoint.snapshot.staging.placed_image import Placed
 
 _log = logging.getLogger("safepoint")
 _cuda: Any = torch.cuda
@@ -41,7 +39,7 @@ class DeviceCopier:
         """Devices and the events behind their copies; replaced as a whole, because two threads look at it."""
         self._unpinned: set[int] = set()
 
-    def begin(self, placed: "Sequence[Placed]", guard: Guard | None) -> None:
+    def begin(self, placed: Sequence[Placed], guard: Guard | None) -> None:
         """Start the copies; those of tensors that anybody may change are ordered before whatever comes next.
 
         Args:
@@ -67,7 +65,7 @@ class DeviceCopier:
                 raise
         self._done = tuple(done)
 
-    def _begin_on(self, index: int, sources: "list[tuple[Placed, Piece]]", guard: Guard | None) -> Any:
+    def _begin_on(self, index: int, sources: list[tuple[Placed, Piece]], guard: Guard | None) -> Any:
         """Start what one device has to do; the event at its end."""
         stream = self._streams.get(index)
         if stream is None:

@@ -24,6 +24,7 @@ from safepoint.snapshot.memory.block import Block
 from safepoint.snapshot.staging.device_copy import DeviceCopier
 from safepoint.snapshot.staging.guard import Guard
 from safepoint.snapshot.staging.operation_boundary import when_between_operations
+from safepoint.snapshot.staging.placed_image import Placed
 
 _log = logging.getLogger("safepoint")
 _version = operator.attrgetter("_version")
@@ -35,21 +36,6 @@ SMALL_PIECE_BYTES = 64 << 10
 """Smaller tensors are copied many at a time, because keeping books about each takes longer than its copy."""
 _PASSING_BYTES = 1 << 20
 """From this size on it matters whether tensors that were made for a save alone are held after it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """An image and where it goes.
-
-    Args:
-        image: what.
-        block: into which block.
-        offset: where in it.
-    """
-
-    image: Image
-    block: Block
-    offset: int
 
 
 class _Copy(NamedTuple):

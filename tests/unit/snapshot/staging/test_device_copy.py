@@ -14,7 +14,8 @@ from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.staging import device_copy
 from safepoint.snapshot.staging.device_copy import DeviceCopier, pin
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.stager import Placed, Stager, Work
+from safepoint.snapshot.staging.placed_image import Placed
+from safepoint.snapshot.staging.stager import Stager, Work
 
 
 class Cuda:

@@ -12,7 +12,8 @@ from safepoint.errors import SaveError
 from safepoint.snapshot.checkpointer import Checkpointer
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.memory.block import Block
-from safepoint.snapshot.staging.stager import Placed, Stager, Work, _Copy
+from safepoint.snapshot.staging.placed_image import Placed
+from safepoint.snapshot.staging.stager import Stager, Work, _Copy
 from tests.support.snapshots import piece_of
 
 TIMEOUT_S = 50
@@ -136,7 +137,7 @@ def test_ctrl_c_while_the_optimizer_helps_to_copy(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor:UserWarning")  # torch 2.15, whenever it loads one
 def test_tensors_without_a_storage(tmp_path: Path) -> None:
-    """A sparse buffer is written by torch itself, without a word to the training."""
+    """A sparse buffer is written by torch itself."""
     model = torch.nn.Linear(8, 8)
     model.register_buffer("graph", torch.eye(4).to_sparse())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -158,7 +159,6 @@ def test_a_save_of_the_model_alone_in_between(tmp_path: Path) -> None:
         checkpointer.save(whole, 1).wait(TIMEOUT_S)
         checkpointer.save({"model": model}, 2).wait(TIMEOUT_S)
         checkpointer.save(whole, 3).wait(TIMEOUT_S)
-        assert checkpointer._snapshotter is not None
         guard = checkpointer._snapshotter._guard
         assert guard is not None
         assert guard.owner_of(piece_of(model.weight)) is not None
@@ -166,14 +166,13 @@ def test_a_save_of_the_model_alone_in_between(tmp_path: Path) -> None:
 
 
 def test_what_was_saved_long_ago_is_still_saved(tmp_path: Path) -> None:
-    """Nobody remembers its outcome, and its checkpoint is there."""
+    """Also when the keeper's connection no longer has its outcome."""
     model = torch.nn.Linear(2, 2)
     state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
     with Checkpointer(tmp_path / "out") as checkpointer:
         first = checkpointer.save(state, 1)
         first.wait(TIMEOUT_S)
         checkpointer.save(state, 2).wait(TIMEOUT_S)
-        assert checkpointer._snapshotter is not None
         keeper = checkpointer._snapshotter.keeper
         keeper._outcomes.clear()
         keeper._last_asked.clear()

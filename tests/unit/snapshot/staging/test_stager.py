@@ -14,7 +14,8 @@ from safepoint.snapshot.images.torch_image import TorchImages
 from safepoint.snapshot.memory.block import Block
 from safepoint.snapshot.staging import stager
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.stager import Placed, Stager, Work
+from safepoint.snapshot.staging.placed_image import Placed
+from safepoint.snapshot.staging.stager import Stager, Work
 from tests.support.snapshots import piece_of, render
 
 LARGE = 1 << 20  # bytes; copied beside the training
