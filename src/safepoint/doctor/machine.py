@@ -97,7 +97,7 @@ def judge_clock(ahead_s: float | None) -> Finding:
             why=why,
             fix="run a time service, such as chrony, on whichever is wrong",
         )
-    found = ", ".join(part for part in (service, skew) if part) or "nobody says whether it is right"
+    found = ", ".join(part for part in (service, skew) if part) or "no time service reports whether it is right"
     return Finding(check=check, status=Status.OK, found=found, why=why)
 
 

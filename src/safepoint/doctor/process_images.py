@@ -26,7 +26,7 @@ def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
             status=Status.WARNING,
             found=f"{program}: {error.strerror}",
             why=why,
-            fix="install it anew",
+            fix="install it again",
         )
     if answer.code == 0 and held:
         return Finding(check=check, status=Status.OK, found=f"{program} works, {_with(held)}", why=why)

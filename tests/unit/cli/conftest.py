@@ -1,4 +1,4 @@
-"""Every test of commands begins without settings of whoever runs it."""
+"""Every test of commands begins without settings of the user who runs it."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which of flag, variable, files and default decides, and what is said of a setting that cannot be meant."""
+"""Which of flag, variable, files and default is used, and the message about an invalid setting."""
 
 import enum
 from pathlib import Path
@@ -197,7 +197,7 @@ def test_claims_of_a_file_are_folders(project: Path, monkeypatch: pytest.MonkeyP
 def test_a_contradiction_names_where_the_other_half_stands(
     project: Path, started: list[RunSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who typed one option is told of the other one that they did not type."""
+    """The message about a typed option names the other one, which was not typed."""
     (project / "safepoint.toml").write_text("[run]\nsave-strategy = 'epoch'\n")
     text = safepoint("run", "--save-steps", "5", "train.py").stderr
     assert "--save-strategy is set by safepoint.toml, line 2" in text

@@ -171,7 +171,7 @@ def test_an_answer_that_cannot_be_written(
 
 
 def test_a_closed_stderr_hides_no_code(tmp_path: Path) -> None:
-    """The error cannot be told, and the command does not hang or claim success."""
+    """The error cannot be printed, and the command does not hang or claim success."""
     reader, writer = os.pipe()
     os.close(reader)
     child = "from safepoint.cli.main import main\nmain()"

@@ -25,7 +25,7 @@ def test_a_snapshot_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_containers_64_mib_are_too_little(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What Docker gives to /dev/shm unless it is told otherwise."""
+    """The size of /dev/shm under Docker's default."""
     status = os.statvfs(tmp_path)
     small = os.statvfs_result((4096, 4096, 16384, 16384, 16384, *status[5:]))
     monkeypatch.setattr(machine.os, "statvfs", lambda folder: small)

@@ -58,7 +58,7 @@ def test_work_that_hangs_is_left_alone() -> None:
 
 
 def test_torch_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A torch that cannot be imported is told as it is."""
+    """A torch that cannot be imported is reported with its error."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = look_at_torch()

@@ -1,6 +1,6 @@
 """Blocks of shared memory without a name: they end with the last process that holds them, however that ends.
 
-A block is a memfd. It is mapped by whoever uses it, and passed to another process over a Unix socket.
+A block is a memfd. Each process that uses it maps it, and receives it over a Unix socket.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def are_available() -> bool:
 
 
 class Block:
-    """One mapped block; unmapped by `close`, or when nobody refers to it any more.
+    """One mapped block; unmapped by `close`, or with the last reference to it.
 
     Args:
         number: what its owner calls it.
@@ -110,7 +110,7 @@ class Block:
             raise ValueError(f"{size_bytes} bytes do not fit into a block of {self.capacity_bytes}")
         if size_bytes == self._length_bytes:
             return
-        # Pages that were given back come anew, and a device would go on writing to the old ones.
+        # Returned pages are replaced by new ones, and a device would write to the old ones.
         if self.pinned_bytes < _whole_pages(size_bytes):
             self.unpin()
         os.ftruncate(self.descriptor, size_bytes)
@@ -149,7 +149,7 @@ class Block:
         ctypes.memmove(self.address + start, data, len(data))
 
     def close(self) -> None:
-        """Unmap it; nobody may use a view any more."""
+        """Unmap it; its views must not be used any more."""
         if self.address:
             self.unpin()
             _LIBC.munmap(self.address, self.capacity_bytes)

@@ -53,7 +53,7 @@ class AgentOutcome:
 
     Args:
         exit_codes: global rank → exit code of the last start; negative for a signal.
-        restarts: how often they were started anew.
+        restarts: how often they were restarted.
     """
 
     exit_codes: dict[int, int]
@@ -131,7 +131,7 @@ class SafepointAgent(LocalElasticAgent):
         settings: the run's, with the folder for the ranks' records.
         stop: stop requests to this node.
         keeper: the node's, replaced when it dies.
-        announcer: is told of failures and restarts.
+        announcer: receives failures and restarts.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class SafepointAgent(LocalElasticAgent):
 
     @property
     def restarts(self) -> int:
-        """How often the ranks were started anew."""
+        """How often the ranks were restarted."""
         return self._num_starts - 1
 
     _num_starts = 0
@@ -214,7 +214,7 @@ class SafepointAgent(LocalElasticAgent):
             self._announcer.restarting(event)
 
     def _is_final(self, result: RunResult) -> bool:
-        """Whether starting the ranks again would be wrong: they were told to leave, or cannot do better."""
+        """Whether starting the ranks again would be wrong: they were asked to stop, or would fail again."""
         if self._stop.signal or not result.failures:
             return bool(self._stop.signal)
         records = read_records(Path(self._settings.record_folder or ""), self.restarts)

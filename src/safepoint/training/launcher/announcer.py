@@ -1,6 +1,6 @@
 """What a node's launcher tells: who started the job, its signals, what became of its ranks, how the job has ended.
 
-On the first node it also serves and posts what the first rank has told, and has the last word where that rank has
+On the first node it also serves and posts the first rank's record, and writes the end where that rank has
 none. Nothing here may keep the launcher from its work: what writes to folders is given a short time only.
 """
 
@@ -107,7 +107,7 @@ class Announcer:
             )
 
     def look(self) -> tuple[Progress, bool] | None:
-        """What the first rank has told last, and whether the job has ended; None while it has told nothing."""
+        """The first rank's last record, and whether the job has ended; None before the first record."""
         progress = self._final or read_progress(self._records / PROGRESS_NAME)
         return None if progress is None else (progress, self._has_ended)
 
@@ -116,11 +116,11 @@ class Announcer:
         self._tell(SignalReceived(signal=signal.Signals(number).name, rank=None))
 
     def failed(self, event: Failed) -> None:
-        """A rank has failed, and the ranks are started anew."""
+        """A rank has failed, and the ranks are restarted."""
         self._tell(event)
 
     def restarting(self, event: Restarted) -> None:
-        """The ranks are being started anew; call it when those before are gone."""
+        """The ranks are restarting; call it when the previous ones have ended."""
         self._tell(event)
         progress = read_progress(self._records / PROGRESS_NAME)
         if progress is not None:
@@ -139,7 +139,7 @@ class Announcer:
         limit_s: float,
         rank: int | None = None,
         error: str = "",
-        is_told: bool = False,
+        is_reported: bool = False,
     ) -> None:
         """Say how the job has ended on this node; the first call counts.
 
@@ -149,13 +149,13 @@ class Announcer:
             limit_s: how long the last words may take, to folders and to the controller each.
             rank: which has failed, or None.
             error: what its program raised.
-            is_told: whether a rank has said itself that the run was interrupted.
+            is_reported: whether a rank has said itself that the run was interrupted.
         """
         with self._ending:
             if self._has_ended:
                 return
             failure = Failed(rank=rank, exit_code=exit_code, reason=reason, error=error)
-            do_within(lambda: self._close_story(failure, is_told=is_told), max(limit_s, _LEAST_S))
+            do_within(lambda: self._close_story(failure, is_reported=is_reported), max(limit_s, _LEAST_S))
             self._has_ended = True
         known = self.look() if self._node == 0 else None
         if known is not None:
@@ -167,7 +167,7 @@ class Announcer:
         if self._server is not None:
             self._server.close()
 
-    def _close_story(self, end: Failed, *, is_told: bool) -> None:
+    def _close_story(self, end: Failed, *, is_reported: bool) -> None:
         state, progress = state_after(end.exit_code), read_progress(self._records / PROGRESS_NAME)
         if self._node == 0 and progress is not None:
             if progress.state is not state:
@@ -177,9 +177,9 @@ class Announcer:
             self._final = progress
         if state is State.FAILED:
             self._write_event(end)
-        elif state is State.INTERRUPTED and not is_told:
+        elif state is State.INTERRUPTED and not is_reported:
             step = 0 if progress is None else progress.step
-            reason = end.reason or "it was told to end before it could save"
+            reason = end.reason or "it was stopped before it could save"
             self._write_event(Interrupted(step=step, saved=False, reason=reason))
         stream = find_stream(self._records)
         if stream is not None:

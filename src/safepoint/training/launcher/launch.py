@@ -94,7 +94,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
     Args:
         plan: which ranks.
         settings: what they are asked to do.
-        on_exit: told the exit code when a signal ends the process before there is anything to return.
+        on_exit: called with the exit code when a signal ends the process before there is anything to return.
 
     Returns:
         The exit code for this process: 0, 75, 143, 14, 130, or the failed rank's own. Leave with it at once:
@@ -124,16 +124,16 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         asked, killed = stop.wind_up()
         if keeper is not None:
             keeper.finish(lambda: stop.left_s)
-        told = read_records(records, outcome.restarts)
-        verdict = reach_verdict(outcome.exit_codes, told, stop_signal=asked, killed=killed)
-        rank = first_failure(outcome.exit_codes, told)
-        error = told[rank].message if rank is not None and rank in told else ""
+        rank_records = read_records(records, outcome.restarts)
+        verdict = reach_verdict(outcome.exit_codes, rank_records, stop_signal=asked, killed=killed)
+        rank = first_failure(outcome.exit_codes, rank_records)
+        error = rank_records[rank].message if rank is not None and rank in rank_records else ""
         announcer.end(
             verdict.exit_code,
             verdict.message or error,
             error=error,
             rank=rank,
-            is_told=any(record.exit_code is not None for record in told.values()),
+            is_reported=any(record.exit_code is not None for record in rank_records.values()),
             limit_s=stop.last_word_s,
         )
         if verdict.message:
@@ -161,8 +161,8 @@ class StopRequest:
         settings: `grace_s`.
         records: the folder to remove when the process ends here.
         is_alone: whether there are no agents on other nodes.
-        announcer: is told of signals, and of the process's end here.
-        on_exit: told the exit code before the process ends here.
+        announcer: receives signals, and the end of the process here.
+        on_exit: called with the exit code before the process ends here.
     """
 
     def __init__(
@@ -219,14 +219,14 @@ class StopRequest:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until whatever still lives is killed; None while nobody asked to stop."""
+        """Seconds until the remaining processes are killed; None without a request to stop."""
         if self.killed:
             return 0.0
         return None if self._deadline_s is None else max(0.0, self._deadline_s - clock.monotonic_s())
 
     @property
     def last_word_s(self) -> float:
-        """How long the launcher may stay for its last word: a moment, when it is told to leave."""
+        """How long the launcher may take to post the last status; short after a request to stop."""
         left_s = self.left_s
         return _LAST_WORD_S if left_s is None else max(0.25 * self._margin_s, min(left_s, _LAST_WORD_S))
 
@@ -311,7 +311,7 @@ def _prepare_environment(settings: RunSettings) -> None:
     if os.environ.get(STATUS_URL):
         # The Trainer's own callback would post beside the launcher, 100 % for a run that was interrupted.
         os.environ.setdefault("DISABLE_KUBEFLOW_INTEGRATION", "TRUE")
-    # torch elastic kills ranks 30 s after a signal, whatever the platform grants, unless told otherwise.
+    # Without this variable torch elastic kills ranks 30 s after a signal, whatever the platform grants.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))
     if settings.verbosity == 0:
         # Its reports describe our own exit codes as failures; what matters is in the verdict.

@@ -1,4 +1,4 @@
-"""How a rank ended, told to its launcher through one small file per rank.
+"""How a rank ended, reported to its launcher in one small file per rank.
 
 An exit code alone cannot say whether a 75 is Safepoint's or the user's own, nor whether a killed rank had
 already committed. Without a launcher there is no file, and nothing is lost but that.
@@ -75,7 +75,7 @@ class RankRecordWriter:
             self._update(exit_code=exit_code, message=message, ended_s=self._record.ended_s or clock.monotonic_s())
 
     def failed(self, *, lost_peer: bool, message: str = "") -> None:
-        """Remember that the rank ends by an error that is not Safepoint's verdict: the ranks may be started anew."""
+        """Record an error that is not Safepoint's own decision: the ranks may be restarted."""
         if self._record.ended_s is None:
             self._update(lost_peer=lost_peer, ended_s=clock.monotonic_s(), message=message)
 
@@ -108,7 +108,7 @@ def in_a_sentence(error: BaseException) -> str:
 
 
 def exit_code_after(error: BaseException) -> int:
-    """How a program ends by an error that nobody catches; of Safepoint's own, plain `python` makes 1."""
+    """The exit code of a program with an uncaught error; for Safepoint's own errors, plain `python` exits with 1."""
     if isinstance(error, SafepointError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):

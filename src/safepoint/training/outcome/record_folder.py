@@ -67,7 +67,7 @@ def _remove_left(place: Path) -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else can have put something there: others may write to a temporary folder, too."""
+    """Whether no other user can have written there, as in a shared temporary folder."""
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid == os.geteuid()

@@ -1,7 +1,7 @@
 """The one exit code of a node, from how its ranks ended.
 
 One rank's end makes others end: a peer that lost it reports an error, torch elastic sends SIGTERM to the rest. So
-when nobody asked this node to stop, the rank that ended first speaks for all; when somebody did, what the ranks
+without a request to stop, the rank that ended first decides for all; after one, what the ranks
 agreed on does.
 """
 

@@ -93,7 +93,7 @@ def raw(field: str) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "infinity in a field nobody knows": (raw("1e999"), "malformed"),
+    "infinity in an unknown field": (raw("1e999"), "malformed"),
     "infinity as a constant": (raw("Infinity"), "not a number"),
     "a list nested ten thousand deep": (raw("[" * 10_000 + "]" * 10_000), "not JSON"),
     "an object nested ten thousand deep": (raw('{"a":' * 10_000 + "0" + "}" * 10_000), "not JSON"),
@@ -341,11 +341,11 @@ def test_verification_that_is_not_deep_still_finds_kinds_and_sizes(tmp_path: Pat
 
 
 def test_all_faults_are_named_and_progress_ends_at_the_whole(tmp_path: Path) -> None:
-    """Two damaged files are two faults, and progress is told every byte once."""
+    """Two damaged files are two faults, and progress counts every byte once."""
     folder = commit(prepared(tmp_path / "out"), 8)
-    told: list[tuple[int, int]] = []
-    assert verify(folder, progress=lambda done, total: told.append((done, total))).is_valid
-    assert told[-1][0] == told[-1][1] == read_manifest(folder).size_bytes
+    reports: list[tuple[int, int]] = []
+    assert verify(folder, progress=lambda done, total: reports.append((done, total))).is_valid
+    assert reports[-1][0] == reports[-1][1] == read_manifest(folder).size_bytes
     (folder / "rng_state_0.pth").write_bytes(b"ZERO")
     (folder / "rng_state_1.pth").write_bytes(b"ONE")
     assert {fault.file for fault in verify(folder).faults} == {"rng_state_0.pth", "rng_state_1.pth"}

@@ -179,7 +179,7 @@ def test_what_is_passed_over_is_said(output: Path, capsys: pytest.CaptureFixture
 
 
 def test_looking_at_a_foreign_folder_leaves_nothing_in_it(tmp_path: Path) -> None:
-    """A plain Trainer's checkpoints: told what they are, and not a file is added."""
+    """A plain Trainer's checkpoints: reported as such, and not a file is added."""
     plain = tmp_path / "plain" / "checkpoint-5"
     plain.mkdir(parents=True)
     (plain / "model.safetensors").write_bytes(b"a plain Trainer's")

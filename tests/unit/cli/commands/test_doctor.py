@@ -106,7 +106,7 @@ def test_a_store_that_nobody_serves_is_given_up_in_time(project: Path, monkeypat
 
 
 def test_what_hangs_is_said_and_left(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead file server answers nobody."""
+    """A dead file server does not answer."""
     reader, writer = os.pipe()
     monkeypatch.setattr(examination, "look_at_folder", lambda folder: os.read(reader, 1))
     monkeypatch.setattr(examination, "_FOLDER_S", 0.1)

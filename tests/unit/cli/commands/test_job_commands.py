@@ -82,7 +82,7 @@ sys.exit(run_command(root(), sys.argv[1:]))
 @pytest.mark.parametrize("arguments", [["submit", "train.py"], ["list"], ["delete", "done"]])
 def test_a_state_folder_that_cannot_be_written(arguments: list[str]) -> None:
     """By a user without rights; a process of root gives its own away first."""
-    with tempfile.TemporaryDirectory() as text:  # not below pytest's folder, which nobody else may enter
+    with tempfile.TemporaryDirectory() as text:  # not below pytest's folder, which no other user may enter
         root = Path(text)
         root.chmod(0o755)
         state = root / "state" / "safepoint"
@@ -227,7 +227,7 @@ def test_what_may_be_a_secret_is_said() -> None:
 
 
 def test_which_keys_are_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection whose name was mistyped means the environment's keys, and nobody should wonder."""
+    """A connection whose name was mistyped means the environment's keys, which a line reports."""
     connections(f"[minio]\n{KEYS}")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "environ")
@@ -260,8 +260,8 @@ def test_a_new_line_in_an_argument_stays_in_its_row() -> None:
 
 
 def test_while_it_resumes_no_pace_of_before_is_shown() -> None:
-    """The figures are those of the attempt before until the new one has told its own."""
-    progress = told("any", state=State.TRAINING)
+    """The values are those of the previous attempt until the new one has reported its own."""
+    progress = report("any", state=State.TRAINING)
     running, resuming = (
         "\n".join(page(job_record(state=state), progress, [], None))
         for state in (JobState.RUNNING, JobState.RESUMING)
@@ -348,7 +348,7 @@ def test_watch_needs_a_terminal() -> None:
     assert "use --json" in outcome.stderr
 
 
-def told(name: str, **changes: Any) -> Progress:
+def report(name: str, **changes: Any) -> Progress:
     progress = Progress(
         time="2026-01-31T09:30:00.000Z",
         state=State.INTERRUPTED,
@@ -375,8 +375,8 @@ def test_what_list_and_status_say() -> None:
         history.become(
             "newer", JobState.SUSPENDED, actor="test", message="step 30 is safe", safe_step=30, exit_code=75
         )
-    told("newer")
-    told("older", state=State.FINISHED, step=100)
+    report("newer")
+    report("older", state=State.FINISHED, step=100)
     lines = safepoint("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["JOB", "newer", "older"]
     assert lines[0].split()[:4] == ["JOB", "STATE", "AGE", "STEP"], "beside SAFE STEP it would be taken for its age"
@@ -435,7 +435,7 @@ def test_what_somebody_has_damaged_does_not_hide_the_rest() -> None:
     """A row, a record of progress, an event: the other jobs are listed, and the job itself is shown."""
     for name in ("good", "bad", "worse"):
         add(name, JobState.COMPLETE)
-        told(name)
+        report(name)
     with sqlite3.connect(history_file()) as database:
         database.execute("UPDATE job SET created = 'yesterday' WHERE name = 'worse'")
     database.close()
@@ -496,7 +496,7 @@ def test_delete_forgets_the_job_and_keeps_its_checkpoints(project: Path) -> None
     """The folder of the job goes, that of its checkpoints stays."""
     (project / "out" / "checkpoint-5").mkdir(parents=True)
     add("done", JobState.COMPLETE, settings=RunSettings(output_dir=str(project / "out")))
-    told("done")
+    report("done")
     outcome = safepoint("delete", "done")
     assert outcome.code == 0
     assert "its checkpoints stay in" in outcome.stdout
@@ -523,12 +523,12 @@ def test_a_suspension_that_does_not_fit_is_announced(changes: dict[str, Any], gr
     then = datetime.fromtimestamp(time.time() - 130.4, UTC).isoformat()
     job = job_record(state=JobState.RUNNING)
     job = replace(job, spec=job_spec(settings={"grace_s": grace_s}))
-    risk = risk_of_suspending(job, told("any", safe_step=1240, safe_time=then, **changes))
+    risk = risk_of_suspending(job, report("any", safe_step=1240, safe_time=then, **changes))
     assert (risk is not None) == is_risky
     if risk is not None:
         assert risk.startswith("last safe point step 1,240, 2 m 10 s ago; a save needs about 48 s")
         assert f"grace is {grace_s:g} s, of which" in risk
-    unsaved = risk_of_suspending(job, told("any", safe_step=None, safe_time=None, **changes))
+    unsaved = risk_of_suspending(job, report("any", safe_step=None, safe_time=None, **changes))
     assert unsaved is None or unsaved.startswith("nothing is saved yet; a save needs about 48 s")
 
 
@@ -537,7 +537,7 @@ def test_a_risky_suspension_is_asked_for_or_refused() -> None:
     with History() as history:
         history.add(spec("held"), actor="test")
         history.become("held", JobState.RUNNING, actor="test")
-    told("held", **SLOW)
+    report("held", **SLOW)
     with supervised("held"):
         for command in (["suspend", "held"], ["scale", "held", "--nnodes", "2"]):
             refused = safepoint(command[0], "--json", *command[1:])
@@ -548,7 +548,7 @@ def test_a_risky_suspension_is_asked_for_or_refused() -> None:
         untouched = safepoint("status", "held", "--json").document
         assert (untouched["wanted"], untouched["num_nodes"]) == ("run", 1)
         asked = safepoint("suspend", "held", "--yes", "--timeout", "0.1")
-        assert asked.code == 15, asked.stderr  # nobody is there to do it
+        assert asked.code == 15, asked.stderr  # no process does it
         assert "warning: last safe point step 30" in asked.stderr
         assert safepoint("status", "held", "--json").document["wanted"] == "suspend"
 
@@ -588,7 +588,7 @@ def test_a_terminal_too_narrow_for_the_table_has_all_of_it_and_no_curve() -> Non
 def test_watch_for_a_program() -> None:
     """A document in a line for each change, and the end with the job's; no terminal is needed."""
     add("done", JobState.COMPLETE)
-    told("done")
+    report("done")
     outcome = safepoint("watch", "do", "--json")
     assert outcome.code == 0, outcome.stderr
     (document,) = map(json.loads, outcome.stdout.splitlines())

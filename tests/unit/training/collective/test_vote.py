@@ -20,7 +20,7 @@ class TwoRanks(Peers):
 
 
 def test_another_ranks_signal_is_everybodys_stop() -> None:
-    """The decision names signal and rank of whoever was told."""
+    """The decision names the signal and the rank that received it."""
     vote = Vote(TwoRanks([15, 1, 0, 0, 120, 7, -7, 1, -1]))
     decision = vote.take(Ballot(step_ms=90), step=7)
     assert decision == Decision(stop_signal=15, stop_rank=1, step_ms=120)

@@ -47,10 +47,10 @@ def test_all_ranks_decide_the_same_and_one_wish_is_enough(ballots: tuple[Ballot,
     """For every combination of wishes on three ranks: one decision, and exactly what somebody wished."""
     decisions = decide(list(ballots))
     assert len(set(decisions)) == 1
-    told = [rank for rank, ballot in enumerate(ballots) if ballot.stop_signal]
+    stopped = [rank for rank, ballot in enumerate(ballots) if ballot.stop_signal]
     assert decisions[0] == Decision(
         stop_signal=max(ballot.stop_signal for ballot in ballots),
-        stop_rank=max(told, default=-1),
+        stop_rank=max(stopped, default=-1),
         save=any(ballot.save for ballot in ballots),
         give_up=any(ballot.give_up for ballot in ballots),
     )

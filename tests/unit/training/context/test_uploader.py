@@ -1,4 +1,4 @@
-"""The mover as a process: it outlives signals, is started anew when it dies, and tells the truth at the end."""
+"""The uploader as a process: it ignores signals, is restarted when it dies, and reports the result at the end."""
 
 import json
 import os
@@ -45,11 +45,11 @@ class Scene:
     def wait_for_failing(self, name: str) -> None:
         """Wait until the mover says that the upload of `name` has failed."""
         deadline_s = clock.monotonic_s() + 20
-        while (self.told().get("state"), self.told().get("name")) != ("failing", name):
+        while (self.status().get("state"), self.status().get("name")) != ("failing", name):
             assert clock.monotonic_s() < deadline_s
             time.sleep(0.02)
 
-    def told(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """What the mover has said last, empty before it says anything."""
         return json.loads(self.upload_status.read_bytes()) if self.upload_status.exists() else {}
 
@@ -65,7 +65,7 @@ def mover_pid() -> int:
 
 
 def test_signals_to_the_whole_job_do_not_end_it(scene: Scene) -> None:
-    """SIGTERM, SIGINT and SIGHUP; what ends it is being told to finish."""
+    """SIGTERM, SIGINT and SIGHUP; only a request to finish ends it."""
     uploads = scene.start()
     scene.wait_for(10)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -76,7 +76,7 @@ def test_signals_to_the_whole_job_do_not_end_it(scene: Scene) -> None:
 
 
 def test_one_that_died_is_started_for_the_end(scene: Scene) -> None:
-    """Also when nobody has looked since."""
+    """Also when no caller has checked since."""
     uploads = scene.start()
     scene.wait_for(10)
     pid = mover_pid()
@@ -102,7 +102,7 @@ def test_a_stop_during_the_last_uploads_is_no_success(scene: Scene) -> None:
     heard: list[bool] = []
     waiting = threading.Thread(target=lambda: heard.append(uploads.finish(newest_only=False, deadline_s=None)))
     waiting.start()
-    scene.wait_for_failing("final")  # nobody tries the final model before being told
+    scene.wait_for_failing("final")  # the final model is tried only on request
     heard.append(uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20))
     waiting.join(20)
     assert scene.remote.steps() == [10]
@@ -110,7 +110,7 @@ def test_a_stop_during_the_last_uploads_is_no_success(scene: Scene) -> None:
 
 
 def test_a_file_that_vanished_does_not_end_the_mover(scene: Scene) -> None:
-    """That checkpoint fails and is told of; the next one arrives."""
+    """That checkpoint fails and is reported; the next one is uploaded."""
     (scene.output.root / "checkpoint-10" / "model.safetensors").unlink()
     uploads = scene.start()
     deadline_s = clock.monotonic_s() + 20

@@ -84,9 +84,9 @@ def test_signals_failures_and_restarts_are_told(place: Place) -> None:
     announcer.signalled(signal.SIGUSR1)
     announcer.failed(Failed(rank=1, exit_code=-9, reason="rank 1 was killed by SIGKILL"))
     announcer.restarting(Restarted(restart=2, max_restarts=3, reason="rank 1 was killed by SIGKILL"))
-    told = lines(place.stream)
-    assert told == lines(place.job / "events.jsonl")
-    assert [(line["event"], line["actor"], line["cause"]) for line in told] == [
+    reported = lines(place.stream)
+    assert reported == lines(place.job / "events.jsonl")
+    assert [(line["event"], line["actor"], line["cause"]) for line in reported] == [
         ("signal_received", "launcher", "SIGUSR1"),
         ("failed", "launcher", "rank 1 was killed by SIGKILL"),
         ("restarted", "launcher", "rank 1 was killed by SIGKILL"),
@@ -130,15 +130,15 @@ def test_the_last_word_is_the_launchers_where_ranks_had_none(
 
 def test_what_a_rank_has_said_of_its_end_stands(place: Place) -> None:
     """Its message and its time; it is not said twice."""
-    told = place.tell(state=State.INTERRUPTED, message="state of step 120 is saved")
+    reported = place.tell(state=State.INTERRUPTED, message="state of step 120 is saved")
     name_stream(str(place.records), place.stream)
     place.announcer().end(75, "", limit_s=1, is_told=True)
-    assert place.everywhere() == told
+    assert place.everywhere() == reported
     assert lines(place.stream) == []
 
 
 def test_a_job_that_never_trained_has_no_last_word_to_the_platform(place: Place) -> None:
-    """Nobody knows how far it was."""
+    """Its progress is unknown."""
     place.announcer().end(143, "", limit_s=1)
     assert place.termination_log.read_text() == ""
     assert [line["event"] for line in lines(place.job / "events.jsonl")] == ["interrupted"]
@@ -146,12 +146,12 @@ def test_a_job_that_never_trained_has_no_last_word_to_the_platform(place: Place)
 
 def test_other_nodes_only_tell_what_is_theirs(place: Place) -> None:
     """The first node speaks for the job."""
-    told = place.tell(state=State.TRAINING)
+    reported = place.tell(state=State.TRAINING)
     name_stream(str(place.records), place.stream)
     announcer = place.announcer(node=1)
     announcer.begin()
     announcer.end(1, "why", limit_s=1, rank=3)
-    assert place.everywhere() == told
+    assert place.everywhere() == reported
     assert place.termination_log.read_text() == ""
     assert {line["actor"] for line in lines(place.stream)} == {"launcher of node 1"}
 

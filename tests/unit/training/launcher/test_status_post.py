@@ -1,4 +1,4 @@
-"""Status updates to a controller: an encrypted server on this machine, with a certificate that nobody knows."""
+"""Status updates to a controller: an encrypted server on this machine, with a certificate that no client trusts."""
 
 import http.server
 import json
@@ -62,7 +62,7 @@ def url(controller: Controller, certificates: Path) -> Iterator[str]:
         do_GET = do_POST  # noqa: N815
 
         def log_message(self, *args: object) -> None:
-            """Nobody reads it."""
+            """Write no log of requests."""
 
     server = encrypted(Handler, certificates)
     thread = threading.Thread(target=server.serve_forever)
@@ -144,7 +144,7 @@ def test_a_controller_that_cannot_be_reached_is_given_up_in_time(target: StatusT
 
 @pytest.mark.parametrize("case", ["another authority", "no authority", "no token", "empty token", "plain", "moved"])
 def test_the_token_goes_nowhere_else(case: str, controller: Controller, target: StatusTarget, tmp_path: Path) -> None:
-    """To nobody whom the authority does not know, over nothing that is not encrypted, to no other address."""
+    """Only to a server with a trusted certificate, only encrypted, and only to the given address."""
     other = tmp_path / "other"
     other.mkdir()
     changed = {

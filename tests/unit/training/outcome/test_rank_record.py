@@ -1,4 +1,4 @@
-"""How a rank ended, told to its launcher."""
+"""How a rank ended, reported to its launcher."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_the_first_verdict_stands(tmp_path: Path) -> None:
 
 
 def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
-    """A torn, foreign or misnamed record costs nobody the others."""
+    """A torn, foreign or misnamed record does not affect the others."""
     RankRecordWriter(str(tmp_path), Place())
     for rank, text in enumerate(["", "[]", "3", '{"rank": 1}', '{"unknown": 1}', '{"rank": [], "pid": 1}'], start=1):
         (tmp_path / "0" / f"rank-{rank}.json").write_text(text)

@@ -17,7 +17,7 @@ def _record(rank: int, code: int | None = None, *, at: float | None = None, lost
     [
         # All is well.
         ({0: 0, 1: 0}, [], 0),
-        # A crash; torch elastic then told the sibling to leave, whose last step was committed.
+        # A crash; torch elastic then stopped the sibling, whose last step was committed.
         ({0: 0, 1: 3}, [_record(0, 75, at=2.0), _record(1, at=1.0)], 3),
         # The same, seen in one look.
         ({0: 75, 1: 3}, [_record(0, 75, at=2.0), _record(1, at=1.0)], 3),
@@ -39,7 +39,7 @@ def _record(rank: int, code: int | None = None, *, at: float | None = None, lost
     ],
 )
 def test_the_rank_that_ended_first_decides(exit_codes: dict[int, int], records: list[RankRecord], code: int) -> None:
-    """While nobody asked the node to stop."""
+    """Without a request to stop."""
     verdict = reach_verdict(exit_codes, {record.rank: record for record in records}, stop_signal=0, killed=False)
     assert verdict.exit_code == code
 
