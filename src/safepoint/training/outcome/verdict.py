@@ -1,8 +1,7 @@
 """The one exit code of a node, from how its ranks ended.
 
 One rank's end makes others end: a peer that lost it reports an error, torch elastic sends SIGTERM to the rest. So
-without a request to stop, the rank that ended first decides for all; after one, what the ranks
-agreed on does.
+without a request to stop, the rank that ended first decides for all; after one, what the ranks agreed on does.
 """
 
 import signal

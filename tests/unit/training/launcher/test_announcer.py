@@ -132,7 +132,7 @@ def test_what_a_rank_has_said_of_its_end_stands(place: Place) -> None:
     """Its message and its time; it is not said twice."""
     reported = place.tell(state=State.INTERRUPTED, message="state of step 120 is saved")
     name_stream(str(place.records), place.stream)
-    place.announcer().end(75, "", limit_s=1, is_told=True)
+    place.announcer().end(75, "", limit_s=1, is_reported=True)
     assert place.everywhere() == reported
     assert lines(place.stream) == []
 
