@@ -1,4 +1,4 @@
-"""Progress of real runs: what the file, the job's folder, the port and the platform receive, for every kind of end."""
+"""Progress of real runs: what the file, the job folder, the port and the platform receive, for every kind of end."""
 
 import contextlib
 import json

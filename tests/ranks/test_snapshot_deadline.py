@@ -41,7 +41,7 @@ def _assert_goes_on(output: Path, step: int, *options: str) -> None:
     ],
 )
 def test_newest_snapshot_is_committed_in_time(num_ranks: int, receiver: str, pace: str, tmp_path: Path) -> None:
-    """A step of 20 s and a grace of 5 s: exit code 75 with the snapshot before it, whichever process was signalled."""
+    """A step of 20 s, a grace of 5 s: exit code 75 with the snapshot before it, whichever process got the signal."""
     output = tmp_path / "run"
     ranks = ("--nproc-per-node", str(num_ranks))
     done = 2 if pace == "sudden" else 1

@@ -12,7 +12,27 @@ SUFFIXES = {".json", ".md", ".py", ".toml"}
 EXCEPT = [ROOT / "docs" / "glossary.md", Path(__file__)]
 BANNED = re.compile(r"\b(cannot\s+be\s+meant|whoever|nobody|anew|told|is\s+said\s+so|settle[sd]?)\b", re.IGNORECASE)
 
-NOT_YET = ("benchmarks", "docs/architecture.md", "examples", "src", "tests")
+NOT_YET = (
+    "benchmarks/bench_vote.py",
+    "docs/architecture.md",
+    "src/safepoint/checkpoint",
+    "src/safepoint/errors.py",
+    "src/safepoint/jobs",
+    "src/safepoint/sdk",
+    "src/safepoint/snapshot",
+    "src/safepoint/training/collective",
+    "src/safepoint/training/engine",
+    "src/safepoint/training/integrations",
+    "src/safepoint/training/plain",
+    "src/safepoint/training/start",
+    "src/safepoint/training/state",
+    "tests/ranks/test_session.py",
+    "tests/unit/checkpoint",
+    "tests/unit/jobs",
+    "tests/unit/sdk",
+    "tests/unit/snapshot",
+    "tests/unit/training",
+)
 """Paths that still have such phrases."""
 
 
