@@ -15,7 +15,7 @@ from types import TracebackType
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations import install_integrations
-from safepoint.training.outcome.rank_record import in_a_sentence
+from safepoint.training.outcome.program_error import summarize
 
 _log = logging.getLogger("safepoint")
 _PR_SET_PDEATHSIG = 1
@@ -86,7 +86,7 @@ def _run_to_its_end(context: RankContext, arguments: list[str]) -> int:
         _print_user_traceback(error)
         return ExitCode.SIGINT
     except Exception as error:  # noqa: BLE001  the user's program failed: its traceback, its exit code
-        context.record.failed(lost_peer=False, message=in_a_sentence(error))
+        context.record.failed(lost_peer=False, message=summarize(error))
         if context.outcome.interrupted is None:
             _print_user_traceback(error)
         return ExitCode.FAILED

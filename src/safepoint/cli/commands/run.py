@@ -78,7 +78,8 @@ def run(
     Exit codes: 0 finished, 75 interrupted and saved (run again), 143 terminated without a save, 14 only damaged
     checkpoints exist, otherwise the script's own.
     """
-    from safepoint.training.launcher.launch import LaunchPlan, launch
+    from safepoint.training.launcher.launch import launch
+    from safepoint.training.launcher.launch_plan import LaunchPlan
 
     settings = options.settings()
     plan = LaunchPlan(

@@ -79,7 +79,7 @@ def submit(
     from safepoint.jobs.local.local_jobs import LocalJobs
     from safepoint.jobs.local.slots import count_slots, remark_on
     from safepoint.jobs.model.spec import JobSpec, name_from, names_of_secrets
-    from safepoint.training.launcher.launch import LaunchPlan
+    from safepoint.training.launcher.launch_plan import LaunchPlan
 
     machine = count_slots()
     ranks = _ranks(nproc_per_node, machine.gpu or machine.cpu)

@@ -1,1 +1,1 @@
-"""What one rank knows of its run: settings, signals, the connection to the keeper, uploads."""
+"""What one rank knows of its run: an immutable context, and the services whose state changes."""

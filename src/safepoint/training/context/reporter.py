@@ -9,7 +9,7 @@ from safepoint.foundation.environment import Place
 from safepoint.foundation.events import run_events
 from safepoint.foundation.events.stream import Event, EventLog
 from safepoint.settings.run_settings import RunSettings
-from safepoint.training.outcome.rank_record import deliver_events, name_stream, passed_on
+from safepoint.training.outcome.launcher_folder import deliver_pending_events, forwarded_mark, share_event_stream
 
 _log = logging.getLogger("safepoint")
 _LIMIT_S = 0.2
@@ -41,13 +41,13 @@ class Reporter:
         """From now on write events to `stream` too."""
         self._events = self._log_to(stream)
         if self._place.is_first and self._folder is not None:
-            deliver_events(self._folder, stream)  # the launcher has logged them itself
+            deliver_pending_events(self._folder, stream)  # the launcher has logged them itself
 
     def share_stream(self, stream: Path) -> None:
         """The start has succeeded: events of other ranks and of the launcher go to `stream` too."""
         self._shared_stream = stream
         if self._place.local_rank == 0:
-            name_stream(self._settings.record_folder, stream)
+            share_event_stream(self._settings.record_folder, stream)
 
     def report(self, event: Event) -> None:
         """Write and log an event; ranks other than the first write warnings only, when they own a folder."""
@@ -63,7 +63,7 @@ class Reporter:
     def report_signal(self, number: int) -> None:
         """Write which signal this process received, unless the launcher, which sent it, has."""
         name = signal.Signals(number).name
-        is_ours = self._place.is_first if self._folder is None else not (self._folder / passed_on(name)).exists()
+        is_ours = self._place.is_first if self._folder is None else not (self._folder / forwarded_mark(name)).exists()
         if is_ours:
             log = self._log_to(self._shared_stream)
             do_within(lambda: log.write(run_events.SignalReceived(signal=name, rank=self._place.rank)), _LIMIT_S)

@@ -1,9 +1,8 @@
-"""torch elastic's agent, taught what Safepoint's exit codes and signals mean.
+"""torch elastic's agent, which follows Safepoint's exit codes and stop requests.
 
-It is torch's `LocalElasticAgent` with four differences: stop requests travel between the agents of all nodes; the
-time that ranks get to leave is the platform's grace period in place of a fixed 30 s; ranks that Safepoint ended are
-not started again; and a program that fails before its first step, in plain Python, is not retried, because it would
-fail the same way.
+It is torch's `LocalElasticAgent` with four differences. Stop requests travel between the agents of all nodes. Ranks
+get the platform's grace period to end, in place of a fixed 30 s. Ranks that Safepoint ended are not restarted. And a
+program that fails before its first step, at its first start, is not retried, because it would fail in the same way.
 """
 
 # torch elastic wraps its methods in an untyped decorator, so that overriding or calling one has no known type.
@@ -34,16 +33,17 @@ from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Failed, Restarted
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.host import KeeperHost
-from safepoint.training.launcher.announcer import Announcer
-from safepoint.training.launcher.launch import LaunchPlan, StopRequest, rank_command
+from safepoint.training.launcher.launch_plan import LaunchPlan, rank_command
+from safepoint.training.launcher.launcher_reporter import LauncherReporter
+from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.outcome.rank_record import read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
 
 _log = logging.getLogger("safepoint")
 _STOP_KEY = "safepoint/stop"
 _RESTART_KEY = "safepoint/restart/{}"
-_LEFT_KEY = "safepoint/left/{}"
-_LINGER_S = 3.0
+_ENDED_KEY = "safepoint/left/{}"
+_WAIT_FOR_OTHERS_S = 3.0
 _DEFAULT_PORT = 29500
 
 
@@ -61,11 +61,11 @@ class AgentOutcome:
 
 
 def run_agent(
-    plan: LaunchPlan, settings: RunSettings, stop: StopRequest, keeper: KeeperHost | None, announcer: Announcer
+    plan: LaunchPlan, settings: RunSettings, relay: SignalRelay, keeper: KeeperHost | None, reporter: LauncherReporter
 ) -> AgentOutcome:
-    """Start the ranks of this node and watch them, and their keeper, to their end."""
+    """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
     config = _config(plan, settings)
-    # torch elastic must not take the signals that `stop` answers.
+    # torch elastic must not handle the signals that `relay` handles.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     rendezvous = RendezvousParameters(
         backend=config.rdzv_backend,
@@ -92,17 +92,17 @@ def run_agent(
         event_log_handler=config.event_log_handler,
         numa_options=config.numa_options,
     )
-    agent = SafepointAgent(spec, config, settings=settings, stop=stop, keeper=keeper, announcer=announcer)
+    agent = SafepointAgent(spec, config, settings=settings, relay=relay, keeper=keeper, reporter=reporter)
     try:
         result: Any = agent.run()
-        agent.tell_others()
+        agent.notify_others()
     finally:
         spec.rdzv_handler.shutdown()
     return agent.outcome(result)
 
 
 def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
-    """What torchrun would make of the same options."""
+    """The configuration that torchrun derives from the same options."""
     options = [
         f"--nnodes={plan.nnodes}",
         f"--node-rank={plan.node_rank}",
@@ -129,9 +129,9 @@ class SafepointAgent(LocalElasticAgent):
         spec: what to run.
         config: torch elastic's launch configuration.
         settings: the run's, with the folder for the ranks' records.
-        stop: stop requests to this node.
+        relay: stop requests to this node.
         keeper: the node's, replaced when it dies.
-        announcer: receives failures and restarts.
+        reporter: reports failures and restarts.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class SafepointAgent(LocalElasticAgent):
         config: LaunchConfig,
         *,
         settings: RunSettings,
-        stop: StopRequest,
+        relay: SignalRelay,
         keeper: KeeperHost | None,
-        announcer: Announcer,
+        reporter: LauncherReporter,
     ) -> None:
         super().__init__(
             spec=spec,
@@ -152,10 +152,10 @@ class SafepointAgent(LocalElasticAgent):
             shutdown_timeout=math.ceil(settings.grace_s),
         )
         self._settings = settings
-        self._stop = stop
+        self._relay = relay
         self._keeper = keeper
-        self._announcer = announcer
-        self._has_told = False
+        self._reporter = reporter
+        self._has_notified = False
         self._failure: Failed | None = None
 
     @property
@@ -182,11 +182,11 @@ class SafepointAgent(LocalElasticAgent):
             close(death_sig, max(timeout, math.ceil(self._settings.grace_s)))
 
         context.close = close_within_grace
-        self._stop.watch(list(pids.values()))
+        self._relay.set_ranks(list(pids.values()))
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._relay()
+        self._exchange_requests()
         if self._keeper is not None:
             self._keeper.ensure()
         result = super()._monitor_workers(worker_group)
@@ -195,7 +195,7 @@ class SafepointAgent(LocalElasticAgent):
         return result
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        self._stop.watch(())
+        self._relay.set_ranks(())
         failure, event = self._failure, None
         if failure is not None:
             event = Restarted(
@@ -204,19 +204,19 @@ class SafepointAgent(LocalElasticAgent):
                 reason=failure.reason,
             )
             _log.warning("%s", event.line)
-            self._announcer.failed(failure)
+            self._reporter.report(failure)
         group: Any = self._worker_group
         if group.group_world_size > 1:
             with contextlib.suppress(RuntimeError):
                 self._shared_store.set(_RESTART_KEY.format(self.restarts + 1), "1")
         super()._restart_workers(worker_group)
         if event is not None:
-            self._announcer.restarting(event)
+            self._reporter.restarting(event)
 
     def _is_final(self, result: RunResult) -> bool:
-        """Whether starting the ranks again would be wrong: they were asked to stop, or would fail again."""
-        if self._stop.signal or not result.failures:
-            return bool(self._stop.signal)
+        """Whether the ranks must not be restarted: they were asked to stop, or would fail in the same way."""
+        if self._relay.signal or not result.failures:
+            return bool(self._relay.signal)
         records = read_records(Path(self._settings.record_folder or ""), self.restarts)
         exit_codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
         rank = first_failure(exit_codes, records)
@@ -240,37 +240,36 @@ class SafepointAgent(LocalElasticAgent):
 
     # ---- the agents of the other nodes ------------------------------------------------------------------------
 
-    def _relay(self) -> None:
-        """Pass a stop request on to the other nodes' agents, and take theirs; follow their restarts."""
+    def _exchange_requests(self) -> None:
+        """Send a stop request to the other nodes' agents, and receive theirs; follow their restarts."""
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return
-        # A node that is gone has no requests; its ranks' peers notice by themselves.
+        # The store may be gone with node 0; the ranks then lose their peers, and end by themselves.
         with contextlib.suppress(RuntimeError):
-            if self._stop.signal:
-                self._announce()
+            if self._relay.signal:
+                self._send_stop()
             elif self._shared_store.check([_STOP_KEY]):
-                self._stop.request(signal.SIGTERM)
+                self._relay.request(signal.SIGTERM)
             elif self._shared_store.check([_RESTART_KEY.format(self.restarts + 1)]):
-                # Ranks of another node failed. Those here would wait for them until a timeout, if they have not
-                # met yet.
-                self._stop.kill_ranks()
+                # Ranks of another node failed. Ranks here that wait for them to connect would do so until a timeout.
+                self._relay.kill_ranks()
 
-    def _announce(self) -> None:
-        if not self._has_told:
-            self._has_told = True
+    def _send_stop(self) -> None:
+        if not self._has_notified:
+            self._has_notified = True
             self._shared_store.set(_STOP_KEY, "1")
 
-    def tell_others(self) -> None:
-        """Before leaving: let the other nodes know, and let node 0, which serves the store, leave last."""
+    def notify_others(self) -> None:
+        """Notify the other nodes before this process ends; node 0, which serves the store, waits for them."""
         group: Any = self._worker_group
         if group.group_world_size == 1 or group.state == WorkerState.SUCCEEDED:
             return
         with contextlib.suppress(RuntimeError):
-            self._announce()
-            self._shared_store.set(_LEFT_KEY.format(group.group_rank), "1")
-            others = [_LEFT_KEY.format(rank) for rank in range(group.group_world_size)]
-            deadline_s = clock.monotonic_s() + _LINGER_S
+            self._send_stop()
+            self._shared_store.set(_ENDED_KEY.format(group.group_rank), "1")
+            others = [_ENDED_KEY.format(rank) for rank in range(group.group_world_size)]
+            deadline_s = clock.monotonic_s() + _WAIT_FOR_OTHERS_S
             while group.group_rank == 0 and not self._shared_store.check(others):
                 if clock.monotonic_s() >= deadline_s:
                     return

@@ -1,1 +1,1 @@
-"""How the ranks ended: the record that each rank writes, and the exit code of the node."""
+"""How the ranks ended: the record that each rank writes, the launcher's folder, and the exit code of the node."""

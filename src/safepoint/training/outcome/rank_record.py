@@ -1,7 +1,7 @@
-"""How a rank ended, reported to its launcher in one small file per rank.
+"""How a rank ended: a small file per rank in the launcher's folder, written by the rank and read by the launcher.
 
-An exit code alone cannot say whether a 75 is Safepoint's or the user's own, nor whether a killed rank had
-already committed. Without a launcher there is no file, and nothing is lost but that.
+The exit code alone does not show whether a 75 is Safepoint's or the program's own, or whether a killed rank had
+committed before. Without a launcher no file is written.
 """
 
 import contextlib
@@ -11,30 +11,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
-from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import write_atomic
-from safepoint.foundation.units import printable
-
-_STREAM = "stream"
-_MOST_LETTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """What one rank says about itself.
+    """How one rank stands or ended.
 
     Args:
-        rank: who.
+        rank: its number.
         pid: its process.
-        has_stepped: whether it got as far as one optimizer step.
-        exit_code: Safepoint's own verdict; None while it runs, or when the user's program decides.
+        has_stepped: whether it has done an optimizer step.
+        exit_code: the exit code, where Safepoint ended the rank; None while it runs, or when the program ended it.
         lost_peer: whether it ended because another rank was gone.
-        ended_s: when it knew that it ends, by the machine's monotonic clock; None while it runs, or when it was
-            killed.
-        message: why it ends, one sentence.
+        ended_s: when it began to end, by the machine's monotonic clock; None while it runs, or when it was killed.
+        message: why it ended, one sentence.
     """
 
     rank: int
@@ -61,21 +54,21 @@ class RankRecordWriter:
 
     @property
     def message(self) -> str:
-        """Why it ends, as far as it has been said."""
+        """Why it ends; empty while it runs."""
         return self._record.message
 
     def stepped(self) -> None:
-        """Remember that an optimizer step was done; cheap to call again."""
+        """Record that an optimizer step was done; cheap to call again."""
         if not self._record.has_stepped:
             self._update(has_stepped=True)
 
     def ended(self, exit_code: int, message: str) -> None:
-        """Remember Safepoint's verdict. The first one stands: what follows is only the way out."""
+        """Record that Safepoint ends the rank, with which exit code; the first call counts."""
         if self._record.exit_code is None:
             self._update(exit_code=exit_code, message=message, ended_s=self._record.ended_s or clock.monotonic_s())
 
     def failed(self, *, lost_peer: bool, message: str = "") -> None:
-        """Record an error that is not Safepoint's own decision: the ranks may be restarted."""
+        """Record that the rank ends by an error, after which the ranks may be restarted."""
         if self._record.ended_s is None:
             self._update(lost_peer=lost_peer, ended_s=clock.monotonic_s(), message=message)
 
@@ -92,59 +85,10 @@ class RankRecordWriter:
 
 
 def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
-    """The records of one start of the ranks, by rank; unreadable ones are left out."""
+    """The records of one start of the ranks, by rank, without those that cannot be read."""
     records: dict[int, RankRecord] = {}
     for path in (folder / str(restart)).glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             record = RankRecord(**json.loads(path.read_bytes()))
             records[record.rank] = record
     return records
-
-
-def in_a_sentence(error: BaseException) -> str:
-    """An error for a record: its kind and the first line of what it says."""
-    text = next(iter(str(error).splitlines()), "")
-    return printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_MOST_LETTERS]
-
-
-def exit_code_after(error: BaseException) -> int:
-    """The exit code of a program with an uncaught error; for Safepoint's own errors, plain `python` exits with 1."""
-    if isinstance(error, SafepointError):
-        return error.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        return ExitCode.SIGINT
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else ExitCode.FAILED if error.code else ExitCode.OK
-    return ExitCode.FAILED
-
-
-def name_stream(folder: str | None, stream: Path) -> None:
-    """Tell the launcher where the run's events go; its own belong there, too."""
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            write_atomic(Path(folder) / _STREAM, str(stream.absolute()).encode(), durable=False)
-
-
-def find_stream(folder: Path) -> Path | None:
-    """Where the run's events go, if a rank has said so."""
-    with contextlib.suppress(OSError, ValueError):
-        return Path((folder / _STREAM).read_text(encoding="utf-8"))
-    return None
-
-
-def passed_on(signal_name: str) -> str:
-    """The file in the launcher's folder that says: it was the launcher who sent the ranks this signal."""
-    return f"passed-on-{signal_name}"
-
-
-def waiting_events(folder: Path) -> Path:
-    """What the launcher has to say before it knows where."""
-    return folder / EVENTS_NAME
-
-
-def deliver_events(folder: Path, stream: Path) -> None:
-    """Take what waits over into the stream, once."""
-    taken = folder / f"{EVENTS_NAME}.taken"
-    with contextlib.suppress(OSError):
-        waiting_events(folder).rename(taken)
-        append_lines(stream, taken.read_bytes())

@@ -1,7 +1,7 @@
 """The one exit code of a node, from how its ranks ended.
 
-One rank's end makes others end: a peer that lost it reports an error, torch elastic sends SIGTERM to the rest. So
-without a request to stop, the rank that ended first decides for all; after one, what the ranks agreed on does.
+One rank's end makes others end: a peer that lost it fails, and torch elastic sends SIGTERM to the rest. So without a
+stop request the rank that ended first decides the exit code; after one, the codes that the ranks recorded do.
 """
 
 import signal
@@ -20,7 +20,7 @@ class Verdict:
 
     Args:
         exit_code: for the launcher's process.
-        message: what people do not know yet; empty when Safepoint or the program has said it.
+        message: why, one sentence; empty when Safepoint or the program has reported it.
     """
 
     exit_code: int
@@ -32,8 +32,8 @@ def first_failure(exit_codes: Mapping[int, int], records: Mapping[int, RankRecor
 
     Args:
         exit_codes: rank → exit code, negative for a signal; 0 for ranks that were still running.
-        records: what the ranks said about themselves. One that was killed could not say when it ended: it was
-            first. One that lost a peer ended because of somebody else.
+        records: the ranks' records. A rank without an end in its record was killed: it counts as first. A rank that
+            lost a peer counts as last.
     """
 
     def order(rank: int) -> tuple[bool, float, int]:
@@ -48,13 +48,13 @@ def first_failure(exit_codes: Mapping[int, int], records: Mapping[int, RankRecor
 def reach_verdict(
     exit_codes: Mapping[int, int], records: Mapping[int, RankRecord], *, stop_signal: int, killed: bool
 ) -> Verdict:
-    """Say how the node ended.
+    """Decide the exit code of the node.
 
     Args:
         exit_codes: see `first_failure`.
-        records: likewise.
+        records: see `first_failure`.
         stop_signal: what asked this node to stop, or 0.
-        killed: whether ranks overstayed the grace period.
+        killed: whether ranks outlasted the grace period.
     """
     if exit_codes and not any(exit_codes.values()):
         return Verdict(ExitCode.OK)
@@ -90,7 +90,7 @@ def _after_stop(records: Mapping[int, RankRecord], stop_signal: int, *, killed: 
     for code in _REFUSALS:
         if code in verdicts:
             return Verdict(code)
-    message = "ranks that did not leave within the grace period were killed; nothing was saved by them"
+    message = "ranks that did not end within the grace period were killed; they saved nothing"
     return Verdict(exit_code_of(stop_signal), message if killed else "")
 
 

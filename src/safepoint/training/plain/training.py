@@ -23,7 +23,7 @@ from safepoint.training.context.rank_context import RankContext
 from safepoint.training.context.store_access import open_tried
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.boundary import Boundary
-from safepoint.training.outcome.rank_record import exit_code_after, in_a_sentence
+from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.plain.data.position import Feed
 from safepoint.training.plain.data.rescale_position import moved
 from safepoint.training.plain.periodic import Periodic
@@ -232,7 +232,7 @@ class Training:
     def _say_why(self, error: BaseException) -> None:
         """The program ends by an error of its own."""
         if self._context.outcome.interrupted is None and not isinstance(error, GeneratorExit):
-            self._context.outcome.program_ended(exit_code_after(error), in_a_sentence(error))
+            self._context.outcome.program_ended(exit_code_after(error), summarize(error))
 
     def _release(self, *, is_orderly: bool) -> None:
         context = self._context

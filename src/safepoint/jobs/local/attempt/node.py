@@ -15,8 +15,9 @@ from typing import Any
 from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation.files import write_atomic
 from safepoint.settings.run_settings import RunSettings
-from safepoint.training.launcher.launch import LaunchPlan, launch
-from safepoint.training.outcome.rank_record import exit_code_after
+from safepoint.training.launcher.launch import launch
+from safepoint.training.launcher.launch_plan import LaunchPlan
+from safepoint.training.outcome.program_error import exit_code_after
 
 _PORT_TAKEN = "EADDRINUSE"
 """What torch's store says when somebody else listens at the nodes' meeting point."""

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.training.outcome.record_folder import record_folder
+from safepoint.training.outcome.launcher_folder import (
+    deliver_pending_events,
+    launcher_folder,
+    pending_events,
+    share_event_stream,
+    shared_event_stream,
+)
 
 _HOLDING = """
-from safepoint.training.outcome.record_folder import record_folder
-with record_folder() as folder:
+from safepoint.training.outcome.launcher_folder import launcher_folder
+with launcher_folder() as folder:
     print(folder, flush=True)
     input()
 """
@@ -35,14 +41,14 @@ def test_a_dead_launchers_folder_is_removed_and_a_living_ones_is_not(place: Path
     ) as other:
         assert other.stdout is not None
         theirs = Path(other.stdout.readline().decode().strip())
-        with record_folder() as ours:
+        with launcher_folder() as ours:
             assert theirs.is_dir()
             assert ours.is_dir()
         assert not ours.exists()
         other.kill()
         other.wait()
     assert theirs.is_dir()
-    with record_folder():
+    with launcher_folder():
         assert not theirs.exists()
     assert not list(place.iterdir())
 
@@ -58,7 +64,7 @@ def test_folders_that_are_not_ours_stay(place: Path) -> None:
     anybodys.chmod(0o777)
     (anybodys / "lock").symlink_to(aim / "lock")
     (place / "safepoint-old").mkdir()
-    with record_folder():
+    with launcher_folder():
         pass
     assert (aim / "lock").read_text() == "precious"
     assert {path.name for path in place.iterdir()} == {"aim", "safepoint-link", "safepoint-anybodys", "safepoint-old"}
@@ -68,12 +74,28 @@ def test_in_memory_where_there_is_room(monkeypatch: pytest.MonkeyPatch, place: P
     """Unless the user has named a place, or memory has no room for it."""
     memory = place / "memory"
     memory.mkdir()
-    monkeypatch.setattr("safepoint.training.outcome.record_folder._IN_MEMORY", memory)
-    with record_folder() as folder:
+    monkeypatch.setattr("safepoint.training.outcome.launcher_folder._IN_MEMORY", memory)
+    with launcher_folder() as folder:
         assert folder.parent == place
     monkeypatch.delenv("TMPDIR")
-    with record_folder() as folder:
+    with launcher_folder() as folder:
         assert folder.parent == memory
-    monkeypatch.setattr("safepoint.training.outcome.record_folder._ROOM_BYTES", 1 << 60)
-    with record_folder() as folder:
+    monkeypatch.setattr("safepoint.training.outcome.launcher_folder._ROOM_BYTES", 1 << 60)
+    with launcher_folder() as folder:
         assert folder.parent == place
+
+
+def test_pending_events_are_delivered_once(tmp_path: Path) -> None:
+    """After the events that are in the stream; a launcher that is late finds the stream itself."""
+    stream = tmp_path / "out" / "events.jsonl"
+    stream.parent.mkdir()
+    stream.write_bytes(b"first\n")
+    assert shared_event_stream(tmp_path) is None
+    deliver_pending_events(tmp_path, stream)
+    pending_events(tmp_path).write_bytes(b"second\n")
+    deliver_pending_events(tmp_path, stream)
+    deliver_pending_events(tmp_path, stream)
+    assert stream.read_bytes() == b"first\nsecond\n"
+    share_event_stream(str(tmp_path), stream)
+    assert shared_event_stream(tmp_path) == stream
+    share_event_stream(None, stream)

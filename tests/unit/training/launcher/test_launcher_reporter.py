@@ -15,8 +15,8 @@ from safepoint.foundation.events.stream import EventLog
 from safepoint.progress.metrics_server import MetricsServer
 from safepoint.progress.record import PROGRESS_NAME, Progress, State, read_progress
 from safepoint.settings.run_settings import RunSettings
-from safepoint.training.launcher.announcer import Announcer
-from safepoint.training.outcome.rank_record import deliver_events, name_stream
+from safepoint.training.launcher.launcher_reporter import LauncherReporter
+from safepoint.training.outcome.launcher_folder import deliver_pending_events, share_event_stream
 from tests.support.ports import free_port
 from tests.unit.progress.test_record import FULL
 
@@ -34,8 +34,8 @@ class Place:
         self.termination_log.touch()
         self.settings = RunSettings(job_dir=str(self.job), termination_log=str(self.termination_log))
 
-    def announcer(self, node: int = 0, **changes: Any) -> Announcer:
-        return Announcer(replace(self.settings, **changes), self.records, node=node, num_nodes=node + 1)
+    def reporter(self, node: int = 0, **changes: Any) -> LauncherReporter:
+        return LauncherReporter(replace(self.settings, **changes), self.records, node=node, num_nodes=node + 1)
 
     def tell(self, **changes: Any) -> Progress:
         """As the first rank does."""
@@ -63,15 +63,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_who_started_the_job_is_the_first_event_of_both_streams(place: Place) -> None:
     """In the output folder's when a rank has found that, in its place among those of the rank."""
-    announcer = place.announcer()
-    announcer.begin()
+    reporter = place.reporter()
+    reporter.start()
     [started] = lines(place.job / "events.jsonl")
     assert (started["event"], started["actor"], started["pid"]) == ("started", "launcher", os.getpid())
     assert started["user"]
     assert started["host"]
-    deliver_events(place.records, place.stream)
+    deliver_pending_events(place.records, place.stream)
     EventLog(place.stream, actor="rank 0").write(Finished(step=1))
-    deliver_events(place.records, place.stream)
+    deliver_pending_events(place.records, place.stream)
     assert [line["event"] for line in lines(place.stream)] == ["started", "finished"]
     assert lines(place.stream)[0] == started
 
@@ -79,11 +79,11 @@ def test_who_started_the_job_is_the_first_event_of_both_streams(place: Place) ->
 def test_signals_failures_and_restarts_are_told(place: Place) -> None:
     """Straight into both streams once the output folder is known; meanwhile the training is starting again."""
     place.tell(state=State.TRAINING)
-    name_stream(str(place.records), place.stream)
-    announcer = place.announcer()
-    announcer.signalled(signal.SIGUSR1)
-    announcer.failed(Failed(rank=1, exit_code=-9, reason="rank 1 was killed by SIGKILL"))
-    announcer.restarting(Restarted(restart=2, max_restarts=3, reason="rank 1 was killed by SIGKILL"))
+    share_event_stream(str(place.records), place.stream)
+    reporter = place.reporter()
+    reporter.signal_received(signal.SIGUSR1)
+    reporter.report(Failed(rank=1, exit_code=-9, reason="rank 1 was killed by SIGKILL"))
+    reporter.restarting(Restarted(restart=2, max_restarts=3, reason="rank 1 was killed by SIGKILL"))
     reported = lines(place.stream)
     assert reported == lines(place.job / "events.jsonl")
     assert [(line["event"], line["actor"], line["cause"]) for line in reported] == [
@@ -110,10 +110,10 @@ def test_the_last_word_is_the_launchers_where_ranks_had_none(
 ) -> None:
     """A rank that was killed has left what it said last; job, output folder and platform learn how it has ended."""
     place.tell(state=State.TRAINING)
-    name_stream(str(place.records), place.stream)
-    announcer = place.announcer()
-    announcer.end(code, "why", limit_s=1, rank=3, error="ValueError: x")
-    announcer.end(1, "later", limit_s=1)
+    share_event_stream(str(place.records), place.stream)
+    reporter = place.reporter()
+    reporter.end(code, "why", limit_s=1, rank=3, error="ValueError: x")
+    reporter.end(1, "later", limit_s=1)
     progress = place.everywhere()
     assert (progress.state, progress.step, progress.message) == (state, 120, "ValueError: x")
     assert json.loads(place.termination_log.read_text())["progressPercentage"] == percentage
@@ -131,15 +131,15 @@ def test_the_last_word_is_the_launchers_where_ranks_had_none(
 def test_what_a_rank_has_said_of_its_end_stands(place: Place) -> None:
     """Its message and its time; it is not said twice."""
     reported = place.tell(state=State.INTERRUPTED, message="state of step 120 is saved")
-    name_stream(str(place.records), place.stream)
-    place.announcer().end(75, "", limit_s=1, is_reported=True)
+    share_event_stream(str(place.records), place.stream)
+    place.reporter().end(75, "", limit_s=1, is_reported=True)
     assert place.everywhere() == reported
     assert lines(place.stream) == []
 
 
 def test_a_job_that_never_trained_has_no_last_word_to_the_platform(place: Place) -> None:
     """Its progress is unknown."""
-    place.announcer().end(143, "", limit_s=1)
+    place.reporter().end(143, "", limit_s=1)
     assert place.termination_log.read_text() == ""
     assert [line["event"] for line in lines(place.job / "events.jsonl")] == ["interrupted"]
 
@@ -147,10 +147,10 @@ def test_a_job_that_never_trained_has_no_last_word_to_the_platform(place: Place)
 def test_other_nodes_only_tell_what_is_theirs(place: Place) -> None:
     """The first node speaks for the job."""
     reported = place.tell(state=State.TRAINING)
-    name_stream(str(place.records), place.stream)
-    announcer = place.announcer(node=1)
-    announcer.begin()
-    announcer.end(1, "why", limit_s=1, rank=3)
+    share_event_stream(str(place.records), place.stream)
+    reporter = place.reporter(node=1)
+    reporter.start()
+    reporter.end(1, "why", limit_s=1, rank=3)
     assert place.everywhere() == reported
     assert place.termination_log.read_text() == ""
     assert {line["actor"] for line in lines(place.stream)} == {"launcher of node 1"}
@@ -168,13 +168,13 @@ def get(port: int) -> dict[str, Any]:
 def test_progress_is_served_while_the_job_lives(place: Place) -> None:
     """As the first rank tells it; the port is free again behind it."""
     port = free_port()
-    announcer = place.announcer(metrics_port=port)
-    announcer.begin()
+    reporter = place.reporter(metrics_port=port)
+    reporter.start()
     assert "error" in get(port)
     for state, percentage in ((State.TRAINING, 24), (State.FINISHED, 99)):
         place.tell(state=state)
         assert get(port)["progressPercentage"] == percentage
-    announcer.end(0, "", limit_s=1)
+    reporter.end(0, "", limit_s=1)
     with pytest.raises(ConnectionRefusedError):
         get(port)
 
@@ -185,9 +185,9 @@ def test_a_port_that_is_taken_is_a_warning(
     """Training goes on without being served."""
     port = free_port()
     other = MetricsServer(lambda: None, host="127.0.0.1", port=port)
-    announcer = place.announcer(metrics_port=port)
-    announcer.begin()
-    announcer.end(0, "", limit_s=1)
+    reporter = place.reporter(metrics_port=port)
+    reporter.start()
+    reporter.end(0, "", limit_s=1)
     other.close()
     assert f"port {port} cannot be used" in caplog.text
     assert "--metrics-port" in caplog.text

@@ -1,7 +1,7 @@
-"""What a node's launcher tells: who started the job, its signals, what became of its ranks, how the job has ended.
+"""Writes the launcher's events: who started the job, signals, failed and restarted ranks, how the job has ended.
 
-On the first node it also serves and posts the first rank's record, and writes the end where that rank has
-none. Nothing here may keep the launcher from its work: what writes to folders is given a short time only.
+On the first node it also serves and posts the progress that the first rank writes, and completes it when that rank
+was killed. Writes to folders have a time limit, because a folder that hangs must not block the launcher.
 """
 
 import contextlib
@@ -28,32 +28,32 @@ from safepoint.progress.record import PROGRESS_NAME, Progress, State, read_progr
 from safepoint.progress.termination_message import DEFAULT_PATH, write_termination_message
 from safepoint.progress.trainer_status import TrainerStatus
 from safepoint.settings.run_settings import STATUS_URL, RunSettings
-from safepoint.training.outcome.rank_record import deliver_events, find_stream, waiting_events
+from safepoint.training.outcome.launcher_folder import deliver_pending_events, pending_events, shared_event_stream
 
 if TYPE_CHECKING:
     from safepoint.progress.metrics_server import MetricsServer
     from safepoint.training.launcher.status_post import StatusPost
 
 _log = logging.getLogger("safepoint")
-_WORD_S = 0.2
-"""How long a word to the stream may hold up the launcher."""
-_LEAST_S = 0.5
-"""How long the last words to folders may take at least; they are the only trace of what has happened."""
+_EVENT_LIMIT_S = 0.2
+"""How long an event may block the launcher."""
+_LEAST_END_S = 0.5
+"""How long the last writes may take at least: no other trace of the end exists."""
 
 
-class Announcer:
-    """Speaks for the launcher of one node.
+class LauncherReporter:
+    """The events of the launcher of one node.
 
     Args:
         settings: the run's.
-        records: the launcher's folder, in which the ranks tell.
+        folder: the launcher's, where the first rank writes its progress.
         node: this node's number, from 0.
         num_nodes: how many there are.
     """
 
-    def __init__(self, settings: RunSettings, records: Path, *, node: int, num_nodes: int) -> None:
+    def __init__(self, settings: RunSettings, folder: Path, *, node: int, num_nodes: int) -> None:
         self._settings = settings
-        self._records = records
+        self._folder = folder
         self._node = node
         self._num_nodes = num_nodes
         self._actor = "launcher" if node == 0 else f"launcher of node {node}"
@@ -65,10 +65,10 @@ class Announcer:
 
     # ---- while the ranks run --------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Say who has started the job; on the first node, begin to serve and to post."""
+    def start(self) -> None:
+        """Report who has started the job; on the first node, begin to serve and to post."""
         settings = self._settings
-        self._tell(
+        self.report(
             Started(
                 user=_user_name(),
                 host=host_name(),
@@ -83,46 +83,42 @@ class Announcer:
         if settings.metrics_port:
             self._serve(settings.metrics_port, settings.metrics_host)
         if os.environ.get(STATUS_URL):
-            self._begin_posts()
+            self._start_posts()
 
-    def _begin_posts(self) -> None:
-        # Here and below: what speaks HTTP takes a while to import, and most jobs need none of it.
+    def _start_posts(self) -> None:
+        # Here and below: modules for HTTP take a while to import, and most jobs need none of them.
         from safepoint.training.launcher.status_post import StatusPost, StatusTarget
 
         target = StatusTarget.from_environment()
         if target is not None:
-            self._post = StatusPost(self.look, target)
+            self._post = StatusPost(self.progress, target)
 
     def _serve(self, port: int, host: str | None) -> None:
         from safepoint.progress.metrics_server import MetricsServer, default_host
 
         try:
-            self._server = MetricsServer(self.look, host=default_host() if host is None else host, port=port)
+            self._server = MetricsServer(self.progress, host=default_host() if host is None else host, port=port)
         except OSError as error:
             _log.warning(
-                "port %s cannot be used: %s; how far the training is, is not served, and training goes on; "
+                "port %s cannot be used: %s; its progress is not served, and training continues; "
                 "name another one with --metrics-port",
                 port,
                 error.strerror or error,
             )
 
-    def look(self) -> tuple[Progress, bool] | None:
-        """The first rank's last record, and whether the job has ended; None before the first record."""
-        progress = self._final or read_progress(self._records / PROGRESS_NAME)
+    def progress(self) -> tuple[Progress, bool] | None:
+        """The last progress that the first rank wrote, and whether the job has ended; None before it wrote any."""
+        progress = self._final or read_progress(self._folder / PROGRESS_NAME)
         return None if progress is None else (progress, self._has_ended)
 
-    def signalled(self, number: int) -> None:
-        """The launcher got a signal."""
-        self._tell(SignalReceived(signal=signal.Signals(number).name, rank=None))
-
-    def failed(self, event: Failed) -> None:
-        """A rank has failed, and the ranks are restarted."""
-        self._tell(event)
+    def signal_received(self, number: int) -> None:
+        """The launcher received a signal."""
+        self.report(SignalReceived(signal=signal.Signals(number).name, rank=None))
 
     def restarting(self, event: Restarted) -> None:
-        """The ranks are restarting; call it when the previous ones have ended."""
-        self._tell(event)
-        progress = read_progress(self._records / PROGRESS_NAME)
+        """The ranks restart; call it when the earlier ones have ended."""
+        self.report(event)
+        progress = read_progress(self._folder / PROGRESS_NAME)
         if progress is not None:
             restarting = dataclasses.replace(
                 progress, state=State.STARTING, restart=event.restart, message=event.reason, time=clock.utc_now()
@@ -141,34 +137,34 @@ class Announcer:
         error: str = "",
         is_reported: bool = False,
     ) -> None:
-        """Say how the job has ended on this node; the first call counts.
+        """Report how the job has ended on this node; the first call counts.
 
         Args:
             exit_code: the launcher's.
             reason: one sentence, for one that has not ended well.
-            limit_s: how long the last words may take, to folders and to the controller each.
-            rank: which has failed, or None.
+            limit_s: how long the last writes to folders may take, and likewise the last post to the controller.
+            rank: that failed, or None.
             error: what its program raised.
-            is_reported: whether a rank has said itself that the run was interrupted.
+            is_reported: whether a rank has reported that the run was interrupted.
         """
         with self._ending:
             if self._has_ended:
                 return
             failure = Failed(rank=rank, exit_code=exit_code, reason=reason, error=error)
-            do_within(lambda: self._close_story(failure, is_reported=is_reported), max(limit_s, _LEAST_S))
+            do_within(lambda: self._write_end(failure, is_reported=is_reported), max(limit_s, _LEAST_END_S))
             self._has_ended = True
-        known = self.look() if self._node == 0 else None
+        known = self.progress() if self._node == 0 else None
         if known is not None:
             path = Path(self._settings.termination_log) if self._settings.termination_log else DEFAULT_PATH
             status = TrainerStatus.of(known[0], has_ended=True)
-            do_within(lambda: write_termination_message(path, status), _LEAST_S)
+            do_within(lambda: write_termination_message(path, status), _LEAST_END_S)
             if self._post is not None:
                 self._post.finish(limit_s)
         if self._server is not None:
             self._server.close()
 
-    def _close_story(self, end: Failed, *, is_reported: bool) -> None:
-        state, progress = state_after(end.exit_code), read_progress(self._records / PROGRESS_NAME)
+    def _write_end(self, end: Failed, *, is_reported: bool) -> None:
+        state, progress = state_after(end.exit_code), read_progress(self._folder / PROGRESS_NAME)
         if self._node == 0 and progress is not None:
             if progress.state is not state:
                 progress = dataclasses.replace(
@@ -181,25 +177,26 @@ class Announcer:
             step = 0 if progress is None else progress.step
             reason = end.reason or "it was stopped before it could save"
             self._write_event(Interrupted(step=step, saved=False, reason=reason))
-        stream = find_stream(self._records)
+        stream = shared_event_stream(self._folder)
         if stream is not None:
-            deliver_events(self._records, stream)
+            deliver_pending_events(self._folder, stream)
         if self._final is not None:
             self._write(self._final)
 
-    # ---- words --------------------------------------------------------------------------------------------------
+    # ---- writes --------------------------------------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
-        do_within(lambda: self._write_event(event), _WORD_S)
+    def report(self, event: Event) -> None:
+        """Write an event, given up after a moment."""
+        do_within(lambda: self._write_event(event), _EVENT_LIMIT_S)
 
     def _write_event(self, event: Event) -> None:
-        stream = find_stream(self._records) or waiting_events(self._records)
+        stream = shared_event_stream(self._folder) or pending_events(self._folder)
         EventLog(stream, self._settings.job_events, actor=self._actor).write(event)
 
     def _write(self, progress: Progress) -> None:
-        """To everywhere where the first rank writes it."""
+        """To all files that the first rank writes."""
         settings = self._settings
-        folders = [self._records, *([Path(settings.job_dir)] if settings.job_dir else [])]
+        folders = [self._folder, *([Path(settings.job_dir)] if settings.job_dir else [])]
         paths = [folder / PROGRESS_NAME for folder in folders]
         if progress.output_dir:
             paths.append(OutputFolder(Path(progress.output_dir)).progress)
@@ -209,7 +206,7 @@ class Announcer:
 
 
 def _with_newest(progress: Progress) -> Progress:
-    """The keeper may have committed a checkpoint after the ranks had gone."""
+    """Add a checkpoint that the keeper committed after the ranks had ended."""
     with contextlib.suppress(OSError, SafepointError, ValueError):
         for path in list_checkpoints(Path(progress.output_dir))[:1] if progress.output_dir else []:
             manifest = read_manifest_of_any(path)

@@ -1,0 +1,62 @@
+"""Which ranks to start on a node, and the command of each."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.errors import UsageError
+from safepoint.foundation.environment import current_folder
+from safepoint.foundation.modules import is_importable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Which ranks to start on this node.
+
+    Args:
+        program: script and arguments, or module and arguments.
+        is_module: run the program as `python -m` does.
+        nproc_per_node: ranks on this node, or `auto`, `cpu`, `gpu` as for torchrun.
+        nnodes: number of nodes.
+        node_rank: this node's number, from 0.
+        master_addr: host of node 0; needed with several nodes.
+        master_port: a free port on it.
+        max_restarts: starts after a failure of a rank.
+    """
+
+    program: tuple[str, ...]
+    is_module: bool = False
+    nproc_per_node: str = "1"
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
+    max_restarts: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.program:
+            raise UsageError("no script was named", hint="safepoint run [OPTIONS] SCRIPT [ARGS…]")
+        if not self.is_module and not Path(self.program[0]).is_file():
+            raise UsageError(f"there is no script {self.program[0]}", hint="check the path; it is relative to here")
+        if self.is_module and not is_importable(self.program[0], current_folder()):
+            raise UsageError(f"there is no module {self.program[0]}", hint="check its name and PYTHONPATH")
+        if self.nproc_per_node not in {"auto", "cpu", "gpu"} and not (
+            self.nproc_per_node.isdecimal() and int(self.nproc_per_node) > 0
+        ):
+            raise UsageError(f"--nproc-per-node {self.nproc_per_node!r} must be a positive number or auto")
+        if self.nnodes < 1:
+            raise UsageError(f"--nnodes {self.nnodes} must be at least 1")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise UsageError(f"--node-rank {self.node_rank} must be at least 0 and below --nnodes {self.nnodes}")
+        if self.nnodes > 1 and self.master_addr is None:
+            raise UsageError("several nodes need --master-addr", hint="the host name of node 0, the same everywhere")
+        if self.master_port is not None and not 0 < self.master_port < 65536:
+            raise UsageError(f"--master-port {self.master_port} must be a port number")
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts {self.max_restarts} must not be negative")
+
+
+def rank_command(plan: LaunchPlan) -> tuple[str, list[str]]:
+    """The command of one rank: interpreter and arguments."""
+    module = ["-m"] if plan.is_module else []
+    return sys.executable, ["-u", "-m", "safepoint.training", *module, *plan.program]

@@ -1,0 +1,173 @@
+"""Forwards the launcher's signals to its ranks, and kills ranks that outstay the grace period."""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from safepoint.errors import ExitCode
+from safepoint.foundation import clock
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.launcher.launcher_reporter import LauncherReporter
+from safepoint.training.outcome.launcher_folder import forwarded_mark
+from safepoint.training.outcome.verdict import exit_code_of
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_MOST_REPORT_S = 5.0
+
+
+class SignalRelay:
+    """Handles the launcher's signals on a thread of its own.
+
+    The main thread may be inside torch's rendezvous, in which no Python handler runs.
+
+    Args:
+        settings: `grace_s`.
+        folder: the launcher's folder, removed when the process ends here.
+        is_alone: whether there are no agents on other nodes.
+        reporter: reports signals, and the process's end here.
+        on_exit: receives the exit code before the process ends here.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        folder: Path,
+        *,
+        is_alone: bool,
+        reporter: LauncherReporter,
+        on_exit: Callable[[int], None] | None = None,
+    ) -> None:
+        # Ranks end by grace - margin; those that still live are killed when half the margin is left.
+        self._kill_after_s = settings.grace_s - settings.margin_s / 2
+        self._margin_s = settings.margin_s
+        self._reporter = reporter
+        self._folder = folder
+        self._is_alone = is_alone
+        self._on_exit = on_exit
+        self._lock = threading.Lock()
+        self._pids: tuple[int, ...] = ()
+        self._num_interrupts = 0
+        self._deadline_s: float | None = None
+        self._have_ranks_ended = False
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.signal = 0
+        """The signal that stops this node, or 0."""
+        self.killed = False
+        """Whether ranks had to be killed."""
+
+    def install(self) -> None:
+        """Handle SIGTERM, SIGINT, SIGHUP and SIGUSR1 from here on; call it on the main thread."""
+        for number in (*_STOP_SIGNALS, signal.SIGUSR1):
+            signal.signal(number, _handled_by_thread)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._serve, name="safepoint-signals", daemon=True).start()
+
+    def set_ranks(self, pids: Sequence[int]) -> None:
+        """Set the processes of the ranks, none while they restart; an earlier stop request is sent to them."""
+        with self._lock:
+            self._pids = tuple(pids)
+            if self.signal:
+                self._send(signal.SIGTERM)
+
+    def ranks_ended(self) -> tuple[int, bool]:
+        """The ranks have ended: signals from now on shorten the rest, and do not change how the run has ended.
+
+        Returns:
+            The signal that stopped the ranks, or 0, and whether they had to be killed.
+        """
+        with self._lock:
+            self._pids = ()
+            self._have_ranks_ended = True
+            return self.signal, self.killed
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until ranks that still live are killed; None before a stop request."""
+        if self.killed:
+            return 0.0
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - clock.monotonic_s())
+
+    @property
+    def report_limit_s(self) -> float:
+        """Seconds that the last report may take: few after a stop request."""
+        remaining_s = self.remaining_s
+        return _MOST_REPORT_S if remaining_s is None else max(0.25 * self._margin_s, min(remaining_s, _MOST_REPORT_S))
+
+    def request(self, number: int) -> None:
+        """Stop the ranks of this node: they vote, save and end."""
+        with self._lock:
+            if self.signal:
+                return
+            self.signal = number
+            self._deadline_s = clock.monotonic_s() + self._kill_after_s
+            self._send(signal.SIGTERM)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writer, b"\0")  # wakes the thread, which has a deadline now
+
+    def _serve(self) -> None:
+        while True:
+            wait_s = None if self._deadline_s is None else max(0.0, self._deadline_s - clock.monotonic_s())
+            ready, _, _ = select.select([self._reader], [], [], wait_s)
+            for number in os.read(self._reader, 64) if ready else b"":
+                self._answer(number)
+            if self._deadline_s is not None and clock.monotonic_s() >= self._deadline_s:
+                self._kill()
+                self._deadline_s = None
+
+    def _answer(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            with self._lock:
+                self._send(signal.SIGUSR1)
+            self._reporter.signal_received(number)
+        elif number in _STOP_SIGNALS:
+            if number == signal.SIGINT:
+                self._num_interrupts += 1
+            if self._num_interrupts > 1:
+                self._kill()
+                self._reporter.signal_received(number)
+                self._exit(ExitCode.SIGINT)
+            if not self._pids and self._is_alone and not self._have_ranks_ended:
+                self._reporter.signal_received(number)
+                self._exit(exit_code_of(number))
+            # Agents of other nodes may wait for this one: it joins them first, and sends them the request.
+            self.request(number)
+            self._reporter.signal_received(number)
+
+    def _exit(self, code: int) -> None:
+        self._reporter.end(code, "", limit_s=0.25 * self._margin_s)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._on_exit is not None:
+            self._on_exit(code)
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _kill(self) -> None:
+        self.killed = True
+        if not self._pids and not self._have_ranks_ended:
+            self._exit(exit_code_of(self.signal))
+        self.kill_ranks()
+
+    def kill_ranks(self) -> None:
+        """Kill the ranks, and the processes that they started."""
+        for pid in self._pids:
+            # Ranks lead process groups of their own, which have their data loaders too.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / forwarded_mark(signal.Signals(number).name)).touch()
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _handled_by_thread(number: int, frame: FrameType | None) -> None:
+    """Does nothing: with a handler, the interpreter writes the signal's number to the wake-up pipe."""

@@ -1,0 +1,107 @@
+"""The launcher's temporary folder, through which launcher and ranks exchange records and events.
+
+The launcher removes its folder. If it was killed, its keeper does; if that was killed too, the next launcher of the
+same user on this machine does.
+"""
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
+from safepoint.foundation.files import FolderLock, write_atomic
+
+_PREFIX = "safepoint-"
+_LOCK = "lock"
+_STREAM = "stream"
+_IN_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 256 << 20
+
+
+@contextlib.contextmanager
+def launcher_folder() -> Generator[Path]:
+    """Create a folder for this launcher, after those of dead launchers were removed."""
+    parent = _parent()
+    _remove_abandoned(parent)
+    folder, lock = _make(parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            lock.release()
+
+
+def _parent() -> Path:
+    """A folder in memory where there is room, unless the user has set TMPDIR.
+
+    Ranks also write the small files of each save there; on a disk, creating one waits while the keeper syncs.
+    """
+    with contextlib.suppress(OSError):
+        status = os.statvfs(_IN_MEMORY)
+        has_room = status.f_bavail * status.f_frsize >= _ROOM_BYTES
+        if "TMPDIR" not in os.environ and has_room and os.access(_IN_MEMORY, os.W_OK):
+            return _IN_MEMORY
+    return Path(tempfile.gettempdir())
+
+
+def _make(parent: Path) -> tuple[Path, FolderLock | None]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        try:
+            return folder, FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
+        except BlockingIOError:
+            continue  # another launcher took it for a dead one's just now, and removes it
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # its launcher lives, or another one is removing it
+            if _is_ours(folder) and (folder / _LOCK).exists():
+                lock = FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
+                if lock is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    lock.release()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether only this user can have written there: others may write to the parent folder, too."""
+    status = folder.lstat()
+    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_private and status.st_uid == os.geteuid()
+
+
+def share_event_stream(folder: str | None, stream: Path) -> None:
+    """Write down for the launcher which stream the run's events go to, so that it writes its own there."""
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            write_atomic(Path(folder) / _STREAM, str(stream.absolute()).encode(), durable=False)
+
+
+def shared_event_stream(folder: Path) -> Path | None:
+    """The stream that the run's events go to, once a rank has shared it."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path((folder / _STREAM).read_text(encoding="utf-8"))
+    return None
+
+
+def forwarded_mark(signal_name: str) -> str:
+    """The name of the file that exists once the launcher has sent its ranks this signal."""
+    return f"forwarded-{signal_name}"
+
+
+def pending_events(folder: Path) -> Path:
+    """The stream of the launcher's events before a rank has shared its own."""
+    return folder / EVENTS_NAME
+
+
+def deliver_pending_events(folder: Path, stream: Path) -> None:
+    """Move the pending events to `stream`, once."""
+    taken = folder / f"{EVENTS_NAME}.taken"
+    with contextlib.suppress(OSError):
+        pending_events(folder).rename(taken)
+        append_lines(stream, taken.read_bytes())
