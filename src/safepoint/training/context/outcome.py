@@ -60,31 +60,19 @@ class Outcome:
         self._uploads = uploads
         self._ending = threading.Lock()
         self._unsaved_end: int | None = None
-        self._step = 0
-        self._saved_step: int | None = None
-        self._interrupted: Interrupted | None = None
+        self.step = 0
+        """Optimizer steps done."""
+        self.saved_step: int | None = None
+        """The newest committed step of this training, from this attempt or the checkpoint that it resumed from."""
+        self.interrupted: Interrupted | None = None
+        """Set once the run has ended early: a program that continues anyway is stopped with it."""
 
     # ---- how far the training is -----------------------------------------------------------------------------------
 
     @property
-    def step(self) -> int:
-        """Optimizer steps done."""
-        return self._step
-
-    @property
-    def saved_step(self) -> int | None:
-        """The newest committed step of this training, from this attempt or the checkpoint that it resumed from."""
-        return self._saved_step
-
-    @property
     def is_saved(self) -> bool:
         """Whether the last step is committed."""
-        return self._saved_step == self._step
-
-    @property
-    def interrupted(self) -> Interrupted | None:
-        """Set once the run has ended early: a program that continues anyway is stopped with it."""
-        return self._interrupted
+        return self.saved_step == self.step
 
     def check_not_interrupted(self) -> None:
         """Stop a program that caught the interruption and continued.
@@ -92,8 +80,8 @@ class Outcome:
         Raises:
             Interrupted: the run has ended early.
         """
-        if self._interrupted is not None:
-            raise self._interrupted
+        if self.interrupted is not None:
+            raise self.interrupted
 
     def training_begins(self, step: int, *, is_saved: bool) -> None:
         """A training begins; what an earlier training of this process has saved does not count for it.
@@ -102,21 +90,21 @@ class Outcome:
             step: where it begins.
             is_saved: whether that step is on a disk, or in the store.
         """
-        self._step = step
-        self._saved_step = step if is_saved else None
+        self.step = step
+        self.saved_step = step if is_saved else None
 
     def reached(self, step: int) -> None:
         """The training is at `step`."""
-        self._step = step
+        self.step = step
 
     def step_done(self, step: int) -> None:
         """The training has done optimizer step `step`."""
-        self._step = step
+        self.step = step
         self._record.stepped()
 
     def saved(self, step: int) -> None:
         """A checkpoint of `step` is committed."""
-        self._saved_step = step
+        self.saved_step = step
 
     # ---- the end of a training -------------------------------------------------------------------------------------
 
@@ -133,12 +121,12 @@ class Outcome:
         )
         if self._reporter.warns_for_node and not self._place.is_first:  # for readers of this node's log
             _log.info("%s", interrupted.message)
-        self._interrupted = interrupted
+        self.interrupted = interrupted
         return interrupted
 
     def training_ended(self, step: int) -> None:
         """Report the end; whether it is saved decides the exit code when the program has ended."""
-        if 0 < step != self._saved_step:
+        if 0 < step != self.saved_step:
             self._unsaved_end = step
         self._reporter.report(run_events.Finished(step=step))
         self._end_progress(State.FINISHED)
@@ -200,14 +188,14 @@ class Outcome:
     def end_with_snapshot(self, message: dict[str, Any]) -> None:
         """The keeper has committed the newest snapshot, because the running step would miss the deadline: end."""
         with self._ending:
-            if self._interrupted is not None:
+            if self.interrupted is not None:
                 return  # the step was finished in time
             step: int | None = message["step"]
             self._reporter.report(
                 run_events.StepAbandoned(step=message["given_up"], snapshot_step=step, reason=message["why"])
             )
             if step is not None:
-                self._step = self._saved_step = step
+                self.step = self.saved_step = step
                 self._progress.became_durable(step)
             interrupted = self.interrupt(
                 is_saved=step is not None,
@@ -220,10 +208,10 @@ class Outcome:
     def end_outside_training(self) -> None:
         """SIGTERM arrived outside a training: no work is at risk, so end at once."""
         with self._ending:
-            if self._interrupted is not None:  # it is ending already
-                self.end_now(self._interrupted.exit_code)
+            if self.interrupted is not None:  # it is ending already
+                self.end_now(self.interrupted.exit_code)
             reason = (
-                "no training that can be saved has begun" if self._step == 0 else "the last step was not committed"
+                "no training that can be saved has begun" if self.step == 0 else "the last step was not committed"
             )
             interrupted = self._report_interruption(is_saved=self.is_saved, reason=reason)
             self._uploads.finish(newest_only=True)
@@ -232,11 +220,11 @@ class Outcome:
     def end_at_deadline(self) -> None:
         """The deadline has passed in a training: end with what is committed."""
         with self._ending:
-            if self._interrupted is not None:
-                self.end_now(self._interrupted.exit_code)
-            last = f"step {self._saved_step} stands" if self._saved_step is not None else "no checkpoint exists"
+            if self.interrupted is not None:
+                self.end_now(self.interrupted.exit_code)
+            last = f"step {self.saved_step} stands" if self.saved_step is not None else "no checkpoint exists"
             interrupted = self._report_interruption(
-                is_saved=self._step > 0 and self.is_saved,
+                is_saved=self.step > 0 and self.is_saved,
                 reason=f"the {self._settings.grace_s:g} s of grace were not enough to finish and save; {last}",
                 limit_s=min(_MOST_REPORT_S, self._settings.margin_s / 4),
             )
@@ -245,7 +233,7 @@ class Outcome:
     def _report_interruption(
         self, *, is_saved: bool, reason: str, code: ExitCode | None = None, limit_s: float | None = None
     ) -> Interrupted:
-        event = run_events.Interrupted(step=self._step, saved=is_saved, reason="" if is_saved else reason)
+        event = run_events.Interrupted(step=self.step, saved=is_saved, reason="" if is_saved else reason)
         code = code or (ExitCode.INTERRUPTED_SAVED if is_saved else ExitCode.TERMINATED_UNSAVED)
         self._record.ended(code, event.line)
         self._reporter.report(event)

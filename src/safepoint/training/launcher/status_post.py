@@ -1,8 +1,8 @@
-"""Posts how far the run is to Kubeflow Trainer's controller (KEP-2779), where it has asked for that.
+"""Posts the run's progress to Kubeflow Trainer's controller (KEP-2779), where the controller has asked for it.
 
-Promises: at most one request in five seconds but for the last one, fewer while they fail; nothing is raised; the
-token is read at each request, because it expires, and goes nowhere but to the address that the platform named, and
-only encrypted. The last word is sent before `finish` returns, or given up in time.
+Sends at most one request in five seconds, fewer while they fail, and a last one at the end, which `finish` waits for
+up to a limit. No error is raised. The token is read for each request, because it expires, and is sent only to the
+address that the platform named, and only encrypted.
 """
 
 import http.client
@@ -47,7 +47,7 @@ class StatusTarget:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "StatusTarget | None":
-        """What the controller has put into the pod's environment; None where it has not."""
+        """The target that the controller set in the pod's environment; None where it did not."""
         environ = os.environ if environ is None else environ
         url, token = environ.get(STATUS_URL), environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN")
         ca = environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
@@ -57,16 +57,16 @@ class StatusTarget:
         """Post a status update.
 
         Raises:
-            OSError: it did not arrive, with the reason.
+            OSError: the controller did not accept it, with the reason.
         """
         parts = urlsplit(self.url)
         if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL):
-            raise OSError("the address is not an https one, and the token must not be read on the way")
+            raise OSError("the address is not https, and the token must not be sent unencrypted")
         token = self.token.read_text(encoding="utf-8").strip()
         if not token or not token.isprintable():
             raise OSError("there is no token in its file")
         context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may leave extensions out
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may omit extensions
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
@@ -81,7 +81,7 @@ class StatusTarget:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The token is for one address."""
+    """A redirect would send the token to another address."""
 
     def redirect_request(self, *args: Any, **options: Any) -> None:
         return None
@@ -91,8 +91,8 @@ class StatusPost:
     """Posts from a thread of its own.
 
     Args:
-        look: asked before each request.
-        target: where to.
+        look: returns what to post; called before each request.
+        target: where to post it.
     """
 
     def __init__(self, look: ReadStatus, target: StatusTarget) -> None:
@@ -105,13 +105,13 @@ class StatusPost:
         threading.Thread(target=self._run, name="safepoint-status", daemon=True).start()
 
     def finish(self, limit_s: float) -> bool:
-        """Send what is known now as the last word.
+        """Send the last request.
 
         Args:
             limit_s: seconds to wait at most.
 
         Returns:
-            Whether it arrived.
+            Whether the controller accepted it.
         """
         deadline_s = clock.monotonic_s() + limit_s
         self._finishing.set()
