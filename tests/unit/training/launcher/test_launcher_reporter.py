@@ -76,7 +76,7 @@ def test_who_started_the_job_is_the_first_event_of_both_streams(place: Place) ->
     assert lines(place.stream)[0] == started
 
 
-def test_signals_failures_and_restarts_are_told(place: Place) -> None:
+def test_signals_failures_and_restarts_are_reported(place: Place) -> None:
     """Straight into both streams once the output folder is known; meanwhile the training is starting again."""
     place.tell(state=State.TRAINING)
     share_event_stream(str(place.records), place.stream)
