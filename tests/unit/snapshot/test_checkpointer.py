@@ -1,4 +1,4 @@
-"""Saves of a plain loop with a real keeper: what is saved is loaded, whoever stops, dies or has no space."""
+"""Saves of a plain loop with a real keeper: what is saved is loaded, whatever stops, dies or has no space."""
 
 import contextlib
 import gc

@@ -34,7 +34,7 @@ class Replacing:
         self.find(list(replacements))
         replaced: list[tuple[dict[str, Any], str, Function]] = []
         for namespace, name, function in self._places:
-            if function in replacements and namespace.get(name) is function:  # nobody has wrapped it since
+            if function in replacements and namespace.get(name) is function:  # it was not wrapped since
                 namespace[name] = replacements[function]
                 replaced.append((namespace, name, function))
         try:

@@ -118,8 +118,8 @@ class Ledger:
         self._given_up: Recent[tuple[int, int], bool] = Recent()
         """Snapshots, by step and number, of which a part will not come."""
         self._replaced: list[Snapshot] = []
-        """Being written while the same step was begun anew."""
-        self._told_free: set[tuple[int, int]] = set()
+        """Being written while the same step was started again."""
+        self._reported_free: set[tuple[int, int]] = set()
         self._in_use: set[tuple[int, int]] = set()
 
     @property
@@ -138,7 +138,7 @@ class Ledger:
 
     def lend(self, rank: int, block: int) -> None:
         """Rank `rank` has a new block: free, as it knows; by the time it would hear so it may be using it."""
-        self._told_free.add((rank, block))
+        self._reported_free.add((rank, block))
 
     def forget(self) -> None:
         """Nothing of what is in the book is needed any more."""
@@ -177,7 +177,7 @@ class Ledger:
         if (step, number) in self._given_up or (snapshot is not None and number < snapshot.number):
             return Snapshot(step=step, num_ranks=self.num_ranks, is_intact=False)
         if snapshot is not None and (number > snapshot.number or rank in snapshot.parts):
-            # The step is begun anew, by the other ranks next.
+            # The step is started again, by the other ranks next.
             if snapshot.progress == Progress.WRITING:
                 self._replaced.append(snapshot)
             snapshot = None
@@ -198,7 +198,7 @@ class Ledger:
         self._overwrite(rank, blocks)
 
     def _overwrite(self, rank: int, blocks: set[int]) -> None:
-        self._told_free -= {(rank, block) for block in blocks}
+        self._reported_free -= {(rank, block) for block in blocks}
         for snapshot in list(self._snapshots.values()):
             part = snapshot.parts.get(rank)
             if part is not None and part.blocks & blocks:
@@ -233,7 +233,7 @@ class Ledger:
         for snapshot in self.snapshots:
             if rank in snapshot.parts:
                 self.give_up(snapshot.step)
-        self._told_free = {told for told in self._told_free if told[0] != rank}
+        self._reported_free = {released for released in self._reported_free if released[0] != rank}
         self._in_use = {used for used in self._in_use if used[0] != rank}
 
     def give_up_unfinished(self) -> None:
@@ -303,6 +303,6 @@ class Ledger:
     def newly_free(self, rank: int, blocks: set[int]) -> list[int]:
         """Those of `blocks` that have become free since the last call."""
         free = [block for block in sorted(blocks) if self.is_free(rank, block)]
-        told = [block for block in free if (rank, block) not in self._told_free]
-        self._told_free |= {(rank, block) for block in told}
-        return told
+        released = [block for block in free if (rank, block) not in self._reported_free]
+        self._reported_free |= {(rank, block) for block in released}
+        return released

@@ -32,7 +32,7 @@ class Rank:
         self.is_connected = True
         self.has_said_bye = False
         self.asked: Recent[int, int] = Recent()
-        """By step: the number of its last request about it, which outcomes are told with."""
+        """By step: the number of its last request about it, which outcomes are reported with."""
         self.scratch: str | None = None
         """A folder of its own, to be removed when it is gone."""
 
@@ -75,7 +75,7 @@ class Start:
     """One start of the ranks: their memory and the book of their snapshots.
 
     Args:
-        restart: how often the ranks had been started anew.
+        restart: how often the ranks had been restarted.
         num_ranks: of this node.
     """
 

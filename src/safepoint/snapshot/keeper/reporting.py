@@ -34,7 +34,7 @@ class Reporting:
         (self.log.warning if event.is_warning else self.log.info)("%s", event.line)
 
     def report_superseded(self, event: Event) -> None:
-        """Into the streams each time; a console is told once a minute, or it would say nothing else."""
+        """Into the streams each time; on the console at most once a minute."""
         self._events.write(event)
         now_s = clock.monotonic_s()
         is_due = now_s - self._told_superseded_s > _TELL_EVERY_S

@@ -82,7 +82,7 @@ class KeeperHost:
 
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
-    # A session of its own: whoever kills a rank's or a launcher's process group does not kill what keeps their work.
+    # A session of its own: a signal to the process group of a rank or a launcher must not kill the keeper.
     process = subprocess.Popen(
         [sys.executable, "-m", "safepoint.snapshot.keeper", plan_text(plan)],
         stdin=subprocess.PIPE,

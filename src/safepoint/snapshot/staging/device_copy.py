@@ -58,7 +58,7 @@ class DeviceCopier:
             try:
                 done.append((index, self._begin_on(index, sources, guard)))
             except BaseException:
-                # Whoever hears of this gives the memory to others, to which copies may be on their way.
+                # The receiver reuses the memory, to which copies may still be running.
                 for stream in self._streams.values():
                     with contextlib.suppress(RuntimeError):
                         stream.synchronize()

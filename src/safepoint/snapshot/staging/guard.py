@@ -1,6 +1,6 @@
 """Which tensors only an optimizer's step changes: those may be copied beside the next forward and backward.
 
-Before any optimizer of the process steps, whoever copies is asked to be done with what belongs to that optimizer.
+Before any optimizer of the process steps, the copying thread completes what belongs to that optimizer.
 """
 
 import itertools

@@ -23,11 +23,11 @@ def when_between_operations(thread: int, call: Callable[[], None]) -> bool:
     """Have `call` made when `thread` next comes from one instruction of Python to another.
 
     Args:
-        thread: its number; only the main thread can be told of.
+        thread: its number; only the main thread is supported.
         call: short, raises nothing; made on that thread.
 
     Returns:
-        Whether it will be; otherwise nobody can tell.
+        Whether it will be; otherwise it is unknown.
     """
     if thread != threading.main_thread().ident:
         return False

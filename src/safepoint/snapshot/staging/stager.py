@@ -1,4 +1,4 @@
-"""Copies images into memory beside the training: a thread, and whoever has to wait for it, who helps.
+"""Copies images into memory beside the training: a thread, helped by the threads that wait for it.
 
 A copy is one call that leaves the interpreter to other threads. The watermark of a block says how far the copies have
 come without a gap, so that the keeper can follow.
@@ -132,7 +132,7 @@ class Stager:
     """Copies one snapshot after the other.
 
     Args:
-        set_mark: told (block, bytes that are there without a gap).
+        set_mark: called with (block, bytes that are copied without a gap).
     """
 
     def __init__(self, set_mark: Callable[[Block, int], None]) -> None:
@@ -207,7 +207,7 @@ class Stager:
             return
         plan = self._plan_of(placed.image, guard)
         if not plan.is_on_host:
-            # Where a device's copies have come is known at their end only; until then nobody may read on.
+            # Where a device's copies have come is known at their end only; until then no reader may continue.
             work.unmarked.add(placed.block.number)
         begin = placed.block.address + placed.offset
         for offset, address, num_bytes in plan.at_once:
@@ -253,7 +253,7 @@ class Stager:
 
     def _verify(self, work: Work, optimizers: Sequence[int]) -> None:
         """Compare the versions of what has been copied with those of the boundary."""
-        with self._changed:  # whoever comes second finds nothing, and the verdict
+        with self._changed:  # the second caller finds nothing but the verdict
             for optimizer in optimizers:
                 versions = work.versions.pop(optimizer, [])
                 work.is_torn |= any(list(map(_version, tensors)) != then for tensors, then in versions)
@@ -285,7 +285,7 @@ class Stager:
                 return
             try:
                 self._do(work)
-            except Exception:  # noqa: BLE001  whoever waits for this copy would wait for ever
+            except Exception:  # noqa: BLE001  a thread that waits for this copy would wait for ever
                 _log.exception("a snapshot is lost: it could not be copied")
                 with contextlib.suppress(Exception):
                     work.on_end(False)

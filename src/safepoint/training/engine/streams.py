@@ -1,4 +1,4 @@
-"""A model whose bytes are on all ranks, as files that whoever writes them can have in order.
+"""A model whose bytes are on all ranks, as files that their writer receives in order.
 
 The first rank leads: it says which stretch it wants next, and the rank that has it sends it. While it wants nothing,
 because a store is slow, it says so, lest the others take it for lost; and when it begins a file anew, nobody has to
@@ -98,7 +98,7 @@ def _send(peers: Peers, streams: Streams, stretch: Stretch) -> str:
     problem = ""
     try:
         block = streams.bytes_of(stretch.name, stretch.begin, stretch.num_bytes)
-    except Exception as error:  # noqa: BLE001  the first rank waits for it, and is told before it makes use of it
+    except Exception as error:  # noqa: BLE001  reported to the first rank, which waits for it
         problem = f"rank {stretch.rank}: {type(error).__name__}: {error}"
         block = torch.zeros(stretch.num_bytes, dtype=torch.uint8)
     peers.to_first(block, stretch.rank)

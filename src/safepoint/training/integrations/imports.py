@@ -18,7 +18,7 @@ class _HookedLoader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module must look as if nobody had been in between: pickling and `inspect` use its loader.
+        # The module must look unpatched: pickling and `inspect` use its loader.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

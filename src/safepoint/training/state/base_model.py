@@ -144,7 +144,7 @@ def _embeddings_left_out(model: Any) -> set[int]:
     if not found:
         return found
     peft: Any = importlib.import_module("peft")
-    with warnings.catch_warnings(action="ignore"):  # it warns of saving embeddings, which nobody does here
+    with warnings.catch_warnings(action="ignore"):  # it warns of saving embeddings, which are not saved here
         saved: dict[str, Any] = peft.get_peft_model_state_dict(model, state_dict=model.state_dict(keep_vars=True))
     return found - {id(tensor) for tensor in saved.values()}
 
@@ -170,13 +170,13 @@ def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, s
         )
         raise ConflictError(
             f"{has} adapters, {lacks}".format(step) + "; training was not started",
-            hint="train as the run began, or begin anew with --from-scratch",
+            hint="train as the run began, or start a new run with --from-scratch",
         )
     if saved["digest"] != now["digest"]:
         raise ConflictError(
             f"the adapters of step {step} were trained on {_called(saved)}, this run has loaded {_called(now)}: "
             "the weights differ; training was not started",
-            hint="load the weights that the run began with, or begin anew with --from-scratch",
+            hint="load the weights that the run began with, or start a new run with --from-scratch",
         )
 
 

@@ -1,4 +1,4 @@
-"""The state of a module is made anew exactly when the module has changed."""
+"""The state of a module is computed again exactly when the module has changed."""
 
 import contextlib
 from collections.abc import Callable

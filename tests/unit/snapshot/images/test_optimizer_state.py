@@ -136,7 +136,7 @@ def test_what_optimizers_own_follows_their_states() -> None:
         assert guard.owner_of(piece_of(training.states[0]["exp_avg"])) is not None
         old = training.first.weight.data
         training.first.weight.data = old.clone()
-        # Also when nobody is going to ask for anything new: what lies at the old place is not the optimizer's.
+        # Also when nothing new is read: what lies at the old place is not the optimizer's.
         guard.refresh(has_new_pieces=False)
         assert guard.owner_of(piece_of(old)) is None
         assert guard.owner_of(piece_of(training.first.weight)) is not None

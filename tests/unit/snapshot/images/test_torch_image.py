@@ -110,7 +110,7 @@ class Thing:
 
 
 def test_nested_containers_and_objects(tmp_path: Path) -> None:
-    """Whatever torch pickles, on any level; objects are pickled anew each time."""
+    """Whatever torch pickles, on any level; objects are pickled again each time."""
     nested = {"deep": [1, (2.5, None, [torch.ones(3)]), OrderedDict(a=b"bytes", b={True: "yes", 3: complex(1, 2)})]}
     check(TorchImages("nested.pt"), nested, tmp_path)
     for value in (torch.ones(3), [torch.ones(2), "text"], {}, {1: 2}, {"": 1, "ü": -0.0}, 7, None, float("nan")):

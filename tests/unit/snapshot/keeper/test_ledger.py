@@ -141,7 +141,7 @@ def test_memory_that_is_about_to_change_holds_nothing() -> None:
 
 
 def test_what_is_given_up_is_not_written() -> None:
-    """Neither before nor while it is being written; its memory is free when nobody reads it any more."""
+    """Neither before nor while it is being written; its memory is free when no process reads it any more."""
     ledger = Ledger(1)
     begin(ledger, 1, 1)
     ledger.give_up(1)
@@ -158,7 +158,7 @@ def test_what_is_given_up_is_not_written() -> None:
 
 
 def test_a_part_that_comes_after_its_step_was_given_up_is_free_at_once() -> None:
-    """The slower rank's memory does not wait for a part that never comes; the step may be begun anew."""
+    """The slower rank's memory does not wait for a part that never comes; the step may be started again."""
     ledger = Ledger(2)
     begin(ledger, 1, 1, rank=1)
     ledger.give_up(1)
@@ -224,7 +224,7 @@ def test_the_same_step_once_more() -> None:
     assert not ledger.is_free(0, 2)
     third = staged(ledger, 1, 3)
     assert ledger.newly_free(0, {1, 2, 3}) == [2]
-    assert not ledger.written(first, is_durable=True), "nobody waits for it any more"
+    assert not ledger.written(first, is_durable=True), "no request waits for it any more"
     assert ledger.newly_free(0, {1, 2, 3}) == [1]
     assert ledger.next_to_write() is third
     assert write(ledger) == 1
@@ -255,14 +255,14 @@ class Book(RuleBasedStateMachine):
         self.wanted: set[int] = set()
         self.ended: set[int] = set()
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         superseded = {snapshot.step for snapshot in self.ledger.take_superseded()}
         assert not superseded - self.wanted
         self.ended |= superseded
         for rank in self.ranks:
-            told = self.ledger.newly_free(rank, set(range(1, self.NUM_BLOCKS + 1)))
-            assert not self.free[rank] & set(told), "said twice"
-            self.free[rank] |= set(told)
+            released = self.ledger.newly_free(rank, set(range(1, self.NUM_BLOCKS + 1)))
+            assert not self.free[rank] & set(released), "said twice"
+            self.free[rank] |= set(released)
 
     @rule(rank=st.sampled_from([0, 1]), is_wanted=st.booleans(), data=st.data())
     def begin(self, rank: int, is_wanted: bool, data: st.DataObject) -> None:
@@ -275,7 +275,7 @@ class Book(RuleBasedStateMachine):
         held = self.memory.pop((rank, block), 0)
         if held in self.retried:
             self.ended.add(held)
-        self.settle()
+        self.complete()
         self.step[rank] += 1
         step = self.step[rank]
         existing = self.ledger.find(step)
@@ -284,7 +284,7 @@ class Book(RuleBasedStateMachine):
         self.filling[rank] = (block, step)
         if is_wanted and step not in self.ended:
             self.wanted.add(step)
-        self.settle()
+        self.complete()
 
     @rule(rank=st.sampled_from([0, 1]), is_whole=st.integers(0, 4))
     def end(self, rank: int, is_whole: int) -> None:
@@ -296,7 +296,7 @@ class Book(RuleBasedStateMachine):
             else:
                 self.ledger.give_up(step)
                 self.ended.add(step)
-            self.settle()
+            self.complete()
 
     @rule(data=st.data())
     def want(self, data: st.DataObject) -> None:
@@ -308,7 +308,7 @@ class Book(RuleBasedStateMachine):
             self.wanted.add(newest.step)
             if newest.progress is not Progress.DURABLE:
                 self.ended.discard(newest.step)
-            self.settle()
+            self.complete()
 
     @precondition(lambda self: self.writing is None)
     @rule()
@@ -327,7 +327,7 @@ class Book(RuleBasedStateMachine):
         self.writing = None
         self.ledger.written(snapshot, is_durable=is_durable and snapshot.is_intact)
         self.ended.add(snapshot.step)
-        self.settle()
+        self.complete()
 
     @invariant()
     def what_is_being_written_is_not_free(self) -> None:
@@ -355,7 +355,7 @@ class Book(RuleBasedStateMachine):
     @invariant()
     def whatever_is_wanted_ends(self) -> None:
         for step in self.wanted - self.ended:
-            assert self.ledger.find(step) is not None, f"nobody will ever hear of step {step}"
+            assert self.ledger.find(step) is not None, f"the outcome of step {step} is never reported"
 
     def teardown(self) -> None:
         """When the ranks are gone, the writing comes to its end."""

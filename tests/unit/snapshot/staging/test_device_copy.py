@@ -19,7 +19,7 @@ from safepoint.snapshot.staging.stager import Stager, Work
 
 
 class Cuda:
-    """Writes down what streams, events and the runtime are told; copies happen at once."""
+    """Records the calls of streams, events and the runtime; copies happen at once."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -195,7 +195,7 @@ def test_nobody_reads_on_before_a_devices_copies_are_there(training: Training) -
 def test_a_failed_device_ends_the_snapshot_and_not_the_thread(
     cuda: Cuda, training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever waits for the copies would wait for ever."""
+    """A thread that waits for the copies would wait for ever."""
     cuda.fails = True
     training.stage()
     training.stager.wait()

@@ -113,7 +113,7 @@ def test_a_storage_of_two_optimizers(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_the_optimizer_helps_to_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training ends as anybody would expect, and nobody waits for the part that it was copying."""
+    """The training ends normally, without waiting for the part that was being copied."""
     block = Block.allocate(900, 4096)
     placed = Placed(image=Image.of_bytes("x", bytes(16)), block=block, offset=0)
     stager = Stager(lambda *_: None)

@@ -70,7 +70,7 @@ def test_an_optimizer_that_changes_before_its_closure(watched: Watched) -> None:
 
 
 def test_it_ends(watched: Watched) -> None:
-    """After `remove` nobody is called."""
+    """After `remove` no hook is called."""
     called: list[Any] = []
     before_changes(called.append).remove()
     watched.closure()

@@ -30,7 +30,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 class Gate:
-    """Copies beside the training wait until it is opened; whoever helps passes as long as `lets_help`."""
+    """Copies beside the training wait until it is opened; a helping thread passes as long as `lets_help`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -151,7 +151,7 @@ def test_what_was_made_for_a_snapshot_is_let_go(trainer: Trainer) -> None:
 
     stays, goes = torch.ones(LARGE // 4), torch.ones(LARGE // 4)
     storage = StorageWeakRef(goes.untyped_storage())
-    assert stage(stays) == {"made.pt"}  # nobody knows yet
+    assert stage(stays) == {"made.pt"}  # not detected yet
     assert stage(stays) == stage(stays) == frozenset()
     assert stage(goes) == {"made.pt"}
     assert trainer.ended == [True] * 4
@@ -216,7 +216,7 @@ def test_an_optimizer_that_was_not_named_waits_for_everything(gate: Gate, traine
 
 
 def test_what_anybody_may_change_is_copied_at_the_boundary(gate: Gate, trainer: Trainer) -> None:
-    """Buffers, and small tensors whoever owns them."""
+    """Buffers, and small tensors of any owner."""
     block, expected = trainer.stage()
     trainer.buffer.fill_(-1.0)
     gate.opened.set()

@@ -29,7 +29,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def test_every_so_often(time: Time) -> None:
-    """Counted from the first step, and once for each time; any save begins the time anew."""
+    """Counted from the first step, and once for each time; any save restarts the interval."""
     saves = SaveClock("10m")
     time.now_s += 5000  # the model loads
     assert not saves.is_due()
@@ -48,7 +48,7 @@ def test_every_so_often(time: Time) -> None:
 
 def test_without_a_setting_nothing_is_due(time: Time) -> None:
     """Nor is the past looked at."""
-    saves = SaveClock(None, look_back=lambda: pytest.fail("nobody needs it"))
+    saves = SaveClock(None, look_back=lambda: pytest.fail("it is not needed"))
     for _ in range(3):
         time.now_s += 1e9
         assert not saves.is_due()

@@ -29,7 +29,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_hook_runs_once_after_the_module_is_whole(module: Path) -> None:
-    """It sees everything that the module defines, before whoever imports it does; asking imports nothing."""
+    """It sees everything that the module defines, before the importing module does; asking imports nothing."""
     seen: list[int] = []
     after_import(NAME, lambda module: seen.append(module.VALUE))
     assert NAME not in sys.modules

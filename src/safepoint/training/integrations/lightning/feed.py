@@ -164,7 +164,7 @@ class LightningFeed:
             raise ConflictError(
                 "Lightning's count of an epoch's batches cannot be kept with another number of ranks or another size "
                 "of their batches; training was not started",
-                hint="train as the run began, go on from the end of an epoch, or begin anew with --from-scratch",
+                hint="train as the run began, go on from the end of an epoch, or start a new run with --from-scratch",
             )
         self._resumed, self._rng = position, rng
         self.is_between_epochs = not position.batches

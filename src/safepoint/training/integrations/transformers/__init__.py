@@ -13,7 +13,7 @@
 - `continuation` and `data_position`: where a resumed run stands in its data; `repartition`: ZeRO on other ranks.
 - `sharing`: which strategies are supported; `shards`: which rank has which part of a weight.
 - `final_model`: the finished model, laid out before it is sent.
-- `callback`, `takeover`, `listeners`: how the Trainer's loop is reached, and who is told of saves.
+- `callback`, `takeover`, `listeners`: how the Trainer's loop is hooked, and which callbacks are notified of saves.
 """
 
 from types import ModuleType

@@ -50,7 +50,7 @@ def hook(module: ModuleType, context: RankContext) -> None:
 
 
 def _is_not_about_launching(record: logging.LogRecord) -> bool:
-    """One rank on processors only is told to be launched in another way, because there is a process group: ours."""
+    """A single rank without a device would get a message about its launch, because there is a process group: ours."""
     return not record.getMessage().startswith("torch.distributed process group is initialized")
 
 

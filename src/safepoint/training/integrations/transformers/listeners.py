@@ -1,7 +1,7 @@
-"""The Trainer's callbacks, which are told of saves; training waits for a save where one wants to see it at once.
+"""The Trainer's callbacks, which are notified of saves; training waits for a save where one needs it at once.
 
 A callback that overrides `on_save` may read the checkpoint's folder or add to it. Those of experiment trackers do so
-when they were told to keep checkpoints, and otherwise only have the method.
+when they are configured to keep checkpoints, and otherwise only have the method.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,7 +51,9 @@ class Listeners:
         self._does_one_look = any(self._peers.gather(looker is not None))
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Around the handler's `on_save`: nobody is told of a save that failed, and what they add belongs to it."""
+        """Around the handler's `on_save`: not called for a failed save; the files that callbacks add become part of
+        it.
+        """
 
         def on_save(args: Any, state: Any, control: Any) -> Any:
             boundary, step = self._boundary, int(self._trainer.state.global_step)
@@ -82,7 +84,7 @@ class Listeners:
             self._context.log.warning("%s; the save at step %s stands", error, step)
         except Exception:
             self._context.log.warning(
-                "a callback failed when it was told of the save at step %s, which stands", step, exc_info=True
+                "a callback failed in on_save of step %s; the checkpoint is saved", step, exc_info=True
             )
 
 

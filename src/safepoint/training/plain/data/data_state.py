@@ -189,7 +189,7 @@ class Data:
         raise other_generators(before, now)
 
     def _drop_begun(self) -> None:
-        """Let a loader of Accelerate's that keeps a state begin anew.
+        """Let a loader of Accelerate's that keeps a state start from the beginning.
 
         It has begun its first pass when it was made, with an order that cannot be found again, and `load_state` has
         given it a place for its next one, whichever that is.
@@ -215,7 +215,7 @@ class Data:
             if not _is_finished(resumed.loader):
                 loader.load_state_dict(resumed.loader)
                 return iter(loader)
-            # With such a state it would begin the next pass at once. That is begun anew when its turn comes, from
+            # With such a state it would begin the next pass at once. It is started again when its turn comes, from
             # where drawing this one's order leaves its generators; a stream draws none.
             if self._is_stream:
                 loader.load_state_dict({})

@@ -1,4 +1,4 @@
-"""What a state looks like without its values: by that it is told from the state of another model."""
+"""What a state looks like without its values: by which it is distinguished from the state of another model."""
 
 from collections.abc import Mapping
 from typing import Any

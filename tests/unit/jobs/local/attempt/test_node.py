@@ -57,7 +57,7 @@ def test_what_nobody_has_foreseen(tmp_path: Path, content: str) -> None:
     ],
 )
 def test_codes(error: BaseException, code: int) -> None:
-    """A port that was taken meanwhile is nobody's failure: the job is started again, with another one."""
+    """A port that was taken meanwhile is no failure of the job: it is started again, with another port."""
     assert _code_after(error) == code
 
 
@@ -98,4 +98,4 @@ def test_what_was_just_started_is_ended_too(tmp_path: Path, monkeypatch: pytest.
     launchers.kill()
     launchers.wait_until_gone()
     assert not process.is_alive
-    assert not Path(f"/proc/{process.pid}").exists(), "nobody has asked how it ended"
+    assert not Path(f"/proc/{process.pid}").exists(), "the process was not reaped"

@@ -1,4 +1,4 @@
-"""What a job's ranks have told, read from their events."""
+"""What a job's ranks have reported, read from their events."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def _uploaded(step: int, name: str | None = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("told", "step"),
+    ("reported", "step"),
     [
         ([], None),
         ([_saved(4), _uploaded(4)], None),
@@ -31,7 +31,7 @@ def _uploaded(step: int, name: str | None = None) -> dict[str, Any]:
         ([_saved(8), {"event": "set_aside"}, _saved(2), _uploaded(2)], None),
     ],
 )
-def test_what_did_not_arrive(told: list[dict[str, Any]], step: int | None, tmp_path: Path) -> None:
+def test_what_did_not_arrive(reported: list[dict[str, Any]], step: int | None, tmp_path: Path) -> None:
     """Over all attempts: what one has left behind, the next may bring."""
-    (tmp_path / EVENTS).write_text("".join(json.dumps(event) + "\n" for event in told))
+    (tmp_path / EVENTS).write_text("".join(json.dumps(event) + "\n" for event in reported))
     assert step_not_stored(tmp_path) == step

@@ -87,11 +87,11 @@ def test_a_stream_that_is_read_again_says_so(monkeypatch: pytest.MonkeyPatch) ->
     walk = _walk(data, 1)
     for _ in range(2):
         next(walk)
-    told: list[str] = []
-    resumed = Data(_stream(), told.append)
+    reported: list[str] = []
+    resumed = Data(_stream(), reported.append)
     resumed.resume(data.position(), capture_rng())
     assert [batch[0] for _, batch in _walk(resumed, 1)] == [8.0, 12.0]
-    assert "reading what was seen already: 2 of 2 batches" in told[-1]
+    assert "reading what was seen already: 2 of 2 batches" in reported[-1]
 
 
 def test_a_seeded_sampler_needs_no_generator() -> None:

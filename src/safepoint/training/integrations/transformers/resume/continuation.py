@@ -75,7 +75,7 @@ class Continuation:
             raise ConflictError(
                 f"{point.path.name} was not written by a Trainer: it has no trainer_state.json; training was not "
                 "started",
-                hint="give the Trainer an output folder of its own, or begin anew with --from-scratch",
+                hint="give the Trainer an output folder of its own, or start a new run with --from-scratch",
             )
         check_sharing(self._trainer, manifest)
         check_adapter_settings(self._trainer.model, point.path, step=manifest.step)

@@ -63,7 +63,7 @@ def test_the_walk_is_accelerates() -> None:
 @pytest.mark.parametrize("steps_per_pass", [3, 7, 24, 40])
 @pytest.mark.parametrize("max_steps", [24, 49])
 def test_a_stream_goes_on_in_the_pass_in_which_it_was(steps_per_pass: int, max_steps: int) -> None:
-    """Whatever its length, which nobody knows; `epoch` is what the Trainer counts."""
+    """Whatever its length, which is unknown; `epoch` is what the Trainer counts."""
     geometry = BatchGeometry(world_size=2, accumulation=3, global_batch=12, num_samples=None, drop_last=False)
     halved = BatchGeometry(world_size=2, accumulation=2, global_batch=6, num_samples=None, drop_last=False)
     for step in range(1, max_steps + 1):

@@ -89,7 +89,7 @@ def seeded() -> Any:
 
 @pytest.mark.parametrize(("before", "now"), [(1, 0), (1, 2), (2, 1)])
 def test_other_generators_within_an_epoch_are_refused(before: int, now: int) -> None:
-    """The order of what is left would be another, and nobody would be told."""
+    """The order of the rest would be another, without a message."""
     states = [torch.Generator().get_state()] * before
     loader = shuffled(now)
     module: Any = importlib.import_module("transformers.trainer")

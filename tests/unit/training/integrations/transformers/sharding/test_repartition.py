@@ -51,7 +51,7 @@ def manifest(ranks: int, stage: int) -> Manifest:
 
 
 class Rank:
-    """One rank's `Repartition`, and what it has told."""
+    """One rank's `Repartition`, and what it has reported."""
 
     def __init__(self, peers: ThreadPeers, roots: Sequence[Path], stage: int = 2) -> None:
         rank = peers.place.rank
@@ -59,8 +59,8 @@ class Rank:
         owners = (0, 2) if len(roots) > 1 else (0,)
         output = OutputFolder(roots[index])
         output.prepare()
-        self.told: list[Any] = []
-        context = rank_context(peers.place, reported=self.told)
+        self.reported: list[Any] = []
+        context = rank_context(peers.place, reported=self.reported)
         folders = Folders(owners=owners, index=index, is_owner=rank in owners)
         self.root = roots[index]
         self.repartition = Repartition(context, peers, trainer(stage), output, folders)  # type: ignore[arg-type]
@@ -102,11 +102,11 @@ def test_each_folder_gets_one_copy(num_folders: int, tmp_path: Path, monkeypatch
         rank.repartition.close()
         peers.gather(None)
         assert not rank.copy.exists()
-        return rank.told
+        return rank.reported
 
-    told = run_ranks(4, start, local_ranks=LOCAL_RANKS)
+    reported = run_ranks(4, start, local_ranks=LOCAL_RANKS)
     assert sorted(shares) == ([(0, 2), (1, 2)] if num_folders == 1 else [(0, 1), (0, 1)])
-    for events in told:
+    for events in reported:
         assert [type(event) for event in events] == [Repartitioned]
         assert "ZeRO-2 on 3 ranks → ZeRO-2 on 4 ranks: 6 weights" in events[0].line
 
@@ -117,7 +117,7 @@ def test_as_many_ranks_copy_nothing(tmp_path: Path) -> None:
     def start(peers: ThreadPeers) -> Any:
         rank = Rank(peers, [tmp_path])
         rank.repartition.prepare(ResumePoint(path=tmp_path / "checkpoint-5", manifest=manifest(4, 2)))
-        return rank.told, rank.copy.exists()
+        return rank.reported, rank.copy.exists()
 
     assert run_ranks(4, start, local_ranks=LOCAL_RANKS) == [([], False)] * 4
 
@@ -134,7 +134,7 @@ def test_what_one_node_cannot_do_all_ranks_hear(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no file of one of its ranks; training was not started"):
             rank.repartition.prepare(ResumePoint(path=rank.root / "checkpoint-5", manifest=manifest(3, 2)))
         peers.gather(None)
-        return rank.told, rank.copy.exists()
+        return rank.reported, rank.copy.exists()
 
     assert run_ranks(4, start, local_ranks=LOCAL_RANKS) == [([], False)] * 4
 

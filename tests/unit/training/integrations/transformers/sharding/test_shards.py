@@ -48,7 +48,7 @@ def partitioned(whole: torch.Tensor, rank: int, num_ranks: int) -> Any:
 
 
 def gathered(name: str, ranks: list[dict[str, Weight]], block_bytes: int) -> torch.Tensor:
-    """The weight, stretch by stretch from whoever has it, no more than so many bytes at a time."""
+    """The weight, stretch by stretch from the rank that has it, no more than so many bytes at a time."""
     owners = owners_of([{key: weight.span for key, weight in rank.items()} for rank in ranks], ranks[0])
     content = b""
     for rank, span in owners[name]:

@@ -88,7 +88,7 @@ def test_zero_takes_other_ranks_and_stages(ranks: int, before: int, after: int) 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_as_many_ranks_and_the_same_stage_need_no_copy(stage: int) -> None:
-    """With whatever DeepSpeed is told, also what it could not load anew."""
+    """With any configuration of DeepSpeed, also one that it could not load again."""
     now = trainer("deepspeed", stage=stage, zero_optimization__round_robin_gradients=True)
     for saved in (manifest("deepspeed", stage=stage), manifest("deepspeed", path=_OLD[stage])):
         assert is_split_alike(saved, stage, 2)
