@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from safepoint.checkpoint.format.verify import Fault, verify
@@ -68,26 +69,36 @@ def newest_valid(
             rejected(path, Fault(file=MANIFEST_NAME, reason=reason))
         else:
             return path, verdict.manifest
-    if candidates and all((path / PART_NAME).exists() for path in candidates):
+    if candidates:
+        refuse_invalid(output)
+    return None
+
+
+def refuse_invalid(output: Path) -> NoReturn:
+    """Say why none of the checkpoints in `output` can be resumed from.
+
+    Raises:
+        NothingValidError: always.
+    """
+    found = list_checkpoints(output)
+    if all((path / PART_NAME).exists() for path in found):
         raise NothingValidError(
-            f"{output} holds one node's parts of {plural(len(candidates), 'checkpoint')}, and the others are on "
-            "other nodes; training was not started",
+            f"{output} holds one node's parts of {plural(len(found), 'checkpoint')}, and the others are on other "
+            "nodes; training was not started",
             hint="start it on all nodes with the object store that it was saved to, --output-dir s3://…",
         )
-    if candidates and not any((path / MANIFEST_NAME).exists() for path in candidates):
+    if not any((path / MANIFEST_NAME).exists() for path in found):
         raise NothingValidError(
-            f"{output} holds {plural(len(candidates), 'checkpoint folder')} that Safepoint has not written; training "
+            f"{output} holds {plural(len(found), 'checkpoint folder')} that Safepoint has not written; training "
             "was not started",
             hint="name another output folder, and one of them as `resume_from_checkpoint` in the script; or "
             "--from-scratch, which moves them aside and deletes nothing",
         )
-    if candidates:
-        raise NothingValidError(
-            f"{output} holds {plural(len(candidates), 'checkpoint folder')} and none of them is a valid checkpoint; "
-            "training was not started",
-            hint="restore one, or start afresh with --from-scratch, which moves them aside and deletes nothing",
-        )
-    return None
+    raise NothingValidError(
+        f"{output} holds {plural(len(found), 'checkpoint folder')} and none of them is a valid checkpoint; training "
+        "was not started",
+        hint="restore one, or start afresh with --from-scratch, which moves them aside and deletes nothing",
+    )
 
 
 def set_aside(output: Path, paths: Sequence[Path]) -> Path | None:

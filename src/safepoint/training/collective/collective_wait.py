@@ -1,4 +1,4 @@
-"""Work that ranks do apart and answer for together: what goes wrong anywhere is heard everywhere."""
+"""Work of single ranks inside a collective call: an error on any rank is raised on every rank."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -7,28 +7,57 @@ from typing import Any, TypeVar
 from safepoint.errors import CheckpointError, SafepointError, StorageError
 from safepoint.training.collective.peers import Peers
 
-_MEET_EVERY_S = 20.0
+_EXCHANGE_EVERY_S = 20.0
 _T = TypeVar("_T")
 
 
-def agree(peers: Peers, work: Callable[[], _T]) -> list[_T]:
+def on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
     """Do a short piece of work on every rank; a collective call.
 
     Returns:
         What it returned, by rank.
 
     Raises:
-        SafepointError: whatever refused it anywhere, the same on every rank.
+        SafepointError: the error of a rank, the same on every rank; of several, a damaged checkpoint first.
     """
-    outcomes = peers.gather(attempt(work, peers.place.rank))
-    for rank, outcome in enumerate(outcomes):
-        if isinstance(outcome, SafepointError):
-            raise outcome if rank == 0 else type(outcome)(f"{outcome.message} (on rank {rank})", hint=outcome.hint)
-    return outcomes  # pyright: ignore[reportReturnType]
+    return _results(peers.gather(_result_or_error(work, peers.place.rank)))
 
 
-def attempt(work: Callable[[], _T], rank: int) -> _T | SafepointError:
-    """What `work` returns, or why it could not."""
+def long_on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
+    """Like `on_all_ranks`, for work that may take longer than the ranks' timeout.
+
+    The work runs on a thread of its own, and the ranks exchange a value regularly until all have finished.
+
+    Raises:
+        SafepointError: as `on_all_ranks`.
+        PeerError: a rank is gone. The thread is not waited for, because this rank ends.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="safepoint-collective")
+    try:
+        running = thread.submit(_result_or_error, work, peers.place.rank)
+        while not all(peers.gather(_is_done_within(running, _EXCHANGE_EVERY_S))):
+            pass
+        return _results(peers.gather(running.result()))
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
+
+
+def on_first_rank(peers: Peers, work: Callable[[], _T]) -> _T:
+    """Do a short piece of work on the first rank; a collective call.
+
+    Returns:
+        What it returned, on every rank.
+
+    Raises:
+        SafepointError: its error, on every rank.
+    """
+    outcome = peers.from_first(_result_or_error(work, 0) if peers.place.is_first else None)
+    if isinstance(outcome, SafepointError):
+        raise outcome
+    return outcome  # pyright: ignore[reportReturnType]
+
+
+def _result_or_error(work: Callable[[], _T], rank: int) -> _T | SafepointError:
     try:
         return work()
     except SafepointError as error:
@@ -37,24 +66,11 @@ def attempt(work: Callable[[], _T], rank: int) -> _T | SafepointError:
         return StorageError(f"rank {rank} cannot use its output folder: {error}; training was not started")
 
 
-def work_apart(peers: Peers, work: Callable[[], _T]) -> list[_T]:
-    """The same for work that may take longer than ranks wait for each other: so they meet while it is under way.
-
-    Raises:
-        SafepointError: what went wrong anywhere, a damaged checkpoint first; the same on every rank.
-        PeerError: a rank is gone; the work is left to itself, because this rank ends.
-    """
-    thread = ThreadPoolExecutor(1, thread_name_prefix="safepoint-apart")
-    try:
-        under_way = thread.submit(attempt, work, peers.place.rank)
-        while not all(peers.gather(_is_done_within(under_way, _MEET_EVERY_S))):
-            pass
-        outcomes = peers.gather(under_way.result())
-    finally:
-        thread.shutdown(wait=False, cancel_futures=True)
-    problems = [outcome for outcome in outcomes if isinstance(outcome, SafepointError)]
-    if problems:
-        raise min(problems, key=lambda problem: not isinstance(problem, CheckpointError))
+def _results(outcomes: list[_T | SafepointError]) -> list[_T]:
+    errors = [(rank, outcome) for rank, outcome in enumerate(outcomes) if isinstance(outcome, SafepointError)]
+    if errors:
+        rank, error = min(errors, key=lambda pair: not isinstance(pair[1], CheckpointError))
+        raise error if rank == 0 else type(error)(f"{error.message} (on rank {rank})", hint=error.hint)
     return outcomes  # pyright: ignore[reportReturnType]
 
 

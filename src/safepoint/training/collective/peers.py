@@ -4,10 +4,11 @@ The group is gloo on every device: it needs no GPU, disturbs no NCCL stream, and
 closed connection. Every call is a collective: all ranks make the same calls in the same order.
 """
 
+import contextlib
 import datetime
 import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from safepoint.foundation.environment import Place
 from safepoint.foundation.units import format_duration
 
 _T = TypeVar("_T")
-# Its functions are decorated without types.
+# The functions of this module have no types.
 dist: Any = torch.distributed
 
 NUM_VALUES = 9
@@ -26,7 +27,7 @@ NUM_VALUES = 9
 
 
 class Reduction:
-    """An all-reduce under way."""
+    """A running all-reduce."""
 
     def __init__(self, peers: "Peers", work: torch.distributed.Work | None) -> None:
         self._peers = peers
@@ -34,7 +35,7 @@ class Reduction:
         self._result: list[int] | None = None
 
     def wait(self) -> list[int]:
-        """The element-wise maximum over all ranks; the same one when it is called again.
+        """The element-wise maximum over all ranks; a second call returns it again.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -53,7 +54,7 @@ class Sender:
     """Sends blocks of bytes from one rank to others, over a group of its own.
 
     Args:
-        peers: for what to say when one is lost.
+        peers: all ranks.
         group: of the ranks that take part; None on the others.
     """
 
@@ -62,7 +63,7 @@ class Sender:
         self._group = group
 
     def send(self, block: torch.Tensor, source: int) -> None:
-        """From rank `source` to all that take part, each of which calls this with a block of the same size.
+        """Send a block from rank `source` to all that take part; each one calls this with a block of the same size.
 
         Args:
             block: uint8, one dimension; filled on all but `source`.
@@ -71,10 +72,8 @@ class Sender:
         Raises:
             PeerError: a rank is gone or does not answer.
         """
-        try:
+        with self._peers.losing("exchange"):
             dist.broadcast(block, src=source, group=self._group)
-        except RuntimeError as error:
-            raise self._peers.lost("exchange") from error
 
 
 class Peers:
@@ -92,10 +91,10 @@ class Peers:
         self.place = place
         self._timeout_s = timeout_s
         self._group: torch.distributed.ProcessGroup | None = None
-        self._kept_alive: Any = None
+        self._world: Any = None
         # One tensor for every reduction, over an array that is quick to fill and to read, handed to the backend
-        # itself: a new tensor, and `dist.all_reduce` with its checks and its way through the dispatcher, cost more
-        # than the exchange (docs/benchmarks.md).
+        # itself: a new tensor, and the checks and the dispatcher of `dist.all_reduce`, cost more than the exchange
+        # (docs/benchmarks.md).
         self._backend: Any = None
         self._maximum = dist.AllreduceOptions()
         self._maximum.reduceOp = dist.ReduceOp.MAX
@@ -106,20 +105,16 @@ class Peers:
             # A script that destroys its process group and then drops its model runs the destructor of torch's
             # gloo group, which waits for a thread that waits for the interpreter's lock: a hang after all the work.
             # With a reference held here the destructor never runs; the process ends with os._exit.
-            self._kept_alive = dist.group.WORLD
-            timeout = datetime.timedelta(seconds=timeout_s)
-            try:
-                group: Any = dist.new_group(backend="gloo", timeout=timeout, group_desc="safepoint")
-            except (RuntimeError, ValueError) as error:
-                raise self.lost("start") from error
+            self._world = dist.group.WORLD
+            group = self._new_group(None, "safepoint")
             self._group = group
             self._backend = group._get_backend(torch.device("cpu"))
 
     def start_maximum(self, values: list[int]) -> Reduction:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
 
-        Returns at once, unless the last one is still under way: they share an array, and so its end is awaited, and
-        kept for whoever began it.
+        Returns at once, unless the last reduction is still running. They share an array, so this call first waits for
+        the last one and keeps its result for its caller.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -145,10 +140,8 @@ class Peers:
         if self._group is None:
             return [value]
         values: list[_T | None] = [None] * self.place.world_size
-        try:
+        with self.losing("exchange"):
             dist.all_gather_object(values, value, group=self._group)
-        except RuntimeError as error:
-            raise self.lost("exchange") from error
         return values  # pyright: ignore[reportReturnType]
 
     def from_first(self, value: _T) -> _T:
@@ -160,10 +153,8 @@ class Peers:
         if self._group is None:
             return value
         values = [value]
-        try:
+        with self.losing("exchange"):
             dist.broadcast_object_list(values, src=0, group=self._group)
-        except RuntimeError as error:
-            raise self.lost("exchange") from error
         return values[0]
 
     def to_first(self, block: torch.Tensor, source: int) -> None:
@@ -178,13 +169,11 @@ class Peers:
         """
         if source == 0 or self._group is None:
             return
-        try:
+        with self.losing("exchange"):
             if self.place.is_first:
                 dist.recv(block, src=source, group=self._group)
             elif self.place.rank == source:
                 dist.send(block, dst=0, group=self._group)
-        except RuntimeError as error:
-            raise self.lost("exchange") from error
 
     def sender_among(self, ranks: Sequence[int]) -> Sender:
         """For transfers between `ranks`; every rank calls this.
@@ -192,12 +181,26 @@ class Peers:
         Raises:
             PeerError: the ranks could not form a group.
         """
+        return Sender(self, self._new_group(list(ranks), "safepoint-nodes"))
+
+    def _new_group(self, ranks: list[int] | None, name: str) -> Any:
         timeout = datetime.timedelta(seconds=self._timeout_s)
         try:
-            group = dist.new_group(list(ranks), backend="gloo", timeout=timeout, group_desc="safepoint-nodes")
+            return dist.new_group(ranks, backend="gloo", timeout=timeout, group_desc=name)
         except (RuntimeError, ValueError) as error:
             raise self.lost("start") from error
-        return Sender(self, group)
+
+    @contextlib.contextmanager
+    def losing(self, during: str) -> Generator[None]:
+        """Raise an error of the process group as the loss of a rank; too slow for a call in every step.
+
+        Raises:
+            PeerError: see `lost`.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.lost(during) from error
 
     def lost(self, during: str) -> PeerError:
         """The error for a rank that is gone or silent."""

@@ -1,9 +1,9 @@
 """The vote: all ranks stop, save and give up at the same point of the loop, or none does.
 
-One small all-reduce (MAX) per optimizer step, begun while there is work left in the step and read when the step
-ends, so that its latency hides behind that work. One rank's wish is enough. The reduction also carries the point of
-the loop at which each rank votes, so that ranks that drifted apart fail with a clear error and do not save two
-different steps, and how long a step takes, so that all ranks agree on where in the step to vote.
+One small all-reduce (MAX) per optimizer step, begun while there is work left in the step and read when the step ends,
+so that its latency hides behind that work. The request of one rank is enough. The reduction also carries the point of
+the loop at which each rank votes: ranks at different points fail with a clear error and do not save two different
+steps. And it carries how long a step takes, so that all ranks agree on where in the step to vote.
 """
 
 from typing import NamedTuple
@@ -11,17 +11,17 @@ from typing import NamedTuple
 from safepoint.errors import PeerError
 from safepoint.training.collective.peers import Peers, Reduction
 
-_DUE, _ASKED = 1, 2
-"""Two reasons to save a checkpoint; the larger one counts more."""
+_DUE, _REQUESTED = 1, 2
+"""Two reasons to save a checkpoint; the larger one takes precedence."""
 
 
 # Tuples, because a frozen dataclass takes four times as long to make, in every step.
 class Ballot(NamedTuple):
-    """What one rank wishes.
+    """What one rank requests.
 
     Args:
-        stop_signal: the signal it got, or 0.
-        save: take a checkpoint and go on.
+        stop_signal: the signal it received, or 0.
+        save: take a checkpoint and continue.
         give_up: the running step would miss the deadline.
         step_ms: milliseconds that a step takes here, or 0 when none was measured.
         is_due: a periodic checkpoint is due by the clock.
@@ -38,8 +38,8 @@ class Decision(NamedTuple):
     """What all ranks do.
 
     Args:
-        stop_signal: the signal that some rank got, or 0 to go on.
-        stop_rank: the highest rank that got it, or -1.
+        stop_signal: the signal that a rank received, or 0 to continue.
+        stop_rank: the highest rank that received it, or -1.
         save: take a checkpoint.
         give_up: leave the running step unfinished.
         step_ms: milliseconds that a step takes on the slowest rank, or 0 when none was measured.
@@ -59,7 +59,7 @@ class Decision(NamedTuple):
         return self.stop_signal > 0
 
     def __or__(self, later: "Decision") -> "Decision":
-        """Both: nothing that was once decided is taken back; the later measurement counts."""
+        """Both decisions together, with the later measurement."""
         return Decision(
             stop_signal=self.stop_signal or later.stop_signal,
             stop_rank=self.stop_rank if self.stop else later.stop_rank,
@@ -74,7 +74,7 @@ class Vote:
     """Votes among `peers`, one at a time.
 
     Args:
-        peers: who votes.
+        peers: the ranks that vote.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -83,14 +83,14 @@ class Vote:
         self._running: Reduction | None = None
 
     def start(self, ballot: Ballot, *, step: int) -> None:
-        """Begin a vote; every rank does so at the same point of the loop."""
+        """Start a vote; every rank does so at the same point of the loop."""
         self._num_votes += 1
         rank = self._peers.place.rank
         self._running = self._peers.start_maximum(
             [
                 ballot.stop_signal,
                 rank if ballot.stop_signal else -1,
-                _ASKED if ballot.save else _DUE if ballot.is_due else 0,
+                _REQUESTED if ballot.save else _DUE if ballot.is_due else 0,
                 int(ballot.give_up),
                 ballot.step_ms,
                 step,
@@ -101,7 +101,7 @@ class Vote:
         )
 
     def collect(self) -> Decision:
-        """The outcome of the vote that was begun last; no wish when none was.
+        """The outcome of the vote that was started last; no request when there is none.
 
         Raises:
             PeerError: a rank is gone, silent, or at another point of the loop.
@@ -120,14 +120,14 @@ class Vote:
         return Decision(
             stop_signal=signal,
             stop_rank=rank,
-            save=save == _ASKED,
+            save=save == _REQUESTED,
             give_up=bool(give_up),
             step_ms=step_ms,
             is_due=save == _DUE,
         )
 
     def take(self, ballot: Ballot, *, step: int) -> Decision:
-        """Vote and wait for the outcome, where nothing is left to overlap with."""
+        """Vote and wait for the outcome."""
         earlier = self.collect()
         self.start(ballot, step=step)
         return earlier | self.collect()

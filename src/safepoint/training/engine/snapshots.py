@@ -27,7 +27,7 @@ from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.loop import TrainingLoop, Write
 from safepoint.training.engine.scratch import Scratch
 from safepoint.training.engine.synchronous_save import SynchronousSave
-from safepoint.training.start.claim import open_on_node
+from safepoint.training.start.claim import open_in_keeper
 from safepoint.training.start.folders import Folders
 
 _TELL_EVERY_S = 10.0
@@ -272,7 +272,7 @@ class Snapshots:
         keeper = context.keeper.reopen()
         if keeper is None:
             return
-        error = open_on_node(context, keeper, self._output)
+        error = open_in_keeper(keeper, context.place, self._output)
         if error:
             self._tell_once(f"{error}: saves are synchronous")
         else:

@@ -17,7 +17,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted, UsageError
 from safepoint.settings.output_place import place_output
 from safepoint.snapshot.staging.optimizer_hooks import before_changes
-from safepoint.training.collective.collective_wait import agree
+from safepoint.training.collective.collective_wait import on_all_ranks
 from safepoint.training.collective.peers import join_peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.context.store_access import open_tried
@@ -31,7 +31,7 @@ from safepoint.training.plain.plain_loop import PlainFramework
 from safepoint.training.plain.reading import Numbers
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.start.resume import lease
-from safepoint.training.start.start import Start, agree_on_start, announce, begin_figures
+from safepoint.training.start.start import Start, agree_on_start, announce, begin_progress
 from safepoint.training.state.rng import devices_left_out
 from safepoint.training.state.strategy import check_split, check_strategy
 
@@ -114,7 +114,7 @@ class Training:
         with contextlib.ExitStack() as undo:
             undo.callback(self._release, is_orderly=False)
             if self._location is not None and context.place.restart == 0:
-                agree(self._peers, self._try_store)
+                on_all_ranks(self._peers, self._try_store)
             self._start = agree_on_start(context, self._peers, self._output, self._location)
             self._reading.enter_context(lease(self._start.point))
             undo.pop_all()
@@ -145,7 +145,7 @@ class Training:
         if start.point is not None:
             self._load(start)
         samples = self._feed.batch_size * place.world_size
-        begin_figures(context, start, self._output, self._location, global_batch=samples)
+        begin_progress(context, start, self._output, self._location, global_batch=samples)
         self._boundary = Boundary(context, self._peers, framework, self._agreement, self._output, start)
         self._boundary.prepare()
         announce(context, self._peers, start.attempt, global_batch=samples)

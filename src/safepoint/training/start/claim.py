@@ -1,6 +1,5 @@
-"""Becoming the one who may write: to the folder, and to the object store behind it."""
+"""Becoming the only writer of the output folder and of the object store behind it."""
 
-import logging
 import uuid
 from collections.abc import Collection
 
@@ -13,18 +12,16 @@ from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.errors import ConflictError
 from safepoint.foundation import clock
-from safepoint.foundation.environment import host_name
+from safepoint.foundation.environment import Place, host_name
 from safepoint.foundation.files import delete_tree, write_atomic
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.storage.location import Location
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.start.folders import Folders
 
-_log = logging.getLogger("safepoint")
-
 
 def claim_folder(context: RankContext, output: OutputFolder) -> None:
-    """Take this node's folder, and clean up what dead runs left in it.
+    """Claim this node's folder, and delete what dead runs left in it.
 
     Raises:
         ConflictError: another run holds it.
@@ -42,41 +39,44 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
         output.clean()
     else:
         context.log.warning(
-            "the file system of %s has no locks: nothing left by dead runs is cleaned up, and two runs on it "
-            "would not notice each other",
+            "the file system of %s has no locks: files of dead runs are not deleted, and two runs on it would not "
+            "notice each other",
             output.root,
         )
 
 
-def open_on_node(context: RankContext, keeper: KeeperClient, output: OutputFolder) -> str:
-    """Let the node's keeper write to the folder; one rank of each node asks, when the first one has claimed it.
+def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> str:
+    """Let the node's keeper write to the claimed folder; one rank of each node asks for it.
 
     Returns:
         Why the keeper cannot; empty when it can.
     """
-    place = context.place
     if place.local_rank != 0:
         return ""
-    # The one that commits holds the folder, also when the ranks are gone.
+    # The keeper that commits holds the folder, also when the ranks are gone.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
-    """Tie the folder to the object store, before anything in it is looked at.
+    """Note that the folder belongs to this object store, before anything in the folder is used.
 
     Raises:
         ConflictError: it holds the checkpoints of another location.
     """
-    _check_belongs(output, location)
+    _check_location_of(output, location)
     context.uploads.close_training()
-    delete_tree(final_folder(output))  # of an earlier training too
+    delete_tree(final_folder(output))  # an earlier training's, too
 
 
-class OutputClaim:
-    """Becoming the one who may write to the object store; on the first rank.
+class StoreClaim:
+    """The claim on the object store; on the first rank.
 
     The location is claimed before a checkpoint is chosen, so that no earlier attempt adds or deletes one meanwhile,
-    and once more when run and attempt are known.
+    and again when run and attempt are known.
+
+    Args:
+        context: this rank.
+        remote: the checkpoints at the location.
     """
 
     def __init__(self, context: RankContext, remote: RemoteFolder) -> None:
@@ -85,12 +85,12 @@ class OutputClaim:
         self._before: Claim | None = None
 
     def begin(self) -> None:
-        """Take the location, where the settings go on from what it holds, and commit what only lacked that.
+        """Claim the location, and commit a checkpoint that all nodes have uploaded and none has committed.
 
         Raises:
-            ConflictError: they do not, or another start was first.
+            ConflictError: the settings would not resume from what the location holds, or another start was first.
         """
-        _check_goes_on(self._context, self._remote)
+        _check_resumes(self._context, self._remote)
         self._before = self._remote.claimed_by()
         run_id = self._before.run_id if self._before else uuid.uuid4().hex
         self._claim(run_id, self.last_attempt_of(run_id) + 1, f"{run_id[:8]}-starting-{uuid.uuid4().hex[:8]}")
@@ -102,7 +102,7 @@ class OutputClaim:
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
-        """Clean up after dead attempts.
+        """Claim the location for the attempt, and delete what dead attempts left there.
 
         Args:
             run_id: the run.
@@ -122,8 +122,10 @@ class OutputClaim:
         self._remote.claim(Claim(run_id=run_id, attempt=attempt, attempt_id=attempt_id, since=now, host=host))
 
 
-def names_to_upload(output: OutputFolder, *, with_parts: bool = False) -> list[str]:
-    """What a mover of this folder will take up: what it will not is superseded, and not kept in the store either.
+def names_to_upload(output: OutputFolder, *, with_parts: bool) -> list[str]:
+    """The names of the checkpoints that an uploader of this folder will upload.
+
+    The uploader leaves out superseded ones, so what is begun of those in the store need not be kept.
 
     Args:
         output: the folder.
@@ -139,7 +141,7 @@ def names_to_upload(output: OutputFolder, *, with_parts: bool = False) -> list[s
     ]
 
 
-def start_mover(
+def start_uploader(
     context: RankContext,
     output: OutputFolder,
     location: Location,
@@ -148,13 +150,13 @@ def start_mover(
     folders: Folders,
     passed_over: Collection[int],
 ) -> None:
-    """Start this folder's mover.
+    """Start this folder's uploader.
 
     Args:
         context: this rank.
         output: the folder.
         location: the object store.
-        attempt_id: that has claimed it.
+        attempt_id: the attempt that has claimed it.
         folders: whether other nodes upload parts of the same checkpoints.
         passed_over: steps in the store that were found damaged.
     """
@@ -174,8 +176,8 @@ def start_mover(
     context.uploads.start(plan)
 
 
-def _check_belongs(output: OutputFolder, location: Location) -> None:
-    """A folder in front of one location must not bring its checkpoints to another."""
+def _check_location_of(output: OutputFolder, location: Location) -> None:
+    """The checkpoints of a folder in front of one location must not be uploaded to another."""
     note = output.control / "location"
     try:
         noted = note.read_text(encoding="utf-8")
@@ -190,16 +192,16 @@ def _check_belongs(output: OutputFolder, location: Location) -> None:
     write_atomic(note, str(location).encode(), durable=False)
 
 
-def _check_goes_on(context: RankContext, remote: RemoteFolder) -> None:
-    """In a bucket nothing can be moved aside, so a run that does not go on from its newest needs another place."""
+def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
+    """Nothing in a store can be moved aside, so a run that does not resume from its newest needs another location."""
     settings = context.settings
     if settings.resume == "auto" and not settings.from_scratch:
         return
     steps = remote.steps() + remote.foreign_steps() if context.place.restart == 0 else []
     if steps:
-        asked = "--from-scratch" if settings.from_scratch else f"--resume {settings.resume}"
+        option = "--from-scratch" if settings.from_scratch else f"--resume {settings.resume}"
         raise ConflictError(
-            f"{remote.store.location} holds checkpoints up to step {max(steps)}, and {asked} would not go on from "
+            f"{remote.store.location} holds checkpoints up to step {max(steps)}, and {option} would not resume from "
             "them; training was not started and nothing was changed",
             hint="name another location, or delete them with `safepoint checkpoints prune`",
         )

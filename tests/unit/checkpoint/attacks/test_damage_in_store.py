@@ -14,11 +14,13 @@ from safepoint.errors import NothingValidError
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events.run_events import CheckpointRejected
 from safepoint.foundation.events.stream import Event
+from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import Location, Scheme
+from safepoint.storage.opening import open_store
 from safepoint.training.collective.peers import Peers
-from safepoint.training.start.fetch import Fetching
+from safepoint.training.start.choose import CheckpointChooser
+from safepoint.training.start.folders import Folders
 from tests.support.checkpoints import commit, prepared
-from tests.support.contexts import rank_context
 
 NUM_WINDOWS = 256
 
@@ -33,14 +35,13 @@ class Scene:
         self.bucket = bucket.root
         self.output: OutputFolder = prepared(root / "local")
         self.events: list[Event] = []
-        context = rank_context(reported=self.events)
-        location = Location(scheme=Scheme.FILE, path=str(self.bucket))
-        self._fetching = Fetching(context, Peers(Place(), timeout_s=1), self.output, location)
+        peers, store = Peers(Place(), timeout_s=1), open_store(Location(scheme=Scheme.FILE, path=str(self.bucket)))
+        self._chooser = CheckpointChooser(peers, self.output, Folders(), store, RunSettings(), self.events.append)
 
     def fetched_step(self) -> int:
         """The step that a start on the empty node goes on from."""
         self.events.clear()
-        point = self._fetching.newer_than(None)
+        point = self._chooser.choose()
         assert point is not None
         assert verify(point.path).is_valid
         for path in self.output.root.glob("checkpoint-*"):
@@ -55,7 +56,7 @@ class Scene:
         """Whether the only checkpoint is rejected, and nothing of it is left on the node."""
         self.events.clear()
         with pytest.raises(NothingValidError):
-            self._fetching.newer_than(None)
+            self._chooser.choose()
         return len(self.rejected) == 1 and not list(self.output.work.iterdir())
 
     @property

@@ -1,4 +1,4 @@
-"""The vote: one rank's wish is enough, and ranks that drifted apart do not agree on anything."""
+"""The vote: the request of one rank is enough, and ranks at different points of the loop fail."""
 
 import pytest
 
@@ -19,7 +19,7 @@ class TwoRanks(Peers):
         return super().start_maximum([max(pair) for pair in zip(values, self.other, strict=True)])
 
 
-def test_another_ranks_signal_is_everybodys_stop() -> None:
+def test_another_ranks_signal_stops_all_ranks() -> None:
     """The decision names the signal and the rank that received it."""
     vote = Vote(TwoRanks([15, 1, 0, 0, 120, 7, -7, 1, -1]))
     decision = vote.take(Ballot(step_ms=90), step=7)
@@ -35,13 +35,13 @@ def test_ranks_at_different_points_fail(other: list[int]) -> None:
 
 
 def test_nothing_decided_is_taken_back() -> None:
-    """A stop that was heard stays, with its first cause."""
+    """A decision to stop stays, with its first cause."""
     both = Decision(stop_signal=15, stop_rank=0) | Decision(stop_signal=2, stop_rank=1, save=True)
     assert both == Decision(stop_signal=15, stop_rank=0, save=True)
 
 
-def test_a_vote_that_was_not_begun_wishes_nothing() -> None:
-    """Hearing twice is harmless."""
+def test_without_a_vote_nothing_is_requested() -> None:
+    """Collecting twice is harmless."""
     vote = Vote(Peers(Place(), timeout_s=1))
     vote.start(Ballot(save=True), step=1)
     assert vote.collect().save
@@ -49,7 +49,7 @@ def test_a_vote_that_was_not_begun_wishes_nothing() -> None:
 
 
 def test_another_reduction_does_not_change_a_vote_under_way() -> None:
-    """A vote that an evaluation has begun is heard at the boundary, and a snapshot is agreed on in between."""
+    """A vote that an evaluation has started is collected at the boundary, and a snapshot is agreed on in between."""
     peers = Peers(Place(), timeout_s=1)
     vote = Vote(peers)
     vote.start(Ballot(save=True, step_ms=120), step=7)
@@ -68,5 +68,5 @@ def test_another_reduction_does_not_change_a_vote_under_way() -> None:
     ],
 )
 def test_one_ranks_clock_is_enough(mine: Ballot, theirs: int, outcome: Decision) -> None:
-    """A checkpoint that is due by one rank's clock is due for all, and one that somebody asked for counts more."""
+    """A checkpoint that is due by one rank's clock is due for all, and one that was requested takes precedence."""
     assert Vote(TwoRanks([0, -1, theirs, 0, 0, 7, -7, 1, -1])).take(mine, step=7) == outcome

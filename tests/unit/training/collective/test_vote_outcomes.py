@@ -39,18 +39,18 @@ def decide(ballots: list[Ballot], steps: list[int] | None = None) -> list[Decisi
     return [vote.collect() for vote in votes]
 
 
-WISHES = [Ballot(), Ballot(save=True), Ballot(stop_signal=15), Ballot(stop_signal=2, give_up=True)]
+REQUESTS = [Ballot(), Ballot(save=True), Ballot(stop_signal=15), Ballot(stop_signal=2, give_up=True)]
 
 
-@pytest.mark.parametrize("ballots", list(itertools.product(WISHES, repeat=3)))
-def test_all_ranks_decide_the_same_and_one_wish_is_enough(ballots: tuple[Ballot, ...]) -> None:
-    """For every combination of wishes on three ranks: one decision, and exactly what somebody wished."""
+@pytest.mark.parametrize("ballots", list(itertools.product(REQUESTS, repeat=3)))
+def test_all_ranks_decide_the_same_and_one_request_is_enough(ballots: tuple[Ballot, ...]) -> None:
+    """For every combination of requests on three ranks: one decision, and exactly what was requested."""
     decisions = decide(list(ballots))
     assert len(set(decisions)) == 1
-    stopped = [rank for rank, ballot in enumerate(ballots) if ballot.stop_signal]
+    signalled = [rank for rank, ballot in enumerate(ballots) if ballot.stop_signal]
     assert decisions[0] == Decision(
         stop_signal=max(ballot.stop_signal for ballot in ballots),
-        stop_rank=max(stopped, default=-1),
+        stop_rank=max(signalled, default=-1),
         save=any(ballot.save for ballot in ballots),
         give_up=any(ballot.give_up for ballot in ballots),
     )
@@ -64,7 +64,7 @@ def test_drifting_ranks_all_fail(steps: list[int]) -> None:
 
 
 def test_taking_a_vote_keeps_what_an_earlier_one_decided() -> None:
-    """A vote that was begun and not yet heard counts, although another one follows at once."""
+    """A vote that was started and not yet collected counts, although another one follows at once."""
     hall = Hall()
     vote = Vote(Seat(hall, 0, 1))  # type: ignore[arg-type]
     vote.start(Ballot(stop_signal=15), step=3)

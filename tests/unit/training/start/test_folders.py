@@ -19,7 +19,7 @@ from tests.support.ranks import run_ranks
         ([(0,), (1,)], [0, 1]),
         ([(0, 1), (0, 1), (2,)], [0, 0, 2]),
         ([(0,), (1, 2), (1, 2)], [0, 1, 1]),
-        ([(0, 1), (0, 1), (1, 2)], [0, 0, 0]),  # late names: whoever sees another's sign shares with it
+        ([(0, 1), (0, 1), (1, 2)], [0, 0, 0]),  # late names: a rank that sees another's sign shares with it
         ([(0,), (0,), (2,), (2,)], [0, 0, 2, 2]),  # two ranks a node
         ([(0,), ()], [0, None]),
         ([(0, 2), (1,), (2,)], [0, 1, 0]),
@@ -48,9 +48,10 @@ def test_one_folder_several_and_some_of_each(tmp_path: Path) -> None:
     """Signs are gone afterwards."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     assert find([a], has_store=False) == [Folders()]
-    assert find([a, a, a], has_store=False) == [Folders(is_owner=rank == 0) for rank in range(3)]
-    owners = (0, 1, 2)
-    assert find([a, b, c], has_store=True) == [Folders(owners=owners, index=rank, is_owner=True) for rank in range(3)]
+    shared = {0: 0, 1: 0, 2: 0}
+    assert find([a, a, a], has_store=False) == [Folders(is_owner=rank == 0, owner_of=shared) for rank in range(3)]
+    own = {0: 0, 1: 1, 2: 2}
+    assert find([a, b, c], has_store=True) == [Folders(owners=(0, 1, 2), index=r, owner_of=own) for r in range(3)]
     found = find([a, b, a, b], has_store=True)
     assert [(folder.owners, folder.index, folder.is_owner) for folder in found] == [
         ((0, 1), 0, True),

@@ -35,7 +35,7 @@ from safepoint.training.integrations.transformers.sharding.repartition import Re
 from safepoint.training.integrations.transformers.sharding.sharing import check_supported, splits_weights
 from safepoint.training.integrations.transformers.trainer_loop import TrainerLoop
 from safepoint.training.start.resume import lease
-from safepoint.training.start.start import Start, agree_on_start, announce, begin_figures
+from safepoint.training.start.start import Start, agree_on_start, announce, begin_progress
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
 
 _NO_METRICS = {"epoch", "step", "total_flos"}
@@ -149,7 +149,7 @@ class TrainerRun:
             context.outcome.training_begins(start.point.manifest.step, is_saved=start.point.is_durable)
         else:
             context.outcome.training_begins(0, is_saved=False)
-        begin_figures(context, start, self._output, self._location, global_batch=geometry.global_batch)
+        begin_progress(context, start, self._output, self._location, global_batch=geometry.global_batch)
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
         if start.point is not None:
             manifest = start.point.manifest

@@ -22,7 +22,7 @@ from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.events.run_events import Repartitioned
 from safepoint.foundation.files import delete_tree
 from safepoint.foundation.units import format_bytes, plural
-from safepoint.training.collective.collective_wait import agree, work_apart
+from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.method_override import Takeover
@@ -111,7 +111,7 @@ class Repartition:
         context, started_s = self._context, clock.monotonic_s()
         stage = zero_stage_of(self._trainer.accelerator) or 0
         folder = self._output.work / f"universal-{checkpoint_name(manifest.step)}"
-        agree(self._peers, lambda: delete_tree(folder) if self._folders.is_owner else None)
+        on_all_ranks(self._peers, lambda: delete_tree(folder) if self._folders.is_owner else None)
         made: list[Universal] = []
 
         def look() -> _Contents | None:
@@ -135,7 +135,7 @@ class Repartition:
             made.clear()  # and with it the files that it has mapped
 
         try:
-            found = work_apart(self._peers, _with(consequence, look))
+            found = long_on_all_ranks(self._peers, _with(consequence, look))
             contents = next(one for one in found if one is not None)
             if context.place.is_first:
                 context.log.info(
@@ -144,7 +144,7 @@ class Repartition:
                     *(manifest.step, called(zero_stages(manifest)), plural(manifest.world_size, "rank")),
                     *(format_bytes(contents.size_bytes), folder),
                 )
-            work_apart(self._peers, _with(consequence, write))
+            long_on_all_ranks(self._peers, _with(consequence, write))
         except SafepointError:
             if self._folders.is_owner:
                 delete_tree(folder)
@@ -186,7 +186,7 @@ class Repartition:
             check_engine(engine, contents.shapes, num_groups=contents.num_groups)
 
         try:
-            agree(self._peers, _with(copy.consequence, check))
+            on_all_ranks(self._peers, _with(copy.consequence, check))
             load_universal(engine, copy.folder, load)
             self._peers.gather(None)  # whoever is slower still reads
         finally:
@@ -211,7 +211,7 @@ class Repartition:
             if verdict is not None and not verdict.is_valid:
                 raise CheckpointError(f"{path} is not valid: {verdict.faults[0]}")
 
-        work_apart(self._peers, _with(consequence, check))
+        long_on_all_ranks(self._peers, _with(consequence, check))
         self._copy = self._make(path, manifest, consequence)
 
 

@@ -25,12 +25,12 @@ from safepoint.errors import CheckpointError, NothingValidError, StorageError
 from safepoint.foundation.events.run_events import CheckpointRejected, Resumed, SetAside
 from safepoint.foundation.events.store_events import Fetched
 from safepoint.foundation.events.stream import Event
-from safepoint.training.start import exchange
-from safepoint.training.start.assemble import Assembling
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.start import transfer
+from safepoint.training.start.choose import CheckpointChooser
 from safepoint.training.start.folders import Folders
 from safepoint.training.start.resume import ResumePoint
 from tests.support.checkpoints import commit, describe, prepared
-from tests.support.contexts import rank_context
 from tests.support.ranks import run_ranks
 from tests.support.stores import FaultyStore, flip
 
@@ -79,9 +79,12 @@ class Job:
     def choose(self, *, restart: int = 0, **settings: Any) -> list[ResumePoint | Exception | None]:
         def one(peers: Any) -> ResumePoint | None:
             place = dataclasses.replace(peers.place, restart=restart)
-            context = rank_context(place, reported=self.events if place.is_first else [], **settings)
-            folders = Folders(owners=tuple(range(_NUM)), index=place.rank, is_owner=True)
-            return Assembling(context, peers, self.outputs[place.rank], folders, self.store).choose()
+            report = self.events.append if place.is_first else lambda event: None
+            peers.place = place
+            ranks = tuple(range(_NUM))
+            folders = Folders(owners=ranks, index=place.rank, owner_of={rank: rank for rank in ranks})
+            output = self.outputs[place.rank]
+            return CheckpointChooser(peers, output, folders, self.store, RunSettings(**settings), report).choose()
 
         return run_ranks(_NUM, one)
 
@@ -105,7 +108,7 @@ def assert_all(results: list[Any], step: int) -> None:
 
 
 def test_nothing_is_step_zero(job: Job) -> None:
-    """All ranks begin anew."""
+    """All ranks begin at step 0."""
     assert job.choose() == [None] * _NUM
 
 
@@ -190,7 +193,7 @@ def test_the_newest_attempt_of_a_step_counts(job: Job) -> None:
 
 
 def test_a_named_checkpoint_goes_to_every_node(job: Job, tmp_path: Path) -> None:
-    """From another place: whatever the folders hold is another run's, and moved aside; a restart goes on from it."""
+    """From another place: whatever the folders hold is another run's, and moved aside; a restart resumes from it."""
     job.save(20)
     other = commit(prepared(tmp_path / "other"), 5)
     manifest = verify(other).manifest
@@ -223,13 +226,15 @@ def test_a_folder_of_another_tool_is_moved_aside(job: Job) -> None:
 
 @pytest.mark.parametrize("stage", ["prepare", "publish", "fetch"])
 @pytest.mark.parametrize("node", range(_NUM))
-def test_a_failing_disk_is_heard_everywhere(stage: str, node: int, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_is_an_error_on_every_rank(
+    stage: str, node: int, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On one node, at any stage: the same error on all ranks, and nothing is lost."""
     manifest = job.save(20)
     job.upload(20)
     for folder in (job.folder(node, 20), job.folder((node + 1) % _NUM, 20)):
         shutil.rmtree(folder)
-    original = getattr(exchange, stage)
+    original = getattr(transfer, stage)
     root = str(job.outputs[node].root)
 
     def failing(*args: Any, **kwargs: Any) -> Any:
@@ -237,7 +242,7 @@ def test_a_failing_disk_is_heard_everywhere(stage: str, node: int, job: Job, mon
             raise OSError(28, "no space left on device")
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(exchange, stage, failing)
+    monkeypatch.setattr(transfer, stage, failing)
     results = job.choose()
     for result in results:
         assert isinstance(result, StorageError), result
@@ -251,7 +256,7 @@ def test_a_copy_that_cannot_be_read_again_comes_from_elsewhere(job: Job, monkeyp
     """Good when it was verified, unreadable when it is sent: the exchange goes to its end, and the store has it."""
     manifest = job.save(20)
     job.upload(20)
-    original = exchange._read_into
+    original = transfer._read_into
     failed: list[Path] = []
 
     def failing(path: Path, start: int, block: Any) -> None:
@@ -261,7 +266,7 @@ def test_a_copy_that_cannot_be_read_again_comes_from_elsewhere(job: Job, monkeyp
             raise OSError(5, "input/output error")
         original(path, start, block)
 
-    monkeypatch.setattr(exchange, "_read_into", failing)
+    monkeypatch.setattr(transfer, "_read_into", failing)
     assert_all(job.choose(), 20)
     job.assert_whole(manifest)
     assert len(job.of(Fetched)) == 1
@@ -274,7 +279,7 @@ def test_from_scratch_moves_everything_aside(job: Job) -> None:
     assert [list_checkpoints(output.root) for output in job.outputs] == [[], [], []]
 
 
-def test_a_store_that_cannot_be_read_is_heard_everywhere(job: Job) -> None:
+def test_a_store_that_cannot_be_read_is_an_error_on_every_rank(job: Job) -> None:
     """The first rank alone asks it."""
 
     def refuse(name: str, key: str) -> None:

@@ -11,9 +11,13 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import KeepNewest
 from safepoint.errors import CheckpointError, NothingValidError
 from safepoint.foundation import files
+from safepoint.foundation.environment import Place
 from safepoint.foundation.events.stream import Event
 from safepoint.settings.run_settings import RunSettings
-from safepoint.training.start.resume import ResumePoint, choose, lease
+from safepoint.training.collective.peers import Peers
+from safepoint.training.start.choose import CheckpointChooser
+from safepoint.training.start.folders import Folders
+from safepoint.training.start.resume import ResumePoint, lease
 from tests.support.checkpoints import commit, prepared
 
 
@@ -33,7 +37,9 @@ def flip(path: Path) -> None:
 
 def start(output: OutputFolder, restart: int = 0, **options: object) -> tuple[ResumePoint | None, list[str]]:
     events: list[Event] = []
-    point = choose(output, RunSettings(**options), restart=restart, report=events.append)  # type: ignore[arg-type]
+    peers = Peers(Place(restart=restart), timeout_s=1)
+    settings = RunSettings(**options)  # type: ignore[arg-type]
+    point = CheckpointChooser(peers, output, Folders(), None, settings, events.append).choose()
     return point, [event.name for event in events]
 
 
@@ -69,7 +75,7 @@ def test_a_damaged_newest_one_never_costs_a_good_one(output: OutputFolder) -> No
     assert len(list(output.root.glob("set-aside-*/checkpoint-12"))) == 1
 
 
-def test_ranks_started_anew_go_on_from_what_was_named(output: OutputFolder, tmp_path: Path) -> None:
+def test_restarted_ranks_resume_from_what_was_named(output: OutputFolder, tmp_path: Path) -> None:
     """Before the first save of a run that began from a checkpoint elsewhere, that checkpoint still counts."""
     elsewhere = prepared(tmp_path / "elsewhere")
     named = str(output.root / "checkpoint-8")
@@ -104,7 +110,7 @@ def test_from_scratch_moves_everything_and_deletes_nothing(output: OutputFolder,
 
 
 def test_from_scratch_means_the_first_start_only(output: OutputFolder) -> None:
-    """Ranks that torch elastic started anew go on from what they saved since."""
+    """Ranks that torch elastic restarted resume from what they saved since."""
     point, _ = start(output, restart=1, from_scratch=True)
     assert point is not None
     assert point.manifest.step == 12
@@ -157,7 +163,7 @@ def test_a_named_one_that_is_not_valid_is_refused(output: OutputFolder, damage: 
 
 
 def test_a_lease_covers_the_checkpoint_that_is_read(output: OutputFolder) -> None:
-    """While ranks read it nobody prunes it, and without a checkpoint the lease is nothing."""
+    """While ranks read it no run prunes it, and without a checkpoint the lease is nothing."""
     point, _ = start(output)
     assert point is not None
     with lease(point):

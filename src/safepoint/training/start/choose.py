@@ -1,0 +1,325 @@
+"""Which checkpoint a run resumes from, and how every folder gets it; all ranks decide together.
+
+The newest step that any folder or the object store holds is tried first. Its files are read and compared with the
+manifest; what is damaged is reported. What is missing in a folder comes from the other folders and the store. A step
+that cannot be completed is rejected, and the next older one is tried. When checkpoints exist and none can be
+completed, the run ends with exit code 14; it never starts from scratch silently.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, refuse_invalid, set_aside, step_of
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
+from safepoint.checkpoint.format.verify import Fault
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.fetch import check_listing
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.errors import CheckpointError, ManifestError, NothingValidError
+from safepoint.foundation import clock
+from safepoint.foundation.events.console import ProgressLine
+from safepoint.foundation.events.run_events import CheckpointRejected, Resumed, ResumedFromMemory, SetAside
+from safepoint.foundation.events.store_events import Fetched
+from safepoint.foundation.events.stream import Event
+from safepoint.foundation.units import plural
+from safepoint.settings.run_settings import RunSettings
+from safepoint.storage.store import Store
+from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks, on_first_rank
+from safepoint.training.collective.peers import Peers
+from safepoint.training.start.copies import ListedCopy, VerifiedCopy, list_copy, verify_copy
+from safepoint.training.start.folders import Folders
+from safepoint.training.start.resume import ResumePoint, named_manifest
+from safepoint.training.start.transfer import Transfer, make_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A checkpoint that may be resumed from.
+
+    Args:
+        manifest: of the checkpoint.
+        is_in_store: whether the store has it.
+        named: the valid checkpoint on the first rank that the user named, or None.
+    """
+
+    manifest: Manifest
+    is_in_store: bool = False
+    named: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return checkpoint_name(self.manifest.step)
+
+
+class CheckpointChooser:
+    """Chooses the checkpoint for one start of the run; all calls are collective.
+
+    Args:
+        peers: all ranks.
+        output: this rank's folder, claimed by its owner.
+        folders: which ranks use which folder.
+        store: the object store behind the folders, or None.
+        settings: `resume`, `from_scratch` and `has_begun`. A named checkpoint and `from_scratch` apply to the first
+            start only: a later one resumes from what was saved since.
+        report: writes an event; what it gets on other ranks than the first is only of their own node.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        output: OutputFolder,
+        folders: Folders,
+        store: Store | None,
+        settings: RunSettings,
+        report: Callable[[Event], None],
+    ) -> None:
+        self._peers = peers
+        self._is_first = peers.place.is_first
+        self._output = output
+        self._folders = folders
+        self._store = store
+        self._remote = RemoteFolder(store) if store is not None else None
+        self._settings = settings
+        self._report = report
+        self._transfer = Transfer(peers, output, folders, store)
+
+    def choose(self, in_memory: ResumePoint | None = None) -> ResumePoint | None:
+        """Choose the checkpoint to resume from, and bring it to every folder.
+
+        Args:
+            in_memory: a snapshot that an earlier start has left, the same on every rank; it is taken when no
+                checkpoint is newer, without reading any.
+
+        Returns:
+            Where it is on this node; None to begin at step 0.
+
+        Raises:
+            NothingValidError: there are checkpoints, and none of them can be used.
+            CheckpointError: the one that was named is not valid.
+            StorageError: the store cannot be read, or a disk has too little room.
+        """
+        settings = self._settings
+        is_first_start = self._peers.place.restart == 0 and not settings.has_begun
+        if settings.resume == "never" or (settings.from_scratch and is_first_start):
+            self._set_aside_newer_than(-1)
+            return None
+        if in_memory is not None and not is_first_start:
+            found = in_memory.manifest
+            if found.step >= max(self._steps_in_folders(), default=0):
+                num_files, size_bytes = len(found.files), found.size_bytes
+                self._report(ResumedFromMemory(step=found.step, num_files=num_files, size_bytes=size_bytes))
+                return in_memory
+        started_s = clock.monotonic_s()
+        is_named = settings.resume != "auto"
+        point = None if is_named and is_first_start else self._newest()
+        if point is None and is_named:  # also on a later start, when nothing was saved since
+            point = self._named(Path(settings.resume))
+        if point is None:
+            return None
+        # Damaged newer ones would count as the newest, and retention would delete good ones in their favour.
+        self._set_aside_newer_than(point.manifest.step)
+        self._report(
+            Resumed(
+                step=point.manifest.step,
+                path=str(point.path),
+                num_files=len(point.manifest.files),
+                size_bytes=point.manifest.size_bytes,
+                duration_s=round(clock.monotonic_s() - started_s, 3),
+            )
+        )
+        return point
+
+    def bring(self, step: int) -> None:
+        """Complete the checkpoint of `step` in every folder, for a framework that is going to read it.
+
+        Raises:
+            CheckpointError: it cannot be completed any more.
+            StorageError: the store cannot be read, or a disk has too little room.
+        """
+        candidates = self._candidates(step, is_in_store=step in self._steps_in_store())
+        if not any(self._complete(candidate) for candidate in candidates):
+            raise CheckpointError(f"{checkpoint_name(step)} is not complete on the nodes and not in the store")
+
+    # ---- which --------------------------------------------------------------------------------------------------
+
+    def _newest(self) -> ResumePoint | None:
+        in_folders, in_store = self._steps_in_folders(), self._steps_in_store()
+        steps = sorted(in_folders | in_store, reverse=True)
+        for step in steps:
+            for candidate in self._candidates(step, is_in_store=step in in_store):
+                if self._complete(candidate):
+                    return self._point(candidate)
+        if steps and (in_store or not self._folders.is_shared):
+            assert self._store is not None
+            raise NothingValidError(
+                f"{self._store.location} and the nodes hold {plural(len(steps), 'checkpoint')}, and none of them is "
+                "valid and complete; training was not started",
+                hint="see `safepoint checkpoints verify`; name another location to start afresh",
+            )
+        if steps:
+            on_first_rank(self._peers, lambda: refuse_invalid(self._output.root))
+        return None
+
+    def _named(self, path: Path) -> ResumePoint:
+        def check() -> tuple[Manifest, bool] | None:
+            if not self._is_first:
+                return None
+            manifest = named_manifest(path, self._watch())
+            return manifest, path.parent.resolve() == self._output.root.resolve()
+
+        checked = long_on_all_ranks(self._peers, check)[0]
+        assert checked is not None
+        manifest, is_inside = checked
+        if not is_inside:  # every folder holds another run's checkpoints
+            self._set_aside_newer_than(-1)
+        if self._folders.is_shared:
+            return ResumePoint(path=path, manifest=manifest)
+        candidate = _Candidate(manifest=manifest, named=path)
+        if not self._complete(candidate):
+            raise CheckpointError(f"--resume {path} could not be copied to every node; training was not started")
+        return self._point(candidate)
+
+    def _point(self, candidate: _Candidate) -> ResumePoint:
+        return ResumePoint(path=self._output.root / candidate.name, manifest=candidate.manifest)
+
+    def _steps_in_folders(self) -> set[int]:
+        """Of everything that is named like a checkpoint, valid or not."""
+
+        def steps() -> list[int]:
+            found = list_checkpoints(self._output.root) if self._folders.is_owner else []
+            return [step for path in found if (step := step_of(path)) is not None]
+
+        return {step for steps in on_all_ranks(self._peers, steps) for step in steps}
+
+    def _steps_in_store(self) -> set[int]:
+        """Of everything that is named like a checkpoint, except what an uploader has begun and not finished."""
+        remote = self._remote
+        steps = on_first_rank(
+            self._peers, lambda: remote.steps() + remote.foreign_steps() if remote is not None else []
+        )
+        return set(steps)
+
+    def _candidates(self, step: int, *, is_in_store: bool) -> list[_Candidate]:
+        """The checkpoints of `step` that may be complete, the best one first; what is damaged is reported."""
+        folder = self._output.root / checkpoint_name(step)
+        listed = on_all_ranks(self._peers, lambda: list_copy(folder) if self._folders.is_owner else None)
+        self._report_damaged(listed)
+        copies = [copy for copy in listed if copy is not None]
+        stored = on_first_rank(self._peers, lambda: self._manifest_in_store(step)) if is_in_store else None
+        if isinstance(stored, Fault):
+            self._reject(self._place_of(checkpoint_name(step)), stored)
+        held = {entry for copy in copies for entry in copy.files}
+        manifests = {copy.manifest.to_bytes(): copy.manifest for copy in copies if copy.manifest is not None}
+        candidates = [
+            _Candidate(manifest=manifest)
+            for manifest in manifests.values()
+            if manifest != stored and held >= set(manifest.files)
+        ]
+        if isinstance(stored, Manifest):
+            candidates.append(_Candidate(manifest=stored, is_in_store=True))
+        if not candidates and stored is None and all(copy.fault is None for copy in copies):
+            fault = Fault(file="the whole", reason="parts of other nodes are missing")
+            self._reject(self._place_of(checkpoint_name(step)), fault)
+        # Of the store's own run the newest attempt, of one attempt what names most files; another run's last.
+        run_id = stored.run_id if isinstance(stored, Manifest) else None
+        return sorted(candidates, key=lambda candidate: _preference(candidate.manifest, run_id), reverse=True)
+
+    def _manifest_in_store(self, step: int) -> Manifest | Fault:
+        assert self._remote is not None
+        try:
+            manifest = self._remote.manifest(step)
+            check_listing(self._remote.store, checkpoint_name(step), manifest)
+        except ManifestError as error:
+            return Fault(file=MANIFEST_NAME, reason=str(error))
+        except CheckpointError as error:
+            return Fault(file="its content", reason=str(error))
+        return manifest
+
+    # ---- into every folder --------------------------------------------------------------------------------------
+
+    def _complete(self, candidate: _Candidate, *, is_retry: bool = False) -> bool:
+        """Complete the checkpoint in every folder; False, and reported, when that is not possible."""
+        started_s = clock.monotonic_s()
+        copies = self._verify_copies(candidate)
+        plan = make_plan(candidate.manifest, copies, folders=self._folders, is_in_store=candidate.is_in_store)
+        if plan is None:  # the damaged copies have been reported
+            return False
+        own = copies.get(self._peers.place.rank)
+        is_in_the_way = own is not None and not (own.is_complete or own.is_replaceable)
+        try:
+            self._transfer.carry_out(
+                plan,
+                before_commit=lambda: self._set_aside(lambda path: is_in_the_way and path.name == candidate.name),
+            )
+        except CheckpointError as error:
+            if not self._folders.is_shared and not is_retry:  # a verified copy was damaged when it was read again
+                return self._complete(candidate, is_retry=True)
+            self._reject(self._place_of(candidate.name), Fault(file="its content", reason=str(error)))
+            return False
+        if plan.fetched_bytes:
+            self._report(
+                Fetched(
+                    step=candidate.manifest.step,
+                    location=str(self._place_of(candidate.name)),
+                    size_bytes=plan.fetched_bytes,
+                    duration_s=round(clock.monotonic_s() - started_s, 3),
+                )
+            )
+        return True
+
+    def _verify_copies(self, candidate: _Candidate) -> dict[int, VerifiedCopy]:
+        """What the folder of each owner has of the checkpoint; all copies are read, and damaged files reported."""
+        folder = self._output.root / candidate.name
+
+        def verify() -> VerifiedCopy | None:
+            if not self._folders.is_owner:
+                return None
+            if candidate.named is not None and self._is_first:  # verified already
+                return VerifiedCopy(
+                    path=candidate.named,
+                    good=frozenset(entry.path for entry in candidate.manifest.files),
+                    is_complete=candidate.named.resolve() == folder.resolve(),
+                    is_replaceable=False,
+                )
+            return verify_copy(folder, candidate.manifest, self._watch())
+
+        verified = long_on_all_ranks(self._peers, verify)
+        self._report_damaged(verified)
+        return {owner: copy for owner, copy in enumerate(verified) if copy is not None}
+
+    def _set_aside_newer_than(self, step: int) -> None:
+        """Move newer checkpoints than that of `step` out of the way, in every folder."""
+        self._set_aside(lambda path: (step_of(path) or 0) > step)
+
+    def _set_aside(self, is_chosen: Callable[[Path], bool]) -> None:
+        def move() -> tuple[int, Path | None]:
+            found = list_checkpoints(self._output.root) if self._folders.is_owner else []
+            paths = [path for path in found if is_chosen(path)]
+            return len(paths), set_aside(self._output.root, paths)
+
+        moved = [(count, place) for count, place in on_all_ranks(self._peers, move) if place is not None]
+        if moved:
+            count, place = max(moved, key=lambda pair: pair[0])
+            self._report(SetAside(num_checkpoints=count, path=str(place)))
+
+    # ---- events -------------------------------------------------------------------------------------------------
+
+    def _report_damaged(self, copies: Sequence[ListedCopy | VerifiedCopy | None]) -> None:
+        for rank, copy in enumerate(copies):
+            if copy is not None and copy.fault is not None:
+                self._reject(copy.path, copy.fault, rank)
+
+    def _reject(self, where: object, fault: Fault, rank: int = 0) -> None:
+        reason = f"{fault.reason} (on rank {rank})" if rank else fault.reason
+        self._report(CheckpointRejected(path=str(where), file=fault.file, reason=reason))
+
+    def _place_of(self, name: str) -> object:
+        return self._store.location.child(name) if self._store is not None else self._output.root / name
+
+    def _watch(self) -> Callable[[int, int], None] | None:
+        return ProgressLine("verifying").update if self._is_first else None
+
+
+def _preference(manifest: Manifest, run_id: str | None) -> tuple[bool, int, int]:
+    return run_id in {None, manifest.run_id}, manifest.attempt, len(manifest.files)

@@ -1,0 +1,103 @@
+"""What one output folder has of a checkpoint: the whole, one node's part, or something damaged (docs/adr/0008)."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, FileEntry, Manifest
+from safepoint.checkpoint.format.node_part import read_part, verify_part
+from safepoint.checkpoint.format.verify import Fault, compare_content, verify
+from safepoint.errors import ManifestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedCopy:
+    """A copy, compared with its manifest by names and sizes.
+
+    Args:
+        path: where it is.
+        manifest: of the checkpoint; None when it cannot be read or belongs to another step.
+        files: those of the manifest that are there with the right size.
+        is_part: whether the folder holds one node's part.
+        fault: the first thing that is wrong; None for nothing.
+    """
+
+    path: Path
+    manifest: Manifest | None = None
+    files: frozenset[FileEntry] = frozenset()
+    is_part: bool = False
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedCopy:
+    """A copy, compared with the manifest of the checkpoint that is chosen; all of its files were read.
+
+    Args:
+        path: where it is.
+        good: the files with the right content.
+        is_complete: whether it is the whole checkpoint.
+        is_replaceable: whether the whole checkpoint may replace it; otherwise it has to be set aside.
+        fault: the first file that was damaged; None for none.
+    """
+
+    path: Path
+    good: frozenset[str] = frozenset()
+    is_complete: bool = False
+    is_replaceable: bool = True
+    fault: Fault | None = None
+
+
+def list_copy(folder: Path) -> ListedCopy | None:
+    """Compare names and sizes of what is at `folder`; None when nothing is there."""
+    if not os.path.lexists(folder):
+        return None
+    is_part = not folder.is_symlink() and not (folder / MANIFEST_NAME).exists() and (folder / PART_NAME).exists()
+    if is_part:
+        try:
+            part = read_part(folder)
+        except ManifestError as error:
+            return ListedCopy(path=folder, fault=Fault(file=PART_NAME, reason=str(error)))
+        manifest, entries, faults = part.manifest, part.files, verify_part(folder, part, deep=False)
+    else:
+        verdict = verify(folder, deep=False)
+        manifest, faults = verdict.manifest, verdict.faults
+        entries = manifest.files if manifest is not None else ()
+    if manifest is not None and manifest.step != step_of(folder):
+        reason = f"it says step {manifest.step}, the folder's name says {step_of(folder)}"
+        return ListedCopy(path=folder, fault=Fault(file=MANIFEST_NAME, reason=reason))
+    damaged = {fault.file for fault in faults}
+    if not damaged <= {entry.path for entry in entries}:
+        entries = ()  # something else than a file of the checkpoint is wrong, so nothing of this copy is used
+    return ListedCopy(
+        path=folder,
+        manifest=manifest,
+        files=frozenset(entry for entry in entries if entry.path not in damaged),
+        is_part=is_part,
+        fault=faults[0] if faults else None,
+    )
+
+
+def verify_copy(folder: Path, manifest: Manifest, progress: Callable[[int, int], None] | None) -> VerifiedCopy:
+    """Read the files at `folder` that belong to the checkpoint of `manifest`.
+
+    Args:
+        folder: named like the checkpoint; need not exist.
+        manifest: of the checkpoint.
+        progress: called with bytes read so far and bytes in all.
+    """
+    copy = list_copy(folder)
+    if copy is None:
+        return VerifiedCopy(path=folder)
+    entries = [entry for entry in manifest.files if entry in copy.files]
+    faults = compare_content(folder, entries, progress)
+    is_same_run = copy.manifest is not None and copy.manifest.run_id == manifest.run_id
+    return VerifiedCopy(
+        path=folder,
+        good=frozenset(entry.path for entry in entries) - {fault.file for fault in faults},
+        is_complete=copy.manifest == manifest and not copy.is_part and copy.fault is None and not faults,
+        is_replaceable=copy.is_part and is_same_run,
+        fault=faults[0] if faults else None,
+    )

@@ -1,0 +1,223 @@
+"""Bringing one checkpoint to every folder: from the nodes that have it, and from the object store.
+
+All ranks compute the same plan from what each folder holds. A file comes from the first folder with a good copy. What
+no folder has comes from the store: one rank of each node fetches a share of it, so the store is read only once for
+the whole job. Then the owners exchange what other folders lack, in an order that all of them know. With one folder
+nothing is exchanged. All calls are collective.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.digest import Digester
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.fetch import Window, fetch, prepare, publish, share, windows_of
+from safepoint.errors import CheckpointError, SafepointError
+from safepoint.foundation.events.console import ProgressLine
+from safepoint.foundation.files import delete_tree, fsync_file, link_or_copy
+from safepoint.foundation.units import ByteCounter
+from safepoint.storage.store import Store
+from safepoint.training.collective.collective_wait import long_on_all_ranks
+from safepoint.training.collective.peers import Peers
+from safepoint.training.start.copies import VerifiedCopy
+from safepoint.training.start.folders import Folders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferPlan:
+    """Where every file comes from, the same on every rank.
+
+    Args:
+        manifest: of the checkpoint.
+        copies: owner → what its folder has of the checkpoint.
+        source: path → the owner that sends it to the others; None for the store.
+        fetchers: what comes from the store → the rank that fetches it.
+    """
+
+    manifest: Manifest
+    copies: Mapping[int, VerifiedCopy]
+    source: Mapping[str, int | None]
+    fetchers: Mapping[Window, int]
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Size of what comes from the store."""
+        return sum(window.size_bytes for window in self.fetchers)
+
+    def lacks(self, owner: int, entry: FileEntry) -> bool:
+        """Whether the folder of `owner` has no good copy."""
+        return entry.path not in self.copies[owner].good
+
+
+def make_plan(
+    manifest: Manifest, copies: Mapping[int, VerifiedCopy], *, folders: Folders, is_in_store: bool
+) -> TransferPlan | None:
+    """Decide where every file comes from.
+
+    Args:
+        manifest: of the checkpoint.
+        copies: owner → what its folder has of the checkpoint, for every owner.
+        folders: which rank fetches into which folder.
+        is_in_store: whether the store has the checkpoint.
+
+    Returns:
+        None when no folder has a good copy of some file, and the store does not have the checkpoint.
+    """
+    source = {
+        entry.path: min((owner for owner, copy in copies.items() if entry.path in copy.good), default=None)
+        for entry in manifest.files
+    }
+    missing = [entry for entry in manifest.files if source[entry.path] is None]
+    if missing and not is_in_store:
+        return None
+    windows, ranks = windows_of(missing), sorted(folders.owner_of)
+    return TransferPlan(
+        manifest=manifest,
+        copies=copies,
+        source=source,
+        fetchers={
+            window: rank
+            for index, rank in enumerate(ranks)
+            for window in share(windows, index=index, count=len(ranks))
+        },
+    )
+
+
+class Transfer:
+    """Carries out plans for one start of the run.
+
+    Args:
+        peers: all ranks.
+        output: this rank's folder.
+        folders: which ranks use which folder.
+        store: the object store, or None.
+    """
+
+    def __init__(self, peers: Peers, output: OutputFolder, folders: Folders, store: Store | None) -> None:
+        self._rank = peers.place.rank
+        self._peers = peers
+        self._output = output
+        self._folders = folders
+        self._store = store
+        self._sender = None if folders.is_shared else peers.sender_among(folders.owners)
+
+    def carry_out(self, plan: TransferPlan, *, before_commit: Callable[[], None]) -> None:
+        """Complete the checkpoint in every folder, under its name.
+
+        Args:
+            plan: where its files come from.
+            before_commit: called on every rank when all files are there, unless every folder is complete already.
+
+        Raises:
+            CheckpointError: a file turned out to be damaged; the same on every rank.
+            StorageError: the store cannot be read, or a disk not written; likewise.
+        """
+        if all(copy.is_complete for copy in plan.copies.values()):
+            return
+        working = self._output.work / f"resume-{checkpoint_name(plan.manifest.step)}"
+        completes = self._folders.is_owner and not plan.copies[self._rank].is_complete
+        try:
+            self._do(completes, lambda: self._prepare(plan, working))
+            self._do(self._rank in self._folders.owner_of, lambda: self._fetch(plan, working))
+            self._do(self._folders.is_owner, lambda: self._exchange(plan, working))
+            before_commit()
+            self._do(completes, lambda: self._commit(plan.manifest, working))
+        finally:
+            if completes:
+                delete_tree(working)
+
+    def _do(self, is_here: bool, stage: Callable[[], None]) -> None:
+        long_on_all_ranks(self._peers, lambda: stage() if is_here else None)
+
+    def _prepare(self, plan: TransferPlan, working: Path) -> None:
+        """Create the working folder, with the good copies of this folder and room for the other files."""
+        delete_tree(working)
+        prepare([entry for entry in plan.manifest.files if plan.lacks(self._rank, entry)], working)
+        copy = plan.copies[self._rank]
+        for path in sorted(copy.good):
+            (working / path).parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(copy.path / path, working / path)
+
+    def _fetch(self, plan: TransferPlan, working: Path) -> None:
+        """Fetch this rank's share of what no folder has."""
+        windows = [window for window, rank in plan.fetchers.items() if rank == self._rank]
+        counter = ByteCounter(self._watch("fetching"), sum(window.size_bytes for window in windows))
+        if windows:
+            assert self._store is not None
+            fetch(self._store, checkpoint_name(plan.manifest.step), windows, working, progress=counter.add)
+
+    def _exchange(self, plan: TransferPlan, working: Path) -> None:
+        """Send and receive what other folders lack; an owner takes part in every transfer, also after an error."""
+        copy, transfers = plan.copies[self._rank], list(self._transfers(plan))
+        counter = ByteCounter(self._watch("exchanging"), sum(window.size_bytes for window, _, _ in transfers))
+        largest_bytes = max((window.size_bytes for window, _, _ in transfers), default=0)
+        buffer = torch.empty(largest_bytes, dtype=torch.uint8)
+        problem: SafepointError | OSError | None = None
+        for window, source, is_missing in transfers:
+            block = buffer[: window.size_bytes]
+            if source == self._rank:
+                root = copy.path if window.path in copy.good else working
+                try:
+                    _read_into(root / window.path, window.start, block)
+                except OSError as error:
+                    problem = problem or error
+            if window.size_bytes and self._sender is not None:
+                self._sender.send(block, source)
+            if is_missing and problem is None:
+                try:
+                    _write_from(block, working / window.path, window)
+                except (SafepointError, OSError) as error:
+                    problem = error
+            counter.add(window.size_bytes)
+        if problem is not None:
+            raise problem
+
+    def _transfers(self, plan: TransferPlan) -> Iterator[tuple[Window, int, bool]]:
+        """Each window that a folder lacks, the owner that sends it, and whether this rank needs it."""
+        for entry in plan.manifest.files:
+            source = plan.source[entry.path]
+            for window in windows_of([entry]):
+                sender = self._folders.owner_of[plan.fetchers[window]] if source is None else source
+                if any(plan.lacks(owner, entry) for owner in self._folders.owners if owner != sender):
+                    yield window, sender, plan.lacks(self._rank, entry) and sender != self._rank
+
+    def _commit(self, manifest: Manifest, working: Path) -> None:
+        for entry in manifest.files:
+            fsync_file(working / entry.path)
+        publish(manifest, working, self._output.root / checkpoint_name(manifest.step), trash=self._output.trash)
+
+    def _watch(self, what: str) -> Callable[[int, int], None] | None:
+        return ProgressLine(what).update if self._peers.place.is_first else None
+
+
+def _read_into(path: Path, start: int, block: torch.Tensor) -> None:
+    view = block.numpy().data
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while view:
+            count = file.readinto(view)
+            if not count:
+                raise OSError(f"{path} ends too early")
+            view = view[count:]
+
+
+def _write_from(block: torch.Tensor, path: Path, window: Window) -> None:
+    view = block.numpy().data
+    digester = Digester()
+    digester.update(view)
+    if digester.digest != window.digest:
+        raise CheckpointError(f"{window.path} arrived damaged from another node")
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        position = window.start
+        while view:
+            count = os.pwrite(descriptor, view, position)
+            view, position = view[count:], position + count
+    finally:
+        os.close(descriptor)
