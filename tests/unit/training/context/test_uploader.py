@@ -43,14 +43,14 @@ class Scene:
             time.sleep(0.02)
 
     def wait_for_failing(self, name: str) -> None:
-        """Wait until the mover says that the upload of `name` has failed."""
+        """Wait until the uploader reports that the upload of `name` has failed."""
         deadline_s = clock.monotonic_s() + 20
         while (self.status().get("state"), self.status().get("name")) != ("failing", name):
             assert clock.monotonic_s() < deadline_s
             time.sleep(0.02)
 
     def status(self) -> dict[str, object]:
-        """What the mover has said last, empty before it says anything."""
+        """The last status that the uploader wrote, empty before it wrote one."""
         return json.loads(self.upload_status.read_bytes()) if self.upload_status.exists() else {}
 
 
@@ -59,7 +59,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def mover_pid() -> int:
+def uploader_pid() -> int:
     """The process that this one has started and not yet waited for."""
     return int(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()[-1])
 
@@ -69,7 +69,7 @@ def test_signals_to_the_whole_job_do_not_end_it(scene: Scene) -> None:
     uploads = scene.start()
     scene.wait_for(10)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(mover_pid(), number)
+        os.kill(uploader_pid(), number)
     commit(scene.output, 20)
     scene.wait_for(20)
     assert uploads.finish(newest_only=False, deadline_s=None)
@@ -79,7 +79,7 @@ def test_one_that_died_is_started_for_the_end(scene: Scene) -> None:
     """Also when no caller has checked since."""
     uploads = scene.start()
     scene.wait_for(10)
-    pid = mover_pid()
+    pid = uploader_pid()
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and who started it is left to find that out
     commit(scene.output, 20)
@@ -87,7 +87,7 @@ def test_one_that_died_is_started_for_the_end(scene: Scene) -> None:
     assert scene.remote.steps() == [20, 10]
 
 
-def test_what_an_earlier_one_said_is_not_believed(scene: Scene) -> None:
+def test_the_status_of_an_earlier_one_does_not_count(scene: Scene) -> None:
     """An error of last week does not stop the run of today."""
     scene.upload_status.write_text(json.dumps({"error": "expired"}))
     uploads = scene.start()
@@ -96,20 +96,20 @@ def test_what_an_earlier_one_said_is_not_believed(scene: Scene) -> None:
 
 
 def test_a_stop_during_the_last_uploads_is_no_success(scene: Scene) -> None:
-    """Both who wait hear that not everything has arrived: the final model was left out."""
+    """Both waiting calls return that not everything was uploaded: the final model was left out."""
     (keep_final(scene.output, model_safetensors=b"weights") / "model.safetensors").unlink()
     uploads = scene.start()
-    heard: list[bool] = []
-    waiting = threading.Thread(target=lambda: heard.append(uploads.finish(newest_only=False, deadline_s=None)))
+    results: list[bool] = []
+    waiting = threading.Thread(target=lambda: results.append(uploads.finish(newest_only=False, deadline_s=None)))
     waiting.start()
     scene.wait_for_failing("final")  # the final model is tried only on request
-    heard.append(uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20))
+    results.append(uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20))
     waiting.join(20)
     assert scene.remote.steps() == [10]
-    assert heard == [False, False]
+    assert results == [False, False]
 
 
-def test_a_file_that_vanished_does_not_end_the_mover(scene: Scene) -> None:
+def test_a_file_that_vanished_does_not_end_the_uploader(scene: Scene) -> None:
     """That checkpoint fails and is reported; the next one is uploaded."""
     (scene.output.root / "checkpoint-10" / "model.safetensors").unlink()
     uploads = scene.start()

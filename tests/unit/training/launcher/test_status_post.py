@@ -162,7 +162,7 @@ def test_the_token_goes_nowhere_else(case: str, controller: Controller, target: 
     assert len(controller.bodies) == (1 if case == "moved" else 0)
 
 
-def test_where_nobody_asks_nothing_is_posted() -> None:
+def test_without_a_controller_nothing_is_posted() -> None:
     """Both variables are needed; the authority may be one of the system's."""
     assert StatusTarget.from_environment({}) is None
     assert StatusTarget.from_environment({"KUBEFLOW_TRAINER_SERVER_URL": "https://x"}) is None

@@ -57,7 +57,7 @@ def test_the_rank_that_ended_first_decides(exit_codes: dict[int, int], records: 
         ([14, 14], signal.SIGTERM, 14),
     ],
 )
-def test_a_node_that_was_told_to_stop_says_what_its_ranks_agreed_on(
+def test_a_node_that_was_asked_to_stop_ends_with_the_code_of_its_ranks(
     codes: list[int | None], stop_signal: int, expected: int
 ) -> None:
     """75 only when the checkpoint is committed and nothing about storage went wrong."""
@@ -73,7 +73,7 @@ def test_ranks_that_were_killed_are_mentioned() -> None:
     assert reach_verdict({0: -11}, {}, stop_signal=0, killed=False).exit_code == 139
 
 
-def test_nobody_failed() -> None:
+def test_no_rank_failed() -> None:
     """Ranks that run, or ended well, are no failure."""
     assert first_failure({0: 0}, {}) is None
     assert first_failure({}, {}) is None
