@@ -81,7 +81,7 @@ def test_submitted_it_runs_to_its_end(reference: Place) -> None:
     assert names[-1] == "complete"
     assert "attempt_started" in names
     assert states(reference, "alone") == ["running", "complete"]
-    progress = reference.jobs.progress("alone")
+    progress = reference.jobs.progress_of(reference.jobs.job("alone"))
     assert progress is not None
     assert progress.step == LAST_STEP
     sources = {line.source for line in reference.jobs.logs("alone")}

@@ -1,4 +1,4 @@
-"""The client: Kubeflow's, for the jobs of this machine too, and with what Kubeflow's lacks."""
+"""`TrainerClient`: Kubeflow's, also for jobs on this machine, with suspend, resume, scale and checkpoints."""
 
 from typing import Any
 
@@ -15,16 +15,16 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
 
     Every method of `kubeflow.trainer.TrainerClient` is there, with its arguments and results. On this machine:
 
-    - jobs are those of `safepoint submit`; they outlive this program, and `safepoint list` and other clients see
-      them;
-    - a job's `status` may also be Queued, Suspending, Suspended, Resuming, Preempted or Restarting, and all of these
-      can be waited for;
-    - `get_job_logs` takes `rank-N` as a step, for what one rank has printed;
-    - what Kubeflow raises is raised, as an error of Safepoint's at the same time: RuntimeError for what failed and
-      for a job that is not there, TimeoutError, and ValueError for what cannot be meant.
+    - jobs are those of `safepoint submit`; they keep running when this program ends, and `safepoint list` and other
+      clients see them;
+    - a job's `status` may also be Queued, Suspending, Suspended, Resuming, Preempted or Restarting, and
+      `wait_for_job_status` accepts all of these;
+    - `get_job_logs` takes `rank-N` as a step, for the output of one rank;
+    - errors are both Kubeflow's and Safepoint's: RuntimeError for a failure and for a job that does not exist,
+      TimeoutError, and ValueError for an invalid argument.
 
     Args:
-        backend_config: `LocalConfig()` for this machine; anything else is Kubeflow's, as is None: a cluster.
+        backend_config: `LocalConfig()` for this machine; any other value, None included, is for Kubeflow's client.
     """
 
     def __init__(self, backend_config: Any = None) -> None:
@@ -39,15 +39,16 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             if backend_config is not None:
                 raise
             raise JobStorageError(
-                f"no cluster can be reached: {error}", hint="for jobs on this machine, TrainerClient(LocalConfig())"
+                f"no cluster can be reached: {error}",
+                hint="for jobs on this machine use TrainerClient(LocalConfig())",
             ) from error
 
     def delete_job(self, name: str, *, with_checkpoints: bool = False) -> None:
-        """Stop a job and forget it.
+        """Stop a job and remove it.
 
         Args:
             name: the job.
-            with_checkpoints: delete its checkpoints and its final model, too; they stay otherwise.
+            with_checkpoints: also delete its checkpoints and its final model.
 
         Raises:
             RuntimeError: there is no such job.
@@ -59,41 +60,41 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             super().delete_job(name)
 
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
-        """Stop a job with a checkpoint, and wait until that is safe.
+        """Stop a job with a checkpoint, and wait until the job is suspended.
 
         Args:
             name: the job.
-            timeout: seconds; the job is stopped all the same when it takes longer.
+            timeout: seconds to wait; the job stops even when it takes longer.
 
         Raises:
             RuntimeError: there is no such job, or it has ended.
-            TimeoutError: it is still at it.
-            NotImplementedError: this backend cannot do it.
+            TimeoutError: it has not stopped yet.
+            NotImplementedError: this backend has no such method.
         """
         return self._local("suspend_job").suspend_job(name, timeout=timeout)
 
     def resume_job(self, name: str) -> TrainJob:
-        """Let a suspended or failed job go on from its newest valid checkpoint.
+        """Continue a suspended or failed job from its newest valid checkpoint.
 
         Raises:
             RuntimeError: there is no such job, or it runs, or is complete.
-            NotImplementedError: this backend cannot do it.
+            NotImplementedError: this backend has no such method.
         """
         return self._local("resume_job").resume_job(name)
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
-        """Suspend a job, change its number of nodes, and let it go on as before.
+        """Suspend a job, change its number of nodes, and resume it.
 
         Args:
             name: the job.
-            num_nodes: how many nodes it is to have.
-            timeout: seconds until it goes on with them; it will all the same when that takes longer.
+            num_nodes: the new number of nodes.
+            timeout: seconds to wait; the job is scaled even when it takes longer.
 
         Raises:
-            ValueError: no such number of nodes.
-            RuntimeError: there is no such job, or it is complete, or failed while it stopped.
-            TimeoutError: it is still being stopped.
-            NotImplementedError: this backend cannot do it.
+            ValueError: `num_nodes` is invalid.
+            RuntimeError: there is no such job, or it is complete, or it failed while it stopped.
+            TimeoutError: it has not been scaled yet.
+            NotImplementedError: this backend has no such method.
         """
         return self._local("scale_job").scale_job(name, num_nodes, timeout=timeout)
 
@@ -101,8 +102,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """A job's checkpoints, newest first, the final model last.
 
         Raises:
-            RuntimeError: there is no such job, or the place cannot be read.
-            NotImplementedError: this backend cannot do it.
+            RuntimeError: there is no such job, or its output location cannot be read.
+            NotImplementedError: this backend has no such method.
         """
         return self._local("list_checkpoints").list_checkpoints(name)
 
@@ -110,7 +111,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         with as_kubeflow_raises():
             if not isinstance(self.backend, LocalBackend):
                 raise UnsupportedError(
-                    f"{method} is not supported here yet: {type(self.backend).__name__} has no such thing",
+                    f"{method} is not supported by {type(self.backend).__name__} yet",
                     hint="it works with TrainerClient(LocalConfig())",
                 )
         return self.backend

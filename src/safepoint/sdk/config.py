@@ -16,14 +16,14 @@ class LocalConfig:
     """Jobs on this machine, as `safepoint submit` runs them (docs/jobs.md).
 
     Args:
-        pvc: for claims of `pvc://<claim>/<path>` the folders that stand for them here, `{"my-claim": "/data"}`; they
-            count more than those of the table [pvc] in safepoint.toml.
-        working_dir: the folder that jobs run in, and where they find modules that are installed nowhere.
+        pvc: the folders to use for claims of `pvc://<claim>/<path>`, `{"my-claim": "/data"}`; they take precedence
+            over the table [pvc] in safepoint.toml.
+        working_dir: the folder that jobs run in, and import modules from that are not installed.
         python: the interpreter that runs them.
-        priority: jobs of a higher one go first, and stop those of lower ones.
+        priority: jobs of a higher one start first, and preempt those of lower ones.
 
     Raises:
-        ValueError: a folder or the interpreter cannot be meant.
+        ValueError: a folder does not exist, or `python` is not an interpreter.
     """
 
     pvc: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict[str, "str | os.PathLike[str]"])
@@ -37,11 +37,11 @@ class LocalConfig:
             PATH.check(f"pvc[{claim!r}]", folder)
             path = os.fspath(folder)
             if not claim or any(letter in claim for letter in "=,/") or not path or "," in path:
-                raise ValueError(f"pvc {claim!r}: {path!r} cannot stand for a claim: name a folder without commas")
+                raise ValueError(f"pvc[{claim!r}] is {path!r}: give a claim's name, and a folder without commas")
         if self.working_dir is not None and not os.path.isdir(self.working_dir):
-            raise ValueError(f"working_dir {os.fspath(self.working_dir)!r} is no folder")
+            raise ValueError(f"working_dir {os.fspath(self.working_dir)!r} is not a folder")
         if not os.access(self.python, os.X_OK):
-            raise ValueError(f"python {self.python!r} is no interpreter: give its full path")
+            raise ValueError(f"python {self.python!r} is not an interpreter: give its full path")
 
     @property
     def folder(self) -> str:

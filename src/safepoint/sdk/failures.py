@@ -1,4 +1,4 @@
-"""Errors that are both: Safepoint's, with its exit codes, and those that callers of Kubeflow's client expect."""
+"""Errors of the SDK: each is one of Safepoint's, with its exit code, and one that Kubeflow's client raises."""
 
 import contextlib
 from collections.abc import Generator
@@ -19,15 +19,15 @@ class MissingExtraError(UnsupportedError, ImportError):
 
 
 class NotSupportedHereError(UnsupportedError, NotImplementedError, ValueError):
-    """This kind of jobs cannot do that."""
+    """This backend cannot do that."""
 
 
 class InvalidRequestError(UsageError, ValueError):
-    """An argument cannot be meant."""
+    """An argument is invalid."""
 
 
 class JobNotFoundError(NotFoundError, RuntimeError, ValueError):
-    """There is no such job, or none of its keys; Kubeflow raises one or the other, by its backend."""
+    """There is no such job or data connection. Kubeflow's backends raise RuntimeError or ValueError for it."""
 
 
 class JobConflictError(ConflictError, RuntimeError):
@@ -35,15 +35,15 @@ class JobConflictError(ConflictError, RuntimeError):
 
 
 class JobFailedError(SafepointError, RuntimeError):
-    """A job has failed that was to get somewhere else, or could not be started."""
+    """A job has failed, or could not be started."""
 
 
 class JobStorageError(StorageError, RuntimeError):
-    """A place cannot be used: of the jobs, or of their checkpoints."""
+    """The history of jobs or an output location cannot be used."""
 
 
 class JobTimeoutError(WaitTimeoutError, TimeoutError):
-    """Something that was waited for took longer; it goes on."""
+    """The job did not reach the state in time; it continues."""
 
 
 _KINDS: tuple[tuple[type[SafepointError], type[SafepointError]], ...] = (
@@ -59,7 +59,7 @@ _KINDS: tuple[tuple[type[SafepointError], type[SafepointError]], ...] = (
 
 @contextlib.contextmanager
 def as_kubeflow_raises() -> Generator[None]:
-    """Raise what is raised inside as an error of both kinds."""
+    """Turn errors of Safepoint that are raised inside into the SDK's."""
     try:
         yield
     except SafepointError as error:

@@ -1,4 +1,4 @@
-"""What each field of the values that people give to the SDK takes: its kind and its range."""
+"""The types and ranges of the fields of the SDK's trainers and configurations."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ CUSTOM_TRAINER = {
     "resources_per_node": NAMED.optional,
     "env": NAMED.optional,
 }
-"""Kubeflow's own trainer, of which it checks nothing."""
+"""Kubeflow's own trainer, which does not check its fields."""
 
 TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
     "enable_progression_tracking": FLAG,

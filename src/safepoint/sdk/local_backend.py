@@ -1,4 +1,4 @@
-"""Kubeflow's backend interface on the jobs of this machine."""
+"""Kubeflow's backend interface for the jobs of this machine."""
 
 import logging
 import subprocess
@@ -7,14 +7,11 @@ from typing import Any
 
 from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.errors import (
-    ConflictError,
     NotFoundError,
     SafepointError,
     UnsupportedError,
     UsageError,
-    WaitTimeoutError,
 )
-from safepoint.foundation import clock
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.local.slots import count_slots
@@ -22,7 +19,7 @@ from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.risk import risk_of_suspending
 from safepoint.jobs.model.state import JobState
 from safepoint.sdk.config import LocalConfig
-from safepoint.sdk.failures import JobFailedError, as_kubeflow_raises
+from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.local_spec import local_job
 from safepoint.sdk.upstream import RuntimeBackend, constants, kubernetes_options, types
 from safepoint.sdk.values import STATUSES, Checkpoint, TrainJob, checkpoint_of, event_of, train_job
@@ -37,9 +34,9 @@ _log = logging.getLogger("safepoint")
 
 
 class LocalBackend(RuntimeBackend):
-    """Jobs of this machine, by the methods that Kubeflow's client calls, and those that it lacks.
+    """The methods that Kubeflow's client calls, and those that Safepoint's adds, for the jobs of this machine.
 
-    Nothing is kept open between two calls; a client may be used by several threads.
+    Nothing stays open between two calls; several threads may use one client.
 
     Args:
         config: how jobs run.
@@ -59,7 +56,7 @@ class LocalBackend(RuntimeBackend):
         with as_kubeflow_raises():
             if name != constants.DEFAULT_TRAINING_RUNTIME:
                 known = constants.DEFAULT_TRAINING_RUNTIME
-                raise NotFoundError(f"there is no runtime {name!r} on this machine", hint=f"it has {known}")
+                raise NotFoundError(f"there is no runtime {name!r} on this machine", hint=f"use {known!r}")
         return self._runtime()
 
     def _runtime(self) -> types.Runtime:
@@ -84,7 +81,7 @@ class LocalBackend(RuntimeBackend):
         done = subprocess.run([self.config.python, "-c", _PACKAGES], capture_output=True, text=True, check=False)
         with as_kubeflow_raises():
             if done.returncode != 0:
-                raise SafepointError(f"{self.config.python} cannot be asked for its packages: {done.stderr.strip()}")
+                raise SafepointError(f"{self.config.python} cannot list its packages: {done.stderr.strip()}")
         print(done.stdout, end="")
 
     # ---- jobs -----------------------------------------------------------------------------------------------------
@@ -102,8 +99,8 @@ class LocalBackend(RuntimeBackend):
         with as_kubeflow_raises():
             if initializer is not None and (initializer.dataset or initializer.model):
                 raise UnsupportedError(
-                    "an initializer fetches data into a pod; on this machine it does not",
-                    hint="fetch them in the training function, or beforehand into a folder",
+                    "initializer is not supported on this machine; nothing was started",
+                    hint="fetch the data and the model in the training function, or before it into a folder",
                 )
             if not isinstance(trainer, types.CustomTrainer):
                 raise UnsupportedError(
@@ -115,20 +112,20 @@ class LocalBackend(RuntimeBackend):
                 return jobs.submit(job.spec, job.files).name
 
     def _name_of(self, options: list[Any], trainer: types.CustomTrainer) -> str | None:
-        """Apply the options; what they say and has no meaning here is warned of."""
-        said: dict[str, Any] = {}
+        """Apply the options, and warn of those without effect here."""
+        applied: dict[str, Any] = {}
         for option in options:
             if isinstance(option, (kubernetes_options.TrainerCommand, kubernetes_options.TrainerArgs)):
                 raise UsageError(f"{type(option).__name__} is for a CustomTrainerContainer, not for a function")
             if type(option).__module__ == kubernetes_options.__name__:
                 _log.warning("the option %s has no effect on this machine", type(option).__name__)
                 continue
-            option(said, trainer, self)
-        metadata: dict[str, Any] = said.pop("metadata", {})
+            option(applied, trainer, self)
+        metadata: dict[str, Any] = applied.pop("metadata", {})
         name = metadata.pop("name", None)
-        rest = sorted([*(f"metadata.{key}" for key in metadata), *said])
+        rest = sorted([*(f"metadata.{key}" for key in metadata), *applied])
         if rest:
-            _log.warning("%s of the options has no effect on this machine", ", ".join(rest))
+            _log.warning("options set %s, which has no effect on this machine", ", ".join(rest))
         return name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
@@ -139,7 +136,7 @@ class LocalBackend(RuntimeBackend):
             return [self._described(jobs, job) for job in jobs.jobs()]
 
     def get_job(self, name: str) -> TrainJob:
-        """One job, by its name or the beginning of it."""
+        """One job, by its name or its first letters."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             return self._described(jobs, jobs.job(name))
 
@@ -149,14 +146,14 @@ class LocalBackend(RuntimeBackend):
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """What a node's launcher and ranks have printed, or with `rank-N` one rank; see `TrainerClient`."""
+        """The output of a node's launcher and ranks, or with `rank-N` of one rank; see `TrainerClient`."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             spec = jobs.job(name).spec
             kind, _, text = step.rpartition("-")
             if step in _OTHER_STEPS:
                 return
             if kind not in {constants.NODE, "rank"} or not text.isdecimal():
-                raise UsageError(f"there is no step {step!r}", hint="use node-0, node-1, … or rank-0, rank-1, …")
+                raise UsageError(f"step {step!r} is invalid", hint="use node-0, node-1, … or rank-0, rank-1, …")
             number = int(text)
             first = number * spec.ranks_per_node
             is_node = kind == constants.NODE
@@ -166,7 +163,7 @@ class LocalBackend(RuntimeBackend):
                 yield line.text
 
     def get_job_events(self, name: str) -> list[types.Event]:
-        """What people, supervisors and ranks did, oldest first."""
+        """The actions of people, supervisors and ranks, oldest first."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             job = jobs.job(name).name
             return [event_of(job, event) for event in jobs.events(job) if event.time]
@@ -174,56 +171,46 @@ class LocalBackend(RuntimeBackend):
     def wait_for_job_status(
         self,
         name: str,
-        status: set[str] = {constants.TRAINJOB_COMPLETE},  # noqa: B006  Kubeflow's own; nobody changes it
+        status: set[str] = {constants.TRAINJOB_COMPLETE},  # noqa: B006  Kubeflow's own, never changed
         timeout: float = 600,
         polling_interval: float = 2,
         callbacks: list[Callable[[types.TrainJob], None]] | None = None,
     ) -> TrainJob:
-        """Until the job is in one of the states; a suspended one may be resumed by somebody, and is waited for."""
+        """Wait until the job is in one of the states; see `LocalJobs.wait`."""
         with as_kubeflow_raises():
             unknown = sorted(set(status) - STATUSES)
             if unknown or not status:
                 raise UsageError(
-                    f"status {unknown or status} is none", hint=f"there are {', '.join(sorted(STATUSES))}"
+                    f"status {unknown or status} is invalid", hint=f"use some of {', '.join(sorted(STATUSES))}"
                 )
-            deadline_s = clock.monotonic_s() + timeout
-            while True:
-                job = self.get_job(name)
-                for callback in callbacks or ():
-                    callback(job)
-                if job.status in status:
-                    return job
-                why = f": {job.message}" if job.message else ""
-                wanted = " or ".join(sorted(status))
-                if job.status == str(JobState.FAILED):
-                    raise JobFailedError(f"job {job.name} is Failed{why}", hint=f"safepoint logs {job.name}")
-                if job.status == str(JobState.COMPLETE):
-                    raise ConflictError(f"job {job.name} is Complete, and will not be {wanted}")
-                if clock.monotonic_s() >= deadline_s:
-                    raise WaitTimeoutError(
-                        f"job {job.name} is {job.status} after {timeout:g} s, and not {wanted}{why}",
-                        hint="it goes on; wait again, or look at its logs",
-                    )
-                clock.sleep(polling_interval)
+            states = [JobState(one) for one in status]
+            with LocalJobs() as jobs:
+
+                def look(job: JobRecord) -> None:
+                    for callback in callbacks or ():
+                        callback(self._described(jobs, job))
+
+                job = jobs.wait(name, states, timeout_s=timeout, poll_s=polling_interval, look=look)
+                return self._described(jobs, job)
 
     def delete_job(self, name: str, *, with_checkpoints: bool = False) -> None:
-        """Stop a job and forget it; its checkpoints stay, unless they are asked for too."""
+        """Stop a job and remove it; its checkpoints stay unless `with_checkpoints` is set."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             jobs.delete(name, with_checkpoints=with_checkpoints)
 
-    # ---- what Kubeflow's client has not ---------------------------------------------------------------------------
+    # ---- methods that Kubeflow's client does not have -------------------------------------------------------------
 
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
-        """Stop a job with a checkpoint, and wait for that; what may be lost by it is warned of."""
+        """Stop a job with a checkpoint, and wait for that; warns of steps that may be lost."""
         self._warn_of_risk(name)
         return self._changed(name, lambda jobs: jobs.suspend(name, timeout_s=timeout))
 
     def resume_job(self, name: str) -> TrainJob:
-        """Let a suspended or failed job go on."""
+        """Continue a suspended or failed job."""
         return self._changed(name, lambda jobs: jobs.resume(name))
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
-        """Suspend a job, change its number of nodes, and let it go on as before."""
+        """Suspend a job, change its number of nodes, and resume it."""
         self._warn_of_risk(name)
         return self._changed(name, lambda jobs: jobs.scale(name, num_nodes, timeout_s=timeout))
 
@@ -232,14 +219,14 @@ class LocalBackend(RuntimeBackend):
             job = jobs.job(name)
             risk = risk_of_suspending(job, jobs.progress_of(job))
         if risk is not None:
-            _log.warning("job %s is stopped all the same: %s", job.name, risk)
+            _log.warning("job %s is stopped, and its save may not finish in time: %s", job.name, risk)
 
     def _changed(self, name: str, change: Callable[[LocalJobs], JobRecord]) -> TrainJob:
         with as_kubeflow_raises(), LocalJobs() as jobs:
             return self._described(jobs, change(jobs))
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
-        """What is at a job's output, newest first, the final model last; checkpoints of other tools are left out."""
+        """A job's checkpoints, newest first, the final model last; those of other tools are left out."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             job = jobs.job(name)
             output = jobs.output_of(job)

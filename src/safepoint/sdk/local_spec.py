@@ -1,4 +1,4 @@
-"""From a trainer of the SDK to a job of this machine."""
+"""Makes a job of this machine from a trainer of the SDK."""
 
 import logging
 import os
@@ -38,8 +38,8 @@ class LocalJob:
     """A job to submit.
 
     Args:
-        spec: what it is to do.
-        files: what its folder holds, by name.
+        spec: what it does.
+        files: the files for its folder, by name.
     """
 
     spec: JobSpec
@@ -55,15 +55,15 @@ class _Program:
 
 
 def local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | None) -> LocalJob:
-    """What `train` submits; warns of what has no effect here.
+    """The job that `train` submits; warns of what has no effect here.
 
     Args:
-        trainer: what is to be trained.
+        trainer: the training.
         config: how jobs run here.
         name: the job's; made from the function's when None.
 
     Raises:
-        UsageError: it cannot be meant, or not on this machine.
+        UsageError: a field is invalid, or not supported on this machine.
     """
     try:
         return _local_job(trainer, config, name)
@@ -85,11 +85,11 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
     name = name_from(program.name, secrets.token_hex(2)) if name is None else name
     check_name(name)
     settings, env = _settings(_checked(plain.env), own)
-    secrets_like = names_of_secrets(env)
-    if secrets_like:
+    suspicious = names_of_secrets(env)
+    if suspicious:
         _log.warning(
-            "env has %s, and is written down in the job history: if they are secrets, keep them elsewhere",
-            ", ".join(secrets_like),
+            "env has %s, and its values are stored in the job history: keep secrets in connections.toml or a file",
+            ", ".join(suspicious),
         )
     env |= _claims(settings.output_dir, config, env)
     if own is not None:
@@ -127,10 +127,12 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
     if path.is_file():
         return _Program(name=path.stem, command=(str(path), *options))
     if function.endswith(".py") or os.sep in function:
-        raise UsageError(f"there is no script {path}", hint="check the path; it is relative to the working folder")
+        raise UsageError(
+            f"there is no script {path}", hint="check the path; it is relative to LocalConfig.working_dir"
+        )
     if not all(part.isidentifier() for part in function.split(".")):
-        raise UsageError(f"func {function!r} is neither a script nor the name of a module")
-    is_ours = config.python == sys.executable and not trainer.packages_to_install  # else nobody knows what is there
+        raise UsageError(f"func {function!r} is not the path of a script, and not the name of a module")
+    is_ours = config.python == sys.executable and not trainer.packages_to_install  # its modules are unknown otherwise
     if is_ours and not is_importable(function, folder):
         raise UsageError(f"there is no module {function}", hint="check its name and PYTHONPATH")
     return _Program(name=function.rpartition(".")[2], command=(function, *options), is_module=True)
@@ -139,18 +141,18 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
 def _checked(env: Mapping[str, Any] | None) -> dict[str, str]:
     for name, text in (env or {}).items():
         if not isinstance(text, str):
-            raise UsageError(f"env[{name!r}] is {text!r}; the values of variables are texts")
+            raise UsageError(f"env[{name!r}] is {text!r}; write its value as a string")
     return dict(env or {})
 
 
 def _settings(env: Mapping[str, str], own: TransformersTrainer | None) -> tuple[RunSettings, dict[str, str]]:
-    """The run's options, from SAFEPOINT_* variables and from the trainer, which counts more; the other variables."""
+    """The run's options, from the trainer and below it from SAFEPOINT_* variables, and the other variables."""
     known = RunSettings().to_environment()
     settings = RunSettings.from_environment({name: text for name, text in env.items() if name in known})
     rest = {name: text for name, text in env.items() if name not in known}
     unknown = sorted(name for name in rest if name.startswith("SAFEPOINT_") and name not in _STORAGE)
     if unknown:
-        _log.warning("env has %s, which mean nothing", ", ".join(unknown))
+        _log.warning("env has %s, which Safepoint does not know; they have no effect", ", ".join(unknown))
     return settings if own is None else own.run_settings(settings), rest
 
 
@@ -175,9 +177,11 @@ def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> 
 
 def _check_bundle(trainer: TransformersTrainer) -> None:
     if trainer.ca_bundle is not None and not os.path.isfile(trainer.ca_bundle):
-        raise UsageError(f"ca_bundle {os.fspath(trainer.ca_bundle)} is no file", hint="name a PEM file")
+        raise UsageError(
+            f"ca_bundle {os.fspath(trainer.ca_bundle)} is not a file", hint="give the path of a PEM file"
+        )
 
 
 def _indexes(urls: list[str]) -> tuple[str, ...]:
-    """What pip is told; its own configuration counts where nobody has said anything."""
+    """The indexes for pip; none for the default, so that pip's own configuration counts."""
     return () if list(urls) == _DEFAULT_INDEX else tuple(urls)

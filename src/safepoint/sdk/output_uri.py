@@ -10,10 +10,10 @@ _NAMES = {"pvc": "claim", "s3": "bucket"}
 
 
 def normalize_output_dir(text: str) -> str:
-    """Check and unify: schemes in lower case, duplicate slashes one, none at the end; a path stays as it is.
+    """Check and normalize: scheme in lower case, no duplicate or trailing slashes; a path stays as it is.
 
     Raises:
-        ValueError: another scheme, no bucket or claim, or what is no location at all.
+        ValueError: another scheme, no bucket or claim, or an invalid location.
     """
     match = _SCHEME.fullmatch(text)
     if match is None:

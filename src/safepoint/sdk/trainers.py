@@ -1,4 +1,4 @@
-"""What is to be trained: Red Hat's `TransformersTrainer`, with the same parameters and rules, and some more."""
+"""`TransformersTrainer`: Red Hat's, with the same parameters and rules, and some more."""
 
 import dataclasses
 import os
@@ -12,14 +12,14 @@ from safepoint.foundation.field_types import TEXT, check_fields
 from safepoint.foundation.quantities import parse_bytes, parse_duration
 from safepoint.sdk.fields import PERIODIC_CHECKPOINT_CONFIG, TRANSFORMERS_TRAINER
 from safepoint.sdk.output_uri import normalize_output_dir
-from safepoint.sdk.stand_in import original_of, stand_in_for
+from safepoint.sdk.pod_function import PodRun, original_of, pod_function
 from safepoint.sdk.upstream import constants, types
 from safepoint.settings.run_settings import SAVE_STRATEGIES, RunSettings
 
 
 @dataclass
 class PeriodicCheckpointConfig:
-    """When to save, besides when the job is asked to stop.
+    """When to save, in addition to when the job is asked to stop.
 
     Args:
         save_strategy: `steps`, `epoch`, or `no`.
@@ -28,7 +28,7 @@ class PeriodicCheckpointConfig:
             store; None for all. The last good one is never deleted.
 
     Raises:
-        ValueError: a value cannot be meant.
+        ValueError: a field is invalid.
     """
 
     save_strategy: str = "epoch"
@@ -47,7 +47,7 @@ class PeriodicCheckpointConfig:
 class TransformersTrainer(types.CustomTrainer):
     """A training with a trainer of Hugging Face or TRL, or in a session, that survives preemption.
 
-    It is a `CustomTrainer`, and stands wherever Kubeflow's SDK takes one.
+    It is a `CustomTrainer`: Kubeflow's SDK takes it wherever it takes one.
 
     Args:
         func: the training: a function with everything it needs imported or defined inside it; or the path of a
@@ -60,30 +60,29 @@ class TransformersTrainer(types.CustomTrainer):
         resources_per_node: `{"nvidia.com/gpu": 1, "cpu": 4, "memory": "16Gi"}`. A node has a rank for each GPU, or
             for each processor where no GPU is asked for.
         env: environment variables; no secrets.
-        enable_progression_tracking: serve how far the training is.
+        enable_progression_tracking: serve the progress of the training.
         metrics_port: the port for that, on the first node; 1024-65535.
-        metrics_poll_interval_seconds: how often a cluster's controller asks; 5-300.
-        enable_jit_checkpoint: save when the job is asked to stop. This is so in any case; True also saves
-            periodically, by each epoch unless `periodic_checkpoint_config` says otherwise. Given an `output_dir`, it
-            is True.
-        output_dir: where checkpoints go, in the place of the script's own folder: `pvc://<claim>/<path>`,
+        metrics_poll_interval_seconds: how often a cluster's controller polls; 5-300.
+        enable_jit_checkpoint: save when the job is asked to stop. Safepoint always does; True also saves after each
+            epoch, unless `periodic_checkpoint_config` says otherwise. With an `output_dir`, it is True.
+        output_dir: where checkpoints go instead of the script's own folder: `pvc://<claim>/<path>`,
             `s3://<bucket>/<prefix>`, or a path.
         periodic_checkpoint_config: when to save.
         data_connection_name: the name of the keys for `s3://`: of a Secret, or here of a table in
             ~/.config/safepoint/connections.toml.
-        verify_cloud_storage_access: try the object store before the model is loaded.
-        verify_cloud_storage_ssl: False accepts any certificate of it.
-        image: the container's image; nothing on this machine.
-        grace_period_seconds: what the platform grants between SIGTERM and SIGKILL; 30 when None.
-        retention: which checkpoints stay, as policies (`newest=2,every=1000,best=1:eval_loss`), in the output folder
-            and in the object store; or `{"local": …, "store": …}` for each of them.
+        verify_cloud_storage_access: check that the object store can be written before the model is loaded.
+        verify_cloud_storage_ssl: False accepts any certificate of the object store.
+        image: the container's image; without effect on this machine.
+        grace_period_seconds: time that the platform grants between SIGTERM and SIGKILL; 30 when None.
+        retention: which checkpoints to keep, as policies (`newest=2,every=1000,best=1:eval_loss`), in the output
+            folder and in the object store; or `{"local": …, "store": …}` for each of them.
         staging_size: how much memory the snapshots of one node may take, in bytes or as `8Gi`.
         ca_bundle: a PEM file with the certificates that the object store's is checked against.
-        save_every: time between two periodic checkpoints, such as `10m`, or `auto` for as often as they pay.
+        save_every: time between two periodic checkpoints, such as `10m`, or `auto`: chosen by the cost of a save.
         snapshot_steps: optimizer steps between two snapshots in memory, or `auto`.
 
     Raises:
-        ValueError: a value cannot be meant.
+        ValueError: a field is invalid.
     """
 
     func: Callable[..., Any] | str = field(compare=False)  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -110,21 +109,20 @@ class TransformersTrainer(types.CustomTrainer):
     save_every: str | None = field(default=None, kw_only=True)
     snapshot_steps: int | str | None = field(default=None, kw_only=True)
     function: Callable[..., Any] | str = field(init=False, repr=False)
-    """What was given as `func`. That itself does the same when it is called, and tells Kubeflow's SDK a source with
-    which the function runs under Safepoint where it is shipped to."""
+    """What was given as `func`. `func` itself calls it, and has a source that runs it under Safepoint in a pod."""
 
     def __post_init__(self) -> None:
         self.function = original_of(self.func)
         given: Any = self.function
         if not callable(given) and not (isinstance(given, str) and given.strip()):
-            raise ValueError(f"func must be callable, or a script's path, or a module's name, not {given!r}")
+            raise ValueError(f"func must be a function, the path of a script or the name of a module, not {given!r}")
         check_fields(self, TRANSFORMERS_TRAINER)
         if self.output_dir:
             self.output_dir = normalize_output_dir(self.output_dir)
             self.enable_jit_checkpoint = True
             if self.output_dir.startswith("s3://") and not self.data_connection_name:
                 raise ValueError(
-                    f"data_connection_name is needed with output_dir {self.output_dir!r}: it names the keys"
+                    f"data_connection_name is needed with output_dir {self.output_dir!r}: it names the store's keys"
                 )
         self._check_config()
         self._check_retention()
@@ -133,7 +131,7 @@ class TransformersTrainer(types.CustomTrainer):
             self.run_settings()
         except UsageError as error:
             raise ValueError(str(error)) from error
-        self.func = stand_in_for(self)  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.func = pod_function(self.function, self._pod_run)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def _check_config(self) -> None:
         config = self.periodic_checkpoint_config
@@ -146,7 +144,7 @@ class TransformersTrainer(types.CustomTrainer):
         if self.save_every is not None and config.save_strategy != "no":
             raise ValueError(
                 f"save_every {self.save_every!r} contradicts save_strategy {config.save_strategy!r} of "
-                "periodic_checkpoint_config: leave one of them out, or set save_strategy='no'"
+                "periodic_checkpoint_config: remove one of them, or set save_strategy='no'"
             )
 
     def _check_retention(self) -> None:
@@ -161,11 +159,11 @@ class TransformersTrainer(types.CustomTrainer):
 
     def _check_quantities(self) -> None:
         if self.staging_size is not None and _read("staging_size", parse_bytes, self.staging_size) == 0:
-            raise ValueError(f"staging_size {self.staging_size!r} must be more than nothing")
+            raise ValueError(f"staging_size {self.staging_size!r} must be more than 0")
         if self.save_every in {None, "auto"}:
             return
         if _read("save_every", parse_duration, self.save_every) == 0:
-            raise ValueError(f"save_every {self.save_every!r} must be longer than nothing")
+            raise ValueError(f"save_every {self.save_every!r} must be longer than 0 s")
 
     def _policies(self) -> tuple[str | None, str | None]:
         """For the folder, and for the object store."""
@@ -184,10 +182,10 @@ class TransformersTrainer(types.CustomTrainer):
         """The options of the run.
 
         Args:
-            base: options where this trainer says nothing.
+            base: the options that this trainer does not set.
 
         Raises:
-            UsageError: they cannot be meant.
+            UsageError: an option is invalid.
         """
         config = self.checkpoint_config
         keep, store_keep = self._policies()
@@ -213,6 +211,16 @@ class TransformersTrainer(types.CustomTrainer):
                 given["save_steps"] = config.save_steps
         return dataclasses.replace(base or RunSettings(), **given)
 
+    def _pod_run(self) -> PodRun:
+        defaults = RunSettings().to_environment()
+        settings = self.run_settings().to_environment().items()
+        environ = {variable: text for variable, text in settings if text and text != defaults[variable]}
+        return PodRun(
+            func_args=self.func_args,
+            environ=environ | self.storage_environment(),
+            needs_safepoint=bool(self.enable_jit_checkpoint or self.save_every or isinstance(self.function, str)),
+        )
+
     def storage_environment(self) -> dict[str, str]:
         """The variables that say how to reach the object store; no keys."""
         environ = {} if self.verify_cloud_storage_ssl else {"SAFEPOINT_VERIFY_TLS": "0"}
@@ -222,7 +230,7 @@ class TransformersTrainer(types.CustomTrainer):
 
 
 def _read(name: str, parse: Callable[[Any], Any], text: Any) -> Any:
-    """What `parse` makes of a field."""
+    """Parse a field; an error names it."""
     try:
         return parse(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What is used of Kubeflow's SDK, imported in one place; without it, an error that says what to install."""
+"""Imports from Kubeflow's SDK, in one place; without it, an error that says what to install."""
 
 import warnings
 
@@ -6,7 +6,7 @@ from safepoint.sdk.failures import MissingExtraError
 
 try:
     with warnings.catch_warnings():
-        # Its models are declared as pydantic 1 wanted it.
+        # Its models are declared in the style of pydantic 1.
         warnings.filterwarnings("ignore", message="Support for class-based `config`")
         from kubeflow import trainer
         from kubeflow.common import constants as common_constants
@@ -17,7 +17,7 @@ try:
         from kubeflow.trainer.types import types
 except ModuleNotFoundError as error:
     raise MissingExtraError(
-        f"jobs from Python need Kubeflow's SDK, and there is no module {error.name}",
+        f"safepoint.sdk needs Kubeflow's SDK, and there is no module {error.name}",
         hint="pip install 'safepoint[sdk]'",
     ) from error
 

@@ -1,4 +1,4 @@
-"""What the client answers: Kubeflow's values, with what Safepoint knows besides."""
+"""Results of the client: Kubeflow's values, with what Safepoint adds to them."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from safepoint.progress.record import Progress
 from safepoint.sdk.upstream import constants, types
 
 STATUSES = frozenset(str(state) for state in JobState)
-"""Kubeflow's Created, Running, Complete and Failed, and those between."""
+"""Kubeflow's Created, Running, Complete and Failed, and Safepoint's between them."""
 _STEP_STATUS = {JobState.COMPLETE: "Succeeded", JobState.FAILED: "Failed"}
 
 
@@ -20,12 +20,12 @@ class TrainJob(types.TrainJob):
     """A job.
 
     Args:
-        progress: how far it is (docs/progress.md); None before its first rank has told anything.
-        message: why it is what it is, for people; may be empty.
+        progress: how far it is (docs/progress.md); None before its first rank has reported.
+        message: why it is in this state; may be empty.
         exit_code: of its last attempt (docs/exit-codes.md); None before one has ended.
-        attempts: how often it was started.
+        attempts: number of starts.
         safe_step: the newest step that is known to be committed; None when there is none.
-        output_dir: the location of its checkpoints; None while nobody knows.
+        output_dir: the location of its checkpoints; None before it is known.
     """
 
     progress: Progress | None = None
@@ -81,7 +81,7 @@ def train_job(job: JobRecord, runtime: types.Runtime, progress: Progress | None,
 
 
 def _steps(job: JobRecord) -> list[types.Step]:
-    """Its nodes; a job that waits or is suspended has none, as it has no pods."""
+    """One step for each node; a job that waits or is suspended has none, as it has no pods."""
     if not job.state.holds_slots and not job.state.is_over:
         return []
     spec = job.spec
@@ -99,7 +99,7 @@ def _steps(job: JobRecord) -> list[types.Step]:
 
 
 def event_of(job: str, event: JobEvent) -> types.Event:
-    """An event in Kubernetes' words: a reason in one word, and a sentence."""
+    """An event as Kubernetes has them: a reason in one word, and a sentence."""
     figures = ", ".join(f"{name} {value}" for name, value in event.detail.items() if isinstance(value, (int, str)))
     what = event.name.replace("_", " ")
     return types.Event(

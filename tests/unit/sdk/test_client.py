@@ -56,7 +56,10 @@ def test_a_risky_suspension_is_warned_of(client: TrainerClient, caplog: pytest.L
             caplog.clear()
             with pytest.raises(TimeoutError):
                 ask("held", timeout=0.1)
-            assert "job held is stopped all the same: nothing is saved yet; a save needs about 48 s" in caplog.text
+            assert (
+                "job held is stopped, and its save may not finish in time: nothing is saved yet; a save needs about 48 s"
+                in caplog.text
+            )
 
 
 @pytest.mark.parametrize(("own", "theirs"), [(TrainerClient, kubeflow.TrainerClient), (LocalBackend, RuntimeBackend)])
@@ -135,7 +138,7 @@ def test_waiting(client: TrainerClient) -> None:
     assert isinstance(failed.value, SafepointError)
     with pytest.raises(RuntimeError, match="job done is Complete, and will not be Running"):
         client.wait_for_job_status("done", {"Running"})
-    with pytest.raises(TimeoutError, match=r"job stopped is Suspended after 0\.2 s") as late:
+    with pytest.raises(TimeoutError, match=r"job stopped was not Complete within 0\.2 s; it is Suspended") as late:
         client.wait_for_job_status("stopped", timeout=0.2, polling_interval=0.05)  # type: ignore[arg-type]
     assert isinstance(late.value, SafepointError)
     assert late.value.exit_code == ExitCode.TIMED_OUT
@@ -150,11 +153,15 @@ def test_waiting(client: TrainerClient) -> None:
         (lambda client: client.suspend_job("done"), RuntimeError, "cannot be suspended: it is Complete"),
         (lambda client: client.resume_job("done"), RuntimeError, "is complete"),
         (lambda client: client.scale_job("stopped", 0), ValueError, "num_nodes 0 must be at least 1"),
-        (lambda client: client.wait_for_job_status("done", {"Finished"}), ValueError, "there are Complete, Created"),
-        (lambda client: client.wait_for_job_status("done", set()), ValueError, "is none"),
+        (
+            lambda client: client.wait_for_job_status("done", {"Finished"}),
+            ValueError,
+            "use some of Complete, Created",
+        ),
+        (lambda client: client.wait_for_job_status("done", set()), ValueError, "is invalid"),
         (lambda client: client.wait_for_job_status("done", timeout=0), ValueError, "Timeout must be a positive"),
         (lambda client: client.wait_for_job_status("done", timeout=1), ValueError, "strictly less than timeout"),
-        (lambda client: list(client.get_job_logs("done", step="nodes")), ValueError, "no step 'nodes'"),
+        (lambda client: list(client.get_job_logs("done", step="nodes")), ValueError, "step 'nodes' is invalid"),
         (lambda client: client.train(), NotImplementedError, "NoneType cannot be trained"),
         (lambda client: client.train(runtime="other"), ValueError, "no runtime 'other'"),
         (
@@ -168,7 +175,7 @@ def test_waiting(client: TrainerClient) -> None:
                 trainer=kubeflow.CustomTrainer(func=print),
             ),
             NotImplementedError,
-            "an initializer fetches data into a pod",
+            "initializer is not supported on this machine",
         ),
         (lambda client: client.train(trainer=kubeflow.CustomTrainer(func=print)), ValueError, "print is no function"),
         (
@@ -206,7 +213,7 @@ def test_options(client: TrainerClient, caplog: pytest.LogCaptureFixture) -> Non
     assert backends == [(TransformersTrainer, client.backend)]
     assert caplog.messages == [
         "the option Labels has no effect on this machine",
-        "metadata.labels, spec of the options has no effect on this machine",
+        "options set metadata.labels, spec, which has no effect on this machine",
     ]
 
 
@@ -225,7 +232,7 @@ def test_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: client.delete_job("x", with_checkpoints=True),
     )
     for call in calls:
-        with pytest.raises(NotImplementedError, match="is not supported here yet: KubernetesBackend") as error:
+        with pytest.raises(NotImplementedError, match="is not supported by KubernetesBackend yet") as error:
             call()
         assert isinstance(error.value, SafepointError)
         assert error.value.exit_code == ExitCode.NOT_SUPPORTED

@@ -51,7 +51,7 @@ def test_a_script_and_a_module(machine: Path) -> None:
         ("missing.py", "there is no script"),
         ("no/such", "no script"),
         ("no.such.mod", "there is no module no.such.mod"),
-        ("a-b", "neither a script"),
+        ("a-b", "not the path of a script"),
     ):
         with pytest.raises(UsageError, match=message):
             made(TransformersTrainer(wrong))
@@ -150,11 +150,11 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"env": {"A": 1}}, r"env\['A'\] is 1; the values of variables are texts"),
+        ({"env": {"A": 1}}, r"env\['A'\] is 1; write its value as a string"),
         ({"env": {"A B": "1"}}, "'A B' cannot be the name"),
         ({"env": {"SAFEPOINT_SAVE_STEPS": "0"}}, "must be at least 1"),
         ({"resources_per_node": {"tpu": 1}}, "tpu"),
-        ({"ca_bundle": "/no/such.pem"}, "ca_bundle /no/such.pem is no file"),
+        ({"ca_bundle": "/no/such.pem"}, "ca_bundle /no/such.pem is not a file"),
         ({"func_args": {"rate": 1}}, "unexpected keyword argument 'rate'"),
     ],
 )
@@ -167,17 +167,17 @@ def test_what_cannot_be_meant(values: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"pvc": {"a": "x,y"}}, "cannot stand for a claim"),
-        ({"pvc": {"a=b": "x"}}, "cannot stand for a claim"),
-        ({"pvc": {"a": ""}}, "cannot stand for a claim"),
+        ({"pvc": {"a": "x,y"}}, "give a claim's name, and a folder"),
+        ({"pvc": {"a=b": "x"}}, "give a claim's name, and a folder"),
+        ({"pvc": {"a": ""}}, "give a claim's name, and a folder"),
         ({"pvc": "x"}, "pvc must be a mapping"),
         ({"pvc": {"a": 5}}, r"pvc\['a'\] must be a path, not 5"),
         ({"priority": "high"}, "priority must be a whole number, not 'high'"),
         ({"priority": 1.5}, "priority must be a whole number, not 1.5"),
         ({"working_dir": 5}, "working_dir must be a path or None, not 5"),
         ({"python": None}, "python must be a text, not None"),
-        ({"working_dir": "/no/such"}, "'/no/such' is no folder"),
-        ({"python": "python-that-is-not-there"}, "is no interpreter"),
+        ({"working_dir": "/no/such"}, "'/no/such' is not a folder"),
+        ({"python": "python-that-is-not-there"}, "is not an interpreter"),
     ],
 )
 def test_a_config_that_cannot_be_meant(values: dict[str, Any], message: str) -> None:

@@ -61,8 +61,8 @@ def test_what_is_not_as_asked_for_is_said(
     [
         ({"gpu": 3}, 2, SERVER, r"2 node\(s\) with 3 GPU\(s\) need 6, and this machine has 4"),
         ({"gpu": 1, "amd.com/gpu": 1}, 1, SERVER, "one kind of GPU"),
-        ({"mig-1g.5gb": 1}, 1, SERVER, "a part of a GPU cannot be had"),
-        ({"google.com/tpu": 4}, 1, LAPTOP, "google.com/tpu, which this machine cannot give"),
+        ({"mig-1g.5gb": 1}, 1, SERVER, "cannot give a job a part of a GPU"),
+        ({"google.com/tpu": 4}, 1, LAPTOP, "google.com/tpu, which this machine does not have"),
         ({"cpu": "many"}, 1, LAPTOP, r"resources_per_node\['cpu'\]: 'many' is not a quantity"),
         ({"nvidia.com/gpu": -1}, 1, LAPTOP, "is not a quantity"),
     ],

@@ -62,9 +62,9 @@ def test_it_is_a_custom_trainer() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"func": 3}, "func must be callable"),
-        ({"func": ""}, "func must be callable"),
-        ({"func": None}, "func must be callable"),
+        ({"func": 3}, "func must be a function"),
+        ({"func": ""}, "func must be a function"),
+        ({"func": None}, "func must be a function"),
         ({"metrics_port": 1023}, "metrics_port 1023 must be from 1024 to 65535"),
         ({"metrics_port": 65536}, "metrics_port 65536"),
         ({"metrics_port": "28080"}, "metrics_port must be a whole number"),
@@ -111,10 +111,10 @@ def test_it_is_a_custom_trainer() -> None:
         ({"grace_period_seconds": -1}, "grace_period_seconds must be a positive number of seconds"),
         ({"retention": 5}, "retention must be a text or a mapping or None, not 5"),
         ({"retention": {"local": 5}}, r"retention\['local'\] must be a text or None, not 5"),
-        ({"staging_size": 0}, "staging_size 0 must be more than nothing"),
+        ({"staging_size": 0}, "staging_size 0 must be more than 0"),
         ({"staging_size": 1.5}, "staging_size must be a size in bytes"),
         ({"save_every": 600}, "save_every must be a text such as 10m, or auto or None, not 600"),
-        ({"save_every": "0m"}, "save_every '0m' must be longer than nothing"),
+        ({"save_every": "0m"}, "save_every '0m' must be longer than 0 s"),
         ({"snapshot_steps": 1.5}, "snapshot_steps must be a positive number of steps"),
         (
             {"periodic_checkpoint_config": SimpleNamespace(save_strategy="no", save_steps="2", save_total_limit=1)},

@@ -3,12 +3,12 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safepoint.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
+from safepoint.errors import ConflictError, NotFoundError, SafepointError, StorageError, UsageError, WaitTimeoutError
 from safepoint.foundation import clock
 from safepoint.foundation.files import FolderLock, is_locked, write_atomic
 from safepoint.jobs.local.attempt import rank_reports
@@ -80,12 +80,8 @@ class LocalJobs:
         happened += [_as_job_event(event) for event in rank_reports.events(job_folder(name))]
         return sorted(happened, key=lambda event: event.time)
 
-    def progress(self, name: str) -> Progress | None:
-        """What the first rank told last."""
-        return rank_reports.progress(job_folder(self.job(name).name))
-
     def progress_of(self, job: JobRecord | JobSummary) -> Progress | None:
-        """Likewise, of a job that was looked up a moment ago."""
+        """The last report of the first rank; None before it."""
         return rank_reports.progress(job_folder(job.name))
 
     def logs(
@@ -357,25 +353,34 @@ class LocalJobs:
         *,
         timeout_s: float | None = None,
         poll_s: float = 0.2,
-        watch: Sequence[Callable[[JobRecord], None]] = (),
+        look: Callable[[JobRecord], None] = lambda job: None,
     ) -> JobRecord:
-        """Until a job is in one of the states.
+        """Wait until a job is in one of the states; a suspended job may be resumed by someone, and is waited for.
+
+        Args:
+            name: the job.
+            states: those to wait for.
+            timeout_s: how long to wait; None for no limit.
+            poll_s: time between two looks at the job.
+            look: called at each of them.
 
         Raises:
-            ConflictError: it has come to a state that it will not leave by itself.
+            SafepointError: the job has failed.
+            ConflictError: it is complete.
             WaitTimeoutError: it took longer.
         """
-        wanted = ", ".join(sorted(map(str, states)))
+        expected = " or ".join(sorted(map(str, states)))
 
         def is_there(job: JobRecord) -> bool:
-            for callback in watch:
-                callback(job)
-            if job.state not in states and not job.needs_supervisor:
-                why = f": {job.message}" if job.message else ""
-                raise ConflictError(f"job {job.name} is {job.state}, and was waited for to be {wanted}{why}")
-            return job.state in states
+            look(job)
+            if job.state in states or not job.state.is_over:
+                return job.state in states
+            why = f": {job.message}" if job.message else ""
+            if job.state is JobState.FAILED:
+                raise SafepointError(f"job {job.name} is Failed{why}", hint=f"see `safepoint logs {job.name}`")
+            raise ConflictError(f"job {job.name} is {job.state}, and will not be {expected}{why}")
 
-        return self._until(self._history.name_of(name), is_there, wanted, timeout_s, poll_s)
+        return self._until(self._history.name_of(name), is_there, expected, timeout_s, poll_s)
 
     def _until(
         self,

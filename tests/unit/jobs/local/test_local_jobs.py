@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from safepoint.checkpoint.tools.inventory import Inventory
-from safepoint.errors import ConflictError, NotFoundError, StorageError, UsageError, WaitTimeoutError
+from safepoint.errors import (
+    ConflictError,
+    NotFoundError,
+    SafepointError,
+    StorageError,
+    UsageError,
+    WaitTimeoutError,
+)
 from safepoint.foundation.files import is_locked
 from safepoint.jobs.local import local_jobs
 from safepoint.jobs.local.attempt.launchers import launcher_environment
@@ -320,7 +327,7 @@ class TestWaiting:
         """With the reason that the job gives."""
         known(history, "a", FAILED)
         history.become("a", FAILED, actor="me", message="exit code 3")
-        with pytest.raises(ConflictError, match="is Failed, and was waited for to be Complete: exit code 3"):
+        with pytest.raises(SafepointError, match="job a is Failed: exit code 3"):
             jobs.wait("a", [COMPLETE])
         assert jobs.wait("a", [FAILED, COMPLETE]).state is FAILED
 
@@ -328,7 +335,7 @@ class TestWaiting:
         """The first one too."""
         known(history, "a", COMPLETE)
         seen: list[JobRecord] = []
-        jobs.wait("a", [COMPLETE], watch=[seen.append])
+        jobs.wait("a", [COMPLETE], look=seen.append)
         assert [job.state for job in seen] == [COMPLETE]
 
     def test_a_job_that_is_deleted_meanwhile_is_not_what_was_waited_for(
@@ -341,7 +348,7 @@ class TestWaiting:
         looked = threading.Event()
         with done_when(lambda _: looked.is_set(), lambda history: history.forget("a")):
             with pytest.raises(NotFoundError, match="job a was deleted"):
-                jobs.wait("a", [COMPLETE], timeout_s=30, watch=[lambda _: looked.set()])
+                jobs.wait("a", [COMPLETE], timeout_s=30, look=lambda _: looked.set())
 
 
 class TestDeleting:
@@ -522,11 +529,11 @@ def test_events_of_all_are_one_story(jobs: LocalJobs) -> None:
 def test_progress_is_what_was_told_last(jobs: LocalJobs) -> None:
     """None before, and None for what is no record."""
     jobs.submit(job_spec("a"))
-    assert jobs.progress("a") is None
+    assert jobs.progress_of(jobs.job("a")) is None
     (job_folder("a") / "progress.json").write_text("[1]")
-    assert jobs.progress("a") is None
+    assert jobs.progress_of(jobs.job("a")) is None
     (job_folder("a") / "progress.json").write_text('{"step": 3}')
-    progress = jobs.progress("a")
+    progress = jobs.progress_of(jobs.job("a"))
     assert progress is not None
     assert progress.step == 3
 

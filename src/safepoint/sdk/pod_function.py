@@ -1,0 +1,118 @@
+"""The function that Kubeflow's own client ships to pods in the place of a `TransformersTrainer`'s.
+
+The client takes a function's source with `inspect`, passes it through a shell, and runs it with torchrun. So the pod
+function calls the original when it is called here, and has another source: one that holds the training as base64,
+which a shell leaves as it is, and runs it under Safepoint on every rank. Arguments go the way that Kubeflow has.
+"""
+
+import base64
+import itertools
+import json
+import linecache
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safepoint.jobs.model.function_source import take_function
+from safepoint.jobs.model.literals import as_options
+from safepoint.sdk.failures import NotSupportedHereError, as_kubeflow_raises
+
+_ORIGINAL = "__safepoint_function__"
+_numbers = itertools.count()
+# Without characters that a shell interprets: no dollar, no back-tick, no backslash.
+_SOURCE = """\
+def {name}(**func_args):
+    import base64, importlib.util, json, os, runpy, sys, tempfile
+
+    plan = json.loads(base64.b64decode("{plan}"))
+    for variable, text in plan["environ"].items():
+        os.environ.setdefault(variable, text)
+    program = plan["program"]
+    if plan["script"] is not None:
+        program = [os.path.join(tempfile.mkdtemp(prefix="safepoint-"), plan["file"]), *program]
+        with open(program[0], "w", encoding="utf-8") as file:
+            file.write(repr(func_args).join(plan["script"]))
+    if importlib.util.find_spec("safepoint") is not None:
+        os.execv(sys.executable, [sys.executable, "-u", "-m", "safepoint.training", *program])
+    missing = "Safepoint is not installed in this image: add it to the image or to packages_to_install"
+    if plan["is_needed"]:
+        sys.exit(missing + "; nothing was trained")
+    print("warning: " + missing + "; this training is not saved when it is interrupted", file=sys.stderr, flush=True)
+    sys.argv = program
+    runpy.run_path(program[0], run_name="__main__")
+"""
+_ARGUMENTS = "SAFEPOINT_FUNC_ARGS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRun:
+    """How the function runs in a pod.
+
+    Args:
+        func_args: its arguments, by name.
+        environ: variables for it, unless the pod sets them.
+        needs_safepoint: without Safepoint in the image, fail instead of training without it.
+    """
+
+    func_args: dict[str, Any] | None
+    environ: Mapping[str, str]
+    needs_safepoint: bool
+
+
+def pod_function(function: Callable[..., Any] | str, run: Callable[[], PodRun]) -> Callable[..., Any]:
+    """A function whose source Kubeflow's client can ship; reading that source raises what cannot be shipped.
+
+    Args:
+        function: the original, or the path of a script, or the name of a module.
+        run: called when the source is read.
+    """
+    name = "train" if isinstance(function, str) else getattr(function, "__name__", "train")
+    name = name if name.isidentifier() else "train"
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(function, str):
+            raise NotSupportedHereError(
+                f"func {function!r} is a script or a module, which cannot be called here",
+                hint="pass the trainer to a TrainerClient",
+            )
+        return function(*args, **kwargs)
+
+    def source() -> str:
+        with as_kubeflow_raises():
+            return _source(function, name, run())
+
+    file = f"safepoint_{name}_{next(_numbers)}.py"
+    call.__code__ = call.__code__.replace(co_filename=file, co_firstlineno=1, co_name=name)
+    call.__name__ = call.__qualname__ = name
+    setattr(call, _ORIGINAL, function)
+    linecache.cache[file] = (source,)  # read when `inspect` looks for it
+    return call
+
+
+def original_of(function: Any) -> Any:
+    """The original of a pod function; any other value as it is."""
+    return getattr(function, _ORIGINAL, function)
+
+
+def _source(function: Callable[..., Any] | str, name: str, run: PodRun) -> str:
+    script, program, file = None, list[str](), f"{name}.py"
+    if not isinstance(function, str):
+        shipment = take_function(function, run.func_args)
+        before, _, after = shipment.script(arguments=_ARGUMENTS).rpartition(_ARGUMENTS)
+        script = [before, after]
+    elif function.endswith(".py") or os.sep in function:
+        script, file = [Path(function).read_text(encoding="utf-8")], Path(function).name
+        program = as_options(run.func_args)
+    else:
+        program = ["-m", function, *as_options(run.func_args)]
+    plan = {
+        "environ": dict(run.environ),
+        "program": program,
+        "script": script,
+        "file": file,
+        "is_needed": run.needs_safepoint,
+    }
+    encoded = base64.b64encode(json.dumps(plan).encode()).decode()
+    return _SOURCE.format(name=name, plan=encoded)
