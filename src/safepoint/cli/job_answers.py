@@ -1,5 +1,6 @@
 """A job in the answers of commands: a row, a page, a JSON document."""
 
+import dataclasses
 from typing import Any
 
 from safepoint.foundation import clock
@@ -124,14 +125,7 @@ def job_document(job: JobRecord, progress: Progress | None) -> dict[str, Any]:
 
 def attempt_document(attempt: AttemptRecord) -> dict[str, Any]:
     """An attempt as JSON."""
-    return {
-        "number": attempt.number,
-        "num_nodes": attempt.num_nodes,
-        "started": attempt.started,
-        "ended": attempt.ended,
-        "outcome": attempt.outcome,
-        "exit_code": attempt.exit_code,
-    }
+    return dataclasses.asdict(attempt)
 
 
 def event_document(event: JobEvent) -> dict[str, Any]:

@@ -1,14 +1,22 @@
 """The commands for jobs: list, status, logs, events, suspend, resume, scale, delete."""
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from typing import Annotated
 
 import typer
 
+from safepoint.cli.job_answers import HEAD, attempt_document, event_document, job_document, page, row
 from safepoint.cli.job_names import complete_job
 from safepoint.cli.output import print_answer, table, versioned
-
-if TYPE_CHECKING:
-    from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.errors import ConflictError, NotFoundError, PartlyDoneError, SafepointError, StorageError
+from safepoint.foundation.events import console
+from safepoint.foundation.units import plural
+from safepoint.jobs.local.attempt.logs import FOLDER
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.local.slots import count_slots, remark_on
+from safepoint.jobs.model.risk import risk_of_suspending
+from safepoint.jobs.model.state import JobState
 
 Name = Annotated[
     str,
@@ -28,10 +36,6 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the jobs, newest first, with state, step, time left, loss and safe step."""
-    from safepoint.cli.job_answers import HEAD, job_document, row
-    from safepoint.jobs.local.local_jobs import LocalJobs
-    from safepoint.jobs.model.state import JobState
-
     def is_listed(state: JobState) -> bool:
         return state.is_active or not active
 
@@ -46,9 +50,6 @@ def list_(
 
 def status(name: Name, as_json: Json = False) -> None:
     """Show one job: its command, progress, newest safe step and attempts."""
-    from safepoint.cli.job_answers import attempt_document, job_document, page
-    from safepoint.jobs.local.local_jobs import LocalJobs
-
     with LocalJobs() as jobs:
         job = jobs.job(name)
         progress, attempts = jobs.progress_of(job), jobs.attempts(job.name)
@@ -64,13 +65,6 @@ def logs(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for each line.")] = False,
 ) -> None:
     """Print the output of a job's processes; with several, each line names its process."""
-    import json
-
-    from safepoint.errors import NotFoundError
-    from safepoint.jobs.local.attempt.logs import FOLDER
-    from safepoint.jobs.local.local_jobs import LocalJobs
-    from safepoint.jobs.local.paths import job_folder
-
     only = None if rank is None else range(rank, rank + 1)
     with LocalJobs() as jobs:
         job = jobs.job(name)
@@ -91,9 +85,6 @@ def logs(
 
 def events(name: Name, as_json: Json = False) -> None:
     """Print the events of a job in the order of time: who, what, why."""
-    from safepoint.cli.job_answers import event_document
-    from safepoint.jobs.local.local_jobs import LocalJobs
-
     with LocalJobs() as jobs:
         happened = jobs.events(name)
     rows = [
@@ -127,11 +118,6 @@ def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json
 
     Exit codes: 0 suspended and saved, or complete; 3 suspended without a save; 1 the job failed.
     """
-    from safepoint.cli.job_answers import job_document
-    from safepoint.errors import PartlyDoneError, SafepointError
-    from safepoint.jobs.local.local_jobs import LocalJobs
-    from safepoint.jobs.model.state import JobState
-
     with LocalJobs() as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.suspend(name, timeout_s=timeout)
@@ -151,9 +137,6 @@ def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json
 
 def resume(name: Name, as_json: Json = False) -> None:
     """Continue a suspended or failed job from its newest checkpoint."""
-    from safepoint.cli.job_answers import job_document
-    from safepoint.jobs.local.local_jobs import LocalJobs
-
     with LocalJobs() as jobs:
         job = jobs.resume(name)
         print_answer(as_json, job_document(job, jobs.progress_of(job)), [f"job {job.name} resumes"])
@@ -167,10 +150,6 @@ def scale(
     as_json: Json = False,
 ) -> None:
     """Change a job's number of nodes: suspend, change, resume."""
-    from safepoint.cli.job_answers import job_document
-    from safepoint.jobs.local.local_jobs import LocalJobs
-    from safepoint.jobs.local.slots import count_slots, remark_on
-
     with LocalJobs() as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)
@@ -190,11 +169,6 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Stop a job and remove it; its checkpoints stay unless --checkpoints is given."""
-    from safepoint.errors import ConflictError, StorageError
-    from safepoint.foundation.events.console import is_interactive
-    from safepoint.foundation.units import plural
-    from safepoint.jobs.local.local_jobs import LocalJobs
-
     with LocalJobs() as jobs:
         where = "its output folder"
         try:
@@ -204,7 +178,7 @@ def delete(
             if checkpoints:
                 raise
         if checkpoints and not yes:
-            if not is_interactive():
+            if not console.is_interactive():
                 raise ConflictError(
                     f"deleting the checkpoints of job {name} in {where} cannot be undone; nothing was done",
                     hint="pass --yes to delete them",
@@ -221,16 +195,12 @@ def delete(
 
 
 def _confirm(question: str) -> None:
-    from safepoint.errors import SafepointError
 
     if not typer.confirm(question, err=True):
         raise SafepointError("the answer was no; nothing was done")
 
 
-def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:
-    from safepoint.errors import ConflictError
-    from safepoint.foundation.events.console import is_interactive
-    from safepoint.jobs.model.risk import risk_of_suspending
+def _ask_if_risky(jobs: LocalJobs, name: str, *, yes: bool) -> None:
 
     job = jobs.job(name)
     risk = risk_of_suspending(job, jobs.progress_of(job))
@@ -238,7 +208,7 @@ def _ask_if_risky(jobs: "LocalJobs", name: str, *, yes: bool) -> None:
         return
     if yes:
         typer.echo(f"safepoint: warning: {risk}", err=True)
-    elif is_interactive():
+    elif console.is_interactive():
         _confirm(f"{risk}. Suspend anyway?")
     else:
         raise ConflictError(f"{risk}; nothing was done", hint="wait for the next save, or pass --yes")

@@ -9,10 +9,15 @@ import typer
 
 from safepoint.cli.commands.run import check_resume
 from safepoint.cli.commands.run_options import RunOptions, with_options
+from safepoint.cli.job_answers import job_document
 from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import current_folder
 from safepoint.foundation.events import console
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.slots import count_slots, remark_on
+from safepoint.jobs.model.spec import JobSpec, name_from, names_of_secrets
+from safepoint.training.launcher.launch_plan import LaunchPlan
 
 
 @with_options
@@ -75,12 +80,6 @@ def submit(
     Takes the options of `run`. The job keeps running when this shell ends; `list`, `status`, `watch`, `logs`,
     `suspend`, `resume`, `scale` and `delete` find it by its name.
     """
-    from safepoint.cli.job_answers import job_document
-    from safepoint.jobs.local.local_jobs import LocalJobs
-    from safepoint.jobs.local.slots import count_slots, remark_on
-    from safepoint.jobs.model.spec import JobSpec, name_from, names_of_secrets
-    from safepoint.training.launcher.launch_plan import LaunchPlan
-
     machine = count_slots()
     ranks = _ranks(nproc_per_node, machine.gpu or machine.cpu)
     gpus = (ranks if machine.gpu else 0) if gpu is None else gpu

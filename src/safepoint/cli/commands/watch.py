@@ -5,19 +5,18 @@ import shutil
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from safepoint.cli.job_answers import HEAD, job_document, row
 from safepoint.cli.job_names import complete_job
 from safepoint.cli.output import table, versioned
 from safepoint.errors import UsageError
 from safepoint.foundation import clock
-
-if TYPE_CHECKING:
-    from safepoint.jobs.local.local_jobs import LocalJobs
-    from safepoint.jobs.model.records import JobRecord
-    from safepoint.progress.record import Progress
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.model.records import JobRecord
+from safepoint.progress.record import Progress
 
 _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 500
@@ -39,8 +38,6 @@ def watch(
 
     When one job is named, the command ends with the job.
     """
-    from safepoint.jobs.local.local_jobs import LocalJobs
-
     if not (as_json or sys.stdout.isatty()):
         raise UsageError("watch needs a terminal", hint="use --json, or `safepoint list`")
     show: Any = _Changes() if as_json else _Screen()
@@ -52,7 +49,7 @@ def watch(
             return
 
 
-def _looks(jobs: "LocalJobs", name: str | None, interval_s: float) -> "Iterator[list[JobRecord]]":
+def _looks(jobs: LocalJobs, name: str | None, interval_s: float) -> Iterator[list[JobRecord]]:
     """The jobs to show, at every interval; a job that has ended is shown once more."""
     before: set[str] = set()
     while True:
@@ -70,12 +67,10 @@ def _looks(jobs: "LocalJobs", name: str | None, interval_s: float) -> "Iterator[
 
 class _Changes:
     """Prints a JSON document for every job that has changed."""
-
     def __init__(self) -> None:
         self._printed: dict[str, str] = {}
 
-    def __call__(self, found: "Sequence[tuple[JobRecord, Progress | None]]") -> None:
-        from safepoint.cli.job_answers import job_document
+    def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
 
         for job, progress in found:
             text = json.dumps(versioned(job_document(job, progress)))
@@ -86,13 +81,11 @@ class _Changes:
 
 class _Screen:
     """Prints a table over the one before."""
-
     def __init__(self) -> None:
         self._losses: dict[str, Losses] = {}
         self._width = self._height = 0
 
-    def __call__(self, found: "Sequence[tuple[JobRecord, Progress | None]]") -> None:
-        from safepoint.cli.job_answers import HEAD, row
+    def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
 
         for job, progress in found:
             curve = self._losses.setdefault(job.name, Losses())
@@ -135,7 +128,6 @@ def picture(
 
 class Losses:
     """The losses that were reported, each with its step."""
-
     def __init__(self) -> None:
         self._points: deque[tuple[int, float]] = deque(maxlen=_POINTS)
 
