@@ -1,26 +1,26 @@
-"""What can go wrong, and the exit code that says so.
+"""The exceptions of Safepoint, each with its exit code.
 
 The tree:
 
 ```
-SafepointError                 anything this package raises on purpose
-├── UsageError            2   a setting or an argument cannot be meant
-├── PartlyDoneError       3   some of it is done, and the rest failed
-├── NotFoundError        10   what was named does not exist
-├── ConflictError        11   somebody else holds the output folder, or the checkpoint contradicts the settings
-├── StorageError         13   the place for checkpoints cannot be used
+SafepointError                 base of all of them
+├── UsageError            2   a setting or an argument is invalid
+├── PartlyDoneError       3   a part is done, and the rest failed
+├── NotFoundError        10   a job, checkpoint or connection does not exist
+├── ConflictError        11   another run holds the output folder, or the checkpoint contradicts the settings
+├── StorageError         13   the output location cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 of a command that does not train
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is not what its manifest says
 │   └── ManifestError    14   the manifest itself is unreadable or unacceptable
-├── WaitTimeoutError     15   something that was waited for took longer
+├── WaitTimeoutError     15   it took longer than the caller waits
 ├── NothingValidError    14   checkpoints exist, and none of them is valid
-├── UnsupportedError     16   what was asked for cannot be done on this machine or in this installation
+├── UnsupportedError     16   not supported on this machine or in this installation
 ├── SaveError             1   a save did not become a checkpoint
-└── PeerError             1   another rank is gone or disagrees
-Interrupted (SystemExit) 75   the run stopped where it was asked to; raised through the user's script
+└── PeerError             1   another rank has ended or disagrees
+Interrupted (SystemExit) 75   the run stopped on request; raised through the user's script
 ```
 
 Every message says what happened, what was done about it, and what the reader can do.
@@ -36,26 +36,26 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     PARTLY_DONE = 3
-    """A command has done a part of what it was asked to do, and said which."""
+    """A command has done a part of its work; its answer lists which."""
     NOT_FOUND = 10
     CONFLICT = 11
     NOT_AUTHORISED = 12
-    """Of commands: the keys are wrong or grant too little. A training says `STORAGE`."""
+    """Of commands: the keys are wrong or grant too little. A training ends with `STORAGE`."""
     STORAGE = 13
     NOTHING_VALID = 14
     TIMED_OUT = 15
-    """A command was told how long to wait, and that was not long enough."""
+    """The time that a command was allowed to wait is over."""
     NOT_SUPPORTED = 16
-    """What was asked for cannot be done on this machine or in this installation."""
+    """Not supported on this machine or in this installation."""
     INTERRUPTED_SAVED = 75
     """`EX_TEMPFAIL`: interrupted, the state is saved, run the same command again."""
     SIGINT = 130
     TERMINATED_UNSAVED = 143
-    """Terminated before anything could be saved; an older checkpoint, if any, still stands."""
+    """Terminated before a save was possible; older checkpoints are unchanged."""
 
 
 class SafepointError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base of every exception that this package raises by itself.
 
     Args:
         message: what happened and what was done about it.
@@ -74,19 +74,19 @@ class SafepointError(Exception):
 
 
 class UsageError(SafepointError):
-    """A setting or an argument cannot be meant."""
+    """A setting or an argument is invalid."""
 
     exit_code = ExitCode.USAGE
 
 
 class NotFoundError(SafepointError):
-    """What was named does not exist."""
+    """A job, checkpoint or connection does not exist."""
 
     exit_code = ExitCode.NOT_FOUND
 
 
 class PartlyDoneError(SafepointError):
-    """Some of what was asked for is done and stays done; the rest failed."""
+    """A part of the work is done and stays done; the rest failed."""
 
     exit_code = ExitCode.PARTLY_DONE
 
@@ -98,7 +98,7 @@ class ConflictError(SafepointError):
 
 
 class StorageError(SafepointError):
-    """The place for checkpoints cannot be used."""
+    """The output location cannot be used."""
 
     exit_code = ExitCode.STORAGE
 
@@ -108,7 +108,7 @@ class ObjectNotFoundError(StorageError):
 
 
 class ConditionError(StorageError):
-    """A conditional write was not done, because the object exists or has changed: another writer was first."""
+    """A conditional write failed, because the object exists or has changed: another writer was first."""
 
 
 class AccessDeniedError(StorageError):
@@ -130,19 +130,19 @@ class ManifestError(CheckpointError):
 
 
 class NothingValidError(SafepointError):
-    """Checkpoints exist, but none of them is valid; starting from scratch must be asked for."""
+    """Checkpoints exist, but none of them is valid; a start from scratch has to be requested."""
 
     exit_code = ExitCode.NOTHING_VALID
 
 
 class WaitTimeoutError(SafepointError):
-    """Something that was waited for took longer; it goes on."""
+    """It took longer than the caller waits; it continues."""
 
     exit_code = ExitCode.TIMED_OUT
 
 
 class UnsupportedError(SafepointError):
-    """What was asked for cannot be done on this machine, in this installation, or with this kind of job."""
+    """Not supported on this machine, in this installation, or for this kind of job."""
 
     exit_code = ExitCode.NOT_SUPPORTED
 
@@ -152,11 +152,11 @@ class SaveError(SafepointError):
 
 
 class PeerError(SafepointError):
-    """Another rank is gone, does not answer, or has reached another point of the training loop."""
+    """Another rank has ended, does not answer, or is at another point of the training loop."""
 
 
 class Interrupted(SystemExit):
-    """Leaves the training loop after an agreed stop.
+    """Ends the training loop after an agreed stop.
 
     It derives from `SystemExit`, so that the code behind `train()` does not run while `finally` blocks do.
 

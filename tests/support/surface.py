@@ -225,7 +225,7 @@ def _asked_of_jobs(folder: Path) -> dict[str, Any]:
     (folder / "train.py").touch()
     with (
         mock.patch.object(local_jobs, "start_supervisor"),
-        mock.patch.object(local_jobs, "revive"),
+        mock.patch.object(local_jobs, "start_missing_supervisors"),
         mock.patch.object(LocalJobs, "_remove", _forget),
     ):
         found = {"submit": safepoint("submit", "--json", "--name", "tiny", "train.py").document}

@@ -1,4 +1,4 @@
-"""Jobs: what a person wants to have trained, on this machine now, on a cluster by the same Protocol.
+"""Jobs: trainings that run in the background on this machine.
 
-Control code: nothing here is imported by a rank, and nothing here imports torch.
+Control code: no rank imports it, and it imports no torch.
 """

@@ -36,6 +36,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the jobs, newest first, with state, step, time left, loss and safe step."""
+
     def is_listed(state: JobState) -> bool:
         return state.is_active or not active
 

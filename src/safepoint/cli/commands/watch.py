@@ -67,6 +67,7 @@ def _looks(jobs: LocalJobs, name: str | None, interval_s: float) -> Iterator[lis
 
 class _Changes:
     """Prints a JSON document for every job that has changed."""
+
     def __init__(self) -> None:
         self._printed: dict[str, str] = {}
 
@@ -81,6 +82,7 @@ class _Changes:
 
 class _Screen:
     """Prints a table over the one before."""
+
     def __init__(self) -> None:
         self._losses: dict[str, Losses] = {}
         self._width = self._height = 0
@@ -128,6 +130,7 @@ def picture(
 
 class Losses:
     """The losses that were reported, each with its step."""
+
     def __init__(self) -> None:
         self._points: deque[tuple[int, float]] = deque(maxlen=_POINTS)
 

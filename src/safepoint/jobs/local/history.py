@@ -1,7 +1,7 @@
-"""The history of all jobs: one SQLite file, the only truth that commands and supervisors share.
+"""The history of all jobs: one SQLite file, which commands and supervisors share.
 
-Promises: a change is there completely or not at all, and stays after a power cut; several processes may read and
-write at once; a file of a newer release is refused untouched.
+Promises: changes are atomic and survive a power cut; several processes may read and write at once; a file of a newer
+release is refused unchanged.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ CREATE TABLE event (
 CREATE INDEX event_by_job ON event (job, id);
 """
 _SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
-"""What makes each version of the one before; a new file goes through all of them."""
+"""The statements that make each version from the one before; a new file runs all of them."""
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
 _AGAIN_S = 0.01
@@ -67,7 +67,7 @@ class History:
     """The history, open for reading and writing.
 
     Args:
-        path: the file; it is made when there is none.
+        path: the file; created when there is none.
 
     Raises:
         ConflictError: a newer release wrote it.
@@ -91,7 +91,7 @@ class History:
         if version > SCHEMA_VERSION:
             raise ConflictError(
                 f"the job history {self._path} was written by a newer Safepoint (schema {version}; this release "
-                f"knows {SCHEMA_VERSION}); it was left untouched",
+                f"knows {SCHEMA_VERSION}); it was not changed",
                 hint="install the newer release, or set XDG_STATE_HOME to another folder",
             )
         self._keep_a_log()
@@ -106,8 +106,8 @@ class History:
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _keep_a_log(self) -> None:
-        """Let others read while one writes; of several processes that change a new file at once, all but one are told
-        that it is locked without having waited for it."""
+        """Let others read while one writes. When several processes set this in a new file at once, SQLite reports to
+        all but one that it is locked, without waiting: they try again."""
         deadline_s = clock.monotonic_s() + _BUSY_S
         while True:
             try:
@@ -136,11 +136,11 @@ class History:
             raise HistoryError(
                 f"the job history {self._path} cannot be used: {error}",
                 hint="check the folder's permissions and free space; a damaged file can be moved aside: its jobs "
-                "are forgotten then, their checkpoints are not touched",
+                "are lost then, their checkpoints are not",
             ) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def __enter__(self) -> Self:
@@ -151,7 +151,7 @@ class History:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None]:
-        """Everything inside happens at once; nobody else writes meanwhile. One inside another is part of it."""
+        """Everything inside is one atomic change, and no one else writes meanwhile. Transactions may be nested."""
         if self._db.in_transaction:
             yield
             return
@@ -168,21 +168,21 @@ class History:
     # ---- reading ----------------------------------------------------------------------------------------------
 
     def change_number(self) -> int:
-        """Another number than before, when another process has changed something meanwhile."""
+        """A number that differs from the last one when another process has changed something."""
         with self._explained():
             return self._db.execute("PRAGMA data_version").fetchone()[0]
 
     def jobs(self, states: Sequence[JobState] | None = None) -> list[JobRecord]:
         """All jobs, or those in some states, oldest first.
 
-        One whose entry cannot be read is left out, with a warning: it must not keep the others from their work.
+        A job whose entry cannot be read is left out, with a warning.
         """
         if states is None:
             return self._select("")
         return self._select(f"WHERE state IN ({', '.join('?' * len(states))})", *map(str, states))
 
     def unfinished(self) -> list[JobRecord]:
-        """Those that have not come to their end, or are to be removed: the others are many after a while."""
+        """Jobs that have not ended, or that are to be deleted."""
         return self._select("WHERE state NOT IN (?, ?) OR wanted = ?", *map(str, _OVER), str(Wanted.DELETE))
 
     def _select(self, condition: str, *values: str) -> list[JobRecord]:
@@ -191,7 +191,7 @@ class History:
             return [job for row in rows if (job := self._readable(_job, row)) is not None]
 
     def summaries(self) -> list[JobSummary]:
-        """All jobs, oldest first, in short: what a list of thousands needs."""
+        """All jobs, oldest first, in short: fast for thousands."""
         with self._explained():
             rows = self._db.execute("SELECT name, spec, state, created, safe_step FROM job ORDER BY created, name")
             return [job for row in rows if (job := self._readable(_summary, row)) is not None]
@@ -217,7 +217,7 @@ class History:
             return self._db.execute("SELECT 1 FROM job WHERE name = ?", (name,)).fetchone() is not None
 
     def job(self, name: str) -> JobRecord:
-        """The job of this name, or the only one whose name begins so.
+        """The job of this name, or the only one whose name starts with it.
 
         Raises:
             NotFoundError: there is none.
@@ -230,7 +230,7 @@ class History:
         return job
 
     def name_of(self, name: str) -> str:
-        """The name itself, or the only one that begins so; see `job`."""
+        """The name itself, or the only one that starts with it; see `job`."""
         if not name.isascii() or not name:  # every name is, and SQLite takes no text that is not UTF-8
             raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows all")
         with self._explained():
@@ -244,7 +244,7 @@ class History:
             raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows all")
         if len(names) > 1:
             shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-            raise ConflictError(f"{name!r} could be {len(names)} jobs: {shown}", hint="write more of the name")
+            raise ConflictError(f"{name!r} fits {len(names)} jobs: {shown}", hint="give more letters of the name")
         return names[0]
 
     def attempts(self, name: str) -> list[AttemptRecord]:
@@ -275,7 +275,7 @@ class History:
             ]
 
     def events(self, name: str) -> list[JobEvent]:
-        """What was done to a job, oldest first."""
+        """The actions on a job, oldest first."""
         with self._explained():
             rows = self._db.execute(
                 "SELECT time, name, actor, cause, detail FROM event WHERE job = ? ORDER BY id", (name,)
@@ -285,10 +285,10 @@ class History:
                 for time, event, actor, cause, detail in rows
             ]
 
-    # ---- what commands do -------------------------------------------------------------------------------------
+    # ---- changes by commands ----------------------------------------------------------------------------------
 
     def add(self, spec: JobSpec, *, actor: str) -> None:
-        """Write down a new job.
+        """Store a new job.
 
         Raises:
             ConflictError: there is one of this name.
@@ -297,8 +297,8 @@ class History:
         with self.transaction():
             if self.knows(spec.name):
                 raise ConflictError(
-                    f"there is a job {spec.name!r} already",
-                    hint=f"choose another name, or `safepoint delete {spec.name}` first; checkpoints stay",
+                    f"there is already a job {spec.name!r}; nothing was submitted",
+                    hint=f"choose another name, or `safepoint delete {spec.name}` first; its checkpoints stay",
                 )
             self._db.execute(
                 "INSERT INTO job (name, spec, state, wanted, created, changed) VALUES (?, ?, ?, ?, ?, ?)",
@@ -307,19 +307,19 @@ class History:
             self._note(spec.name, "submitted", actor)
 
     def want(self, name: str, wanted: Wanted, *, actor: str, cause: str = "") -> None:
-        """Say what is wanted of a job."""
+        """Request an action of a job."""
         with self.transaction():
             self._change(name, "wanted = ?", str(wanted))
             self._note(name, f"{wanted}_requested", actor, cause)
 
     def want_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
-        """Say how many nodes a job with launchers is to have; its supervisor stops, changes and starts it again."""
+        """Request a number of nodes for a job with launchers; its supervisor stops, changes and starts it again."""
         with self.transaction():
             self._change(job.name, "target_nodes = ?", num_nodes)
             self._note(job.name, "scale_requested", actor, f"to {num_nodes} nodes")
 
     def change_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
-        """Give a job that has no launchers another number of nodes, which is then all that is wanted of it."""
+        """Change the number of nodes of a job without launchers; the request for it is done."""
         spec = replace(job.spec, num_nodes=num_nodes)
         with self.transaction():
             self._change(job.name, "spec = ?, target_nodes = NULL", spec.to_json())
@@ -330,26 +330,26 @@ class History:
         with self._explained():
             self._db.execute("DELETE FROM job WHERE name = ?", (name,))
 
-    # ---- what supervisors do ----------------------------------------------------------------------------------
+    # ---- changes by supervisors -------------------------------------------------------------------------------
 
     def become(
         self, name: str, state: JobState, *, actor: str, cause: str = "", message: str = "", **figures: Any
     ) -> None:
-        """Change what a job is.
+        """Change the state of a job.
 
         Args:
             name: the job.
             state: the new state.
-            actor: who says so.
+            actor: who changes it.
             cause: why.
-            message: for people who look at the job.
+            message: shown with the job.
             figures: columns of the job that change with it.
         """
         unknown = figures.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted"}
         if unknown:
-            raise ValueError(f"a job has no {', '.join(sorted(unknown))}")
+            raise ValueError(f"a job has no column {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in figures)
-        changes += ", target_nodes = NULL" if state.is_over else ""  # nobody is left to see to it
+        changes += ", target_nodes = NULL" if state.is_over else ""  # no supervisor is left to do it
         values = (_plain(value) for value in figures.values())
         with self.transaction():
             self._change(
@@ -358,7 +358,7 @@ class History:
             self._note(name, str(state).lower(), actor, cause or message, **figures)
 
     def begin_attempt(self, name: str, number: int, num_nodes: int) -> None:
-        """Write down that an attempt begins."""
+        """Store the start of an attempt."""
         with self._explained():
             self._db.execute(
                 "INSERT INTO attempt (job, number, num_nodes, started) VALUES (?, ?, ?, ?)",
@@ -366,7 +366,7 @@ class History:
             )
 
     def add_node(self, name: str, attempt: int, node: NodeRecord) -> None:
-        """Write down a launcher as soon as it exists."""
+        """Store a launcher as soon as it exists."""
         process = node.process
         with self._explained():
             self._db.execute(
@@ -376,7 +376,7 @@ class History:
             )
 
     def end_attempt(self, name: str, number: int, *, outcome: str, exit_code: int | None) -> None:
-        """Write down how an attempt ended."""
+        """Store the end of an attempt."""
         with self._explained():
             self._db.execute(
                 "UPDATE attempt SET ended = ?, outcome = ?, exit_code = ? WHERE job = ? AND number = ?",
@@ -451,7 +451,7 @@ def _job(row: tuple[Any, ...]) -> JobRecord:
 
 @contextlib.contextmanager
 def _altered(name: str) -> Generator[None]:
-    """What is read of a job's entry in here was changed by somebody else when it is not what it should be."""
+    """Report an entry that cannot be read: something other than Safepoint has changed it."""
     try:
         yield
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SafepointError) as error:

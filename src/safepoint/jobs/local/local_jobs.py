@@ -17,7 +17,7 @@ from safepoint.jobs.local.history import History, this_user
 from safepoint.jobs.local.paths import job_folder, make_private, new_job_folder, supervisor_lock
 from safepoint.jobs.local.removal import remove_job, remove_remains
 from safepoint.jobs.local.slots import check_size, count_slots
-from safepoint.jobs.local.supervisor_start import revive, start_supervisor
+from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.output_location import output_of, place_of, with_claims
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary
@@ -26,27 +26,27 @@ from safepoint.jobs.model.state import JobState, Wanted
 from safepoint.progress.record import Progress
 
 _POLL_S = 0.1
-_LEAVES_WITHIN_S = 15.0
-"""How long the supervisor of a job that has stopped may take to end."""
+_EXITS_WITHIN_S = 15.0
+"""How long the supervisor of a stopped job may take to exit."""
 
 
 class LocalJobs:
-    """The jobs of this user on this machine. A name may be the beginning of one, as long as it fits one job only.
+    """The jobs of this user on this machine. A name may be the first letters of a name, if they fit one job only.
 
-    Whoever opens it also revives: jobs whose supervisor was killed get a new one.
+    Opening it starts the supervisors that are missing, because they were killed.
 
     Args:
-        actor: who acts, for the history.
+        actor: who acts; stored in the history.
     """
 
     def __init__(self, *, actor: str | None = None) -> None:
         self._actor = actor or this_user()
         self._history = History()
         with contextlib.suppress(ConflictError):
-            revive(self._history)
+            start_missing_supervisors(self._history)
 
     def close(self) -> None:
-        """Let go of the history."""
+        """Close the history."""
         self._history.close()
 
     def __enter__(self) -> "LocalJobs":
@@ -55,7 +55,7 @@ class LocalJobs:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- reading ----------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobRecord]:
         """All jobs, oldest first."""
@@ -66,15 +66,15 @@ class LocalJobs:
         return self._history.summaries()
 
     def job(self, name: str) -> JobRecord:
-        """One job, by its name or the beginning of it."""
+        """One job, by its name or its first letters."""
         return self._history.job(name)
 
     def attempts(self, name: str) -> list[AttemptRecord]:
-        """Its starts, oldest first."""
+        """The attempts of a job, oldest first."""
         return self._history.attempts(self.job(name).name)
 
     def events(self, name: str) -> list[JobEvent]:
-        """What people, supervisors and ranks did, in the order of time."""
+        """The actions of people, supervisors and ranks, in the order of time."""
         name = self.job(name).name
         happened = self._history.events(name)
         happened += [_as_job_event(event) for event in rank_reports.events(job_folder(name))]
@@ -87,7 +87,7 @@ class LocalJobs:
     def logs(
         self, name: str, *, ranks: range | None = None, nodes: range | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
-        """What the job has printed."""
+        """The output of a job."""
         name = self.job(name).name
 
         def is_over() -> bool:
@@ -96,18 +96,20 @@ class LocalJobs:
 
         yield from read_logs(job_folder(name), ranks=ranks, nodes=nodes, is_over=is_over if follow else None)
 
-    # ---- doing ------------------------------------------------------------------------------------------------
+    # ---- changing ------------------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec, files: Mapping[str, bytes] | None = None) -> JobRecord:
-        """Take a job; it runs as soon as it fits."""
+        """Store a job and start its supervisor; the job runs as soon as it fits."""
         if not Path(spec.working_dir).is_dir():
-            raise UsageError(f"there is no folder {spec.working_dir} to run the job in")
+            raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
-            keys_of(spec.data_connection)  # otherwise they are looked up with the place that they are for
+            keys_of(spec.data_connection)  # with an output location, check_output reads them
         check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:
-            from safepoint.jobs.local.outputs import check_output  # the stores' library, which no other command needs
+            from safepoint.jobs.local.outputs import (
+                check_output,
+            )  # imports the object store library, which other commands do not need
 
             check_output(spec, spec.settings.output_dir)
         new = make_private(new_job_folder())
@@ -126,25 +128,25 @@ class LocalJobs:
         return self.job(spec.name)
 
     def _make_known(self, spec: JobSpec, new: Path) -> None:
-        """Write the job down and give its folder its name; whoever sees the job may start its supervisor at once."""
+        """Store the job and rename its folder; from then on any process may start its supervisor."""
         with self._history.transaction():
             self._refuse_taken_place(spec, output_of(spec, None))
             self._history.add(spec, actor=self._actor)
             if is_locked(supervisor_lock(spec.name)):
                 raise ConflictError(
-                    f"a job {spec.name!r} of an earlier history still runs here",
-                    hint="choose another name, or end its processes first",
+                    f"a job {spec.name!r} that the history does not have still runs; nothing was submitted",
+                    hint="choose another name, or end the processes of that job first",
                 )
             shutil.rmtree(job_folder(spec.name), ignore_errors=True)
             new.rename(job_folder(spec.name))
 
     def _refuse_taken_place(self, spec: JobSpec, output: str | None) -> None:
-        """Two trainings into one folder would spoil each other's; the second one is refused before it begins."""
+        """Refuse a second training into one output location: it would overwrite the first one's checkpoints."""
         for other in self._others_at(spec, output):
             if other.needs_supervisor:
                 raise ConflictError(
                     f"job {other.name} writes to {output} and has not ended",
-                    hint="use another output folder, or suspend or delete that job first",
+                    hint="use another output location, or suspend or delete that job first",
                 )
 
     def _others_at(self, spec: JobSpec, output: str | None) -> list[JobRecord]:
@@ -152,8 +154,8 @@ class LocalJobs:
             return []
         place = place_of(spec, output)
         others = [other for other in self._history.unfinished() if other.name != spec.name]
-        theirs = [(other, self.output_of(other)) for other in others]
-        return [other for other, there in theirs if there is not None and place_of(other.spec, there) == place]
+        outputs = [(other, self.output_of(other)) for other in others]
+        return [other for other, its in outputs if its is not None and place_of(other.spec, its) == place]
 
     def _ask(self, job: JobRecord, wanted: Wanted) -> None:
         if job.wanted is Wanted.DELETE:
@@ -165,7 +167,7 @@ class LocalJobs:
 
         Raises:
             ConflictError: it has ended.
-            WaitTimeoutError: it is still at it; it will be suspended all the same.
+            WaitTimeoutError: it has not stopped yet; it will be suspended later.
         """
         with self._history.transaction():
             job = self.job(name)
@@ -178,16 +180,16 @@ class LocalJobs:
             if job.state.is_over or (job.state is JobState.SUSPENDED and job.wanted is Wanted.SUSPEND):
                 return True
             if job.wanted is not Wanted.SUSPEND:
-                raise ConflictError(f"job {job.name} was to be suspended, and somebody else wants it to {job.wanted}")
+                raise ConflictError(f"job {job.name} was not suspended: someone else requested {job.wanted}")
             return False
 
         return self._until(job.name, has_stopped, "suspended", timeout_s)
 
     def resume(self, name: str) -> JobRecord:
-        """Let a suspended or failed job go on.
+        """Continue a suspended or failed job.
 
         Raises:
-            ConflictError: it runs, is complete, is being deleted, or another job writes where it does.
+            ConflictError: it runs, is complete or is being deleted, or another job writes to its output location.
         """
         with self._history.transaction():
             job = self.job(name)
@@ -195,26 +197,27 @@ class LocalJobs:
                 raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
             if job.state.is_active and job.wanted in {Wanted.RUN, Wanted.PREEMPT}:
                 raise ConflictError(
-                    f"job {job.name} is {job.state}, not suspended", hint=f"see it: safepoint logs -f {job.name}"
+                    f"job {job.name} is {job.state}, not suspended",
+                    hint=f"`safepoint logs -f {job.name}` shows its output",
                 )
             self._refuse_taken_place(job.spec, self.output_of(job))
             self._ask(job, Wanted.RUN)
             if not job.state.is_active:
-                cause = "to be tried again" if job.state is JobState.FAILED else ""
+                cause = "restarted after a failure" if job.state is JobState.FAILED else ""
                 self._history.become(job.name, JobState.QUEUED, actor=self._actor, cause=cause, setbacks=0)
         if not is_locked(supervisor_lock(job.name)):
             start_supervisor(job.name)
         return self.job(job.name)
 
     def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> JobRecord:
-        """Change a job's number of nodes; one that runs is stopped for it with a checkpoint, and goes on.
+        """Change a job's number of nodes; a running job is stopped with a checkpoint and started again.
 
-        The supervisor does all of it: nothing is left undone when the caller is killed or waits no longer.
+        The supervisor does it, even when the caller is killed or stops waiting.
 
         Raises:
-            UsageError: no such number of nodes.
-            ConflictError: the job is complete, or ended before it could be changed.
-            WaitTimeoutError: it is still at it; it will have them all the same.
+            UsageError: `num_nodes` is invalid, or more than fit this machine.
+            ConflictError: the job is complete, or ended before it was changed.
+            WaitTimeoutError: it has not been changed yet; it will be later.
         """
         with self._history.transaction():
             job = self.job(name)
@@ -231,25 +234,25 @@ class LocalJobs:
         job = self._until(job.name, lambda job: job.target_nodes is None, what, timeout_s)
         if job.spec.num_nodes != num_nodes:
             why = f": {job.message}" if job.message else ""
-            raise ConflictError(f"job {job.name} was {job.state} before it could be {what}{why}")
+            raise ConflictError(f"job {job.name} was {job.state} before it was {what}{why}")
         return job
 
     def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
-        """Stop a job and forget it; its checkpoints stay, unless they are asked for too.
+        """Stop a job and remove it; its checkpoints stay unless `with_checkpoints` is set.
 
         Returns:
-            How many checkpoints were deleted.
+            The number of deleted checkpoints.
 
         Raises:
-            ConflictError: its checkpoints are asked for too, and nobody knows where they are, or another job is to go
-                on with them; nothing was done.
-            StorageError: its checkpoints, or its folder, cannot be deleted; the job is still there, stopped, so that
-                the same command can be given again.
+            ConflictError: with `with_checkpoints`, its output location is unknown, or another job uses it; nothing was
+                done.
+            StorageError: its checkpoints or its folder cannot be deleted; the job is stopped and can be deleted
+                again.
         """
         name = self._history.name_of(name)
         try:
             job = self.job(name)
-        except StorageError:  # its entry cannot be read, and there is no other way to be rid of it
+        except StorageError:  # its entry cannot be read; it is removed without being stopped
             if with_checkpoints:
                 raise
             self._history.forget(name)
@@ -258,28 +261,28 @@ class LocalJobs:
         if with_checkpoints:
             return self._delete_all(job, timeout_s)
         if not self._remove(name):
-            with contextlib.suppress(NotFoundError):  # which is what is waited for
+            with contextlib.suppress(NotFoundError):  # it is deleted
                 self._until(name, lambda _: False, "deleted", timeout_s)
         return 0
 
     def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
-        """Its checkpoints before the job: as long as one is left, somebody knows of it."""
+        """Delete its checkpoints, then the job: after an error the job still shows where the rest is."""
         from safepoint.jobs.local.outputs import (
             remove_checkpoints,
-        )  # the stores' library, which no other command needs
+        )  # imports the object store library, which other commands do not need
 
         output = self.output_of(job)
         alone = f"{job.name} without its checkpoints"
         if output is None:
             raise ConflictError(
-                f"nobody knows where the checkpoints of job {job.name} are: it was given no output folder, and its "
-                "ranks have told of none; nothing was deleted",
+                f"the output location of job {job.name} is unknown: none was given, and its ranks have not reported one; "
+                "nothing was deleted",
                 hint=f"delete {alone}",
             )
         others = [other.name for other in self._others_at(job.spec, output) if not other.state.is_over]
         if others:
             raise ConflictError(
-                f"the checkpoints in {output} are those of job {', '.join(others)} too; nothing was deleted",
+                f"job {', '.join(others)} uses the checkpoints in {output}, too; nothing was deleted",
                 hint=f"delete that job first, or {alone}",
             )
         with self._at_rest(job.name, timeout_s):
@@ -290,15 +293,16 @@ class LocalJobs:
 
     @contextlib.contextmanager
     def _at_rest(self, name: str, timeout_s: float | None) -> Generator[None]:
-        """Stop a job where it has not ended, and keep every supervisor from it meanwhile."""
+        """Stop a job that has not ended, and hold its lock, so that no supervisor starts."""
         try:
             if not self.job(name).state.is_over:
                 self.suspend(name, timeout_s=timeout_s)
         except WaitTimeoutError as error:
             raise WaitTimeoutError(
-                f"{error.message}; nothing was deleted", hint="it is being stopped; give the same command again then"
+                f"{error.message}; nothing was deleted",
+                hint="it is being stopped; delete it again when it has stopped",
             ) from error
-        deadline_s = clock.monotonic_s() + _LEAVES_WITHIN_S
+        deadline_s = clock.monotonic_s() + _EXITS_WITHIN_S
         while True:
             lock = self._lock_of(name)
             if lock is not None and not self.job(name).needs_supervisor:
@@ -306,7 +310,7 @@ class LocalJobs:
             if lock is not None:
                 lock.release()
             if self.job(name).needs_supervisor or clock.monotonic_s() >= deadline_s:
-                raise ConflictError(f"job {name} was stopped, and somebody lets it go on; nothing was deleted")
+                raise ConflictError(f"job {name} was stopped, and someone resumed it; nothing was deleted")
             clock.sleep(_POLL_S)
         try:
             yield
@@ -314,7 +318,7 @@ class LocalJobs:
             lock.release()
 
     def _remove(self, name: str) -> bool:
-        """Remove a job here and now; where it has a supervisor or processes, only ask for it, and say False."""
+        """Remove a job now; when it has a supervisor or processes, only request it and return False."""
         lock = self._lock_of(name)
         try:
             self._history.want(name, Wanted.DELETE, actor=self._actor)
@@ -328,7 +332,7 @@ class LocalJobs:
                 lock.release()
 
     def _lock_of(self, name: str) -> FolderLock | None:
-        """The lock of a job's supervisor; None where there is one."""
+        """The lock of a job's supervisor; None while a supervisor holds it."""
         if self._history.knows(name):
             make_private(job_folder(name))
         try:
@@ -342,9 +346,9 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """Where a job's checkpoints are, in full: as its owner said, or as its ranks reported it."""
-        is_said = job.spec.settings.output_dir is not None
-        return output_of(job.spec, None if is_said else self.progress_of(job))
+        """The output location in full: the specification's, or the one that its ranks reported."""
+        is_given = job.spec.settings.output_dir is not None
+        return output_of(job.spec, None if is_given else self.progress_of(job))
 
     def wait(
         self,
@@ -394,7 +398,7 @@ class LocalJobs:
         while True:
             job = self._history.find(name)
             if job is None:
-                raise NotFoundError(f"job {name} was deleted while it was waited for to be {what}")
+                raise NotFoundError(f"job {name} was deleted before it was {what}")
             if is_there(job):
                 return job
             if job.needs_supervisor and not is_locked(supervisor_lock(name)):
@@ -402,7 +406,7 @@ class LocalJobs:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
                 raise WaitTimeoutError(
                     f"job {name} was not {what} within {timeout_s:g} s; it is {job.state}",
-                    hint="it goes on; wait again, or look at its logs",
+                    hint=f"it continues; wait again, or see `safepoint logs {name}`",
                 )
             clock.sleep(poll_s)
 

@@ -1,7 +1,7 @@
-"""What is at the place of a job's checkpoints, seen from any process and any folder.
+"""The output location of a job: list, check, delete.
 
-Everything is asked with the job's own keys and claims, and nothing of this process's environment is changed for it: a
-client of the SDK may look at several jobs at once.
+It is opened with the job's own keys and claims, and the environment of this process stays as it is: a client of the
+SDK may use several jobs at once.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from safepoint.training.context.store_access import open_tried
 
 
 def open_output(spec: JobSpec, output: str) -> Inventory:
-    """What there is, with the job's own keys and folders of claims; nothing is asked of it yet.
+    """The inventory of the output location; no request is sent yet.
 
     Args:
         spec: the job.
         output: its location.
 
     Raises:
-        UsageError: it cannot be meant here.
-        NotFoundError: the keys are not there any more.
+        UsageError: the location is invalid here.
+        NotFoundError: its data connection does not exist any more.
     """
     environ = _environment(spec)
     try:
@@ -40,10 +40,10 @@ def open_output(spec: JobSpec, output: str) -> Inventory:
 
 
 def check_output(spec: JobSpec, output: str) -> None:
-    """See that a job can write there: that is better known now than when its ranks have started.
+    """Check that a job can write there, before its ranks start.
 
     Raises:
-        UsageError: it cannot be meant here.
+        UsageError: the location is invalid here.
         StorageError: the object store, or the folder, cannot be used.
     """
     environ = _environment(spec)
@@ -54,20 +54,20 @@ def check_output(spec: JobSpec, output: str) -> None:
 
 
 def remove_checkpoints(output: str, spec: JobSpec) -> int:
-    """Delete everything that Safepoint has written for a job: checkpoints and the final model.
+    """Delete the checkpoints and the final model of a job.
 
     Args:
-        output: where they are; what else lies there stays. Where that is an object store, the folder in front of it
-            is emptied too: the next run there would go on from what it holds.
+        output: where they are; other files stay. For an object store, the local folder for it is emptied too:
+            the next run would resume from it.
         spec: the job, with its data connection.
 
     Returns:
-        How many were deleted; one that was in both counts once.
+        The number of deleted checkpoints; one that was in both counts once.
 
     Raises:
-        ConflictError: somebody reads one of them; the others are gone.
-        StorageError: the place does not answer.
-        UsageError: it cannot be meant here.
+        ConflictError: one of them is being read; the others are deleted.
+        StorageError: the location cannot be reached.
+        UsageError: the location is invalid here.
     """
     environ = _environment(spec)
     place = place_output(output, local_dir=spec.settings.local_dir, environ=environ)
@@ -79,7 +79,7 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
     kept: list[str] = []
     for where, options in places:
         inventory, one = open_inventory(where, options)
-        if one is not None:  # the folder has a checkpoint's name; what lies beside it is another run's
+        if one is not None:  # the output folder is named like a checkpoint; folders beside it are of another run
             inventory = Inventory(open_store(parse_location(where), options))
         for item in inventory.items():
             if item.kind is Kind.FOREIGN:
@@ -89,7 +89,10 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
             else:
                 kept.append(item.name)
     if kept:
-        raise ConflictError(f"{', '.join(kept)} in {output} is in use and was not deleted", hint="try again later")
+        raise ConflictError(
+            f"{', '.join(kept)} in {output} is being read and was not deleted; the others were",
+            hint="delete again later",
+        )
     return len(deleted)
 
 

@@ -1,4 +1,4 @@
-"""Jobs, removed; their checkpoints stay (`outputs.remove_checkpoints`)."""
+"""Removes jobs; their checkpoints stay (`outputs.remove_checkpoints` deletes them)."""
 
 import contextlib
 import shutil
@@ -10,10 +10,10 @@ from safepoint.jobs.local.paths import job_folder
 
 
 def remove_job(name: str, history: History) -> None:
-    """Forget a job that has no processes: its folder first, so that nothing is left that nobody knows of.
+    """Remove a job without processes: first its folder, then its entry in the history.
 
     Raises:
-        StorageError: the folder cannot be removed; the job is not forgotten.
+        StorageError: the folder cannot be removed; the entry stays.
     """
     folder = job_folder(name)
     try:
@@ -21,15 +21,15 @@ def remove_job(name: str, history: History) -> None:
             shutil.rmtree(folder)
     except OSError as error:
         raise StorageError(
-            f"the folder of job {name} cannot be removed: {error.strerror}: {error.filename}; the job is still known",
-            hint=f"remove {folder} yourself, or what keeps it from being removed, and delete the job again",
+            f"the folder of job {name} cannot be removed: {error.strerror}: {error.filename}; the job stays",
+            hint=f"remove {folder} by hand, and delete the job again",
         ) from error
     history.forget(name)
 
 
 def remove_remains(name: str, history: History) -> None:
-    """End and remove what is left of a job that the history does not know."""
-    with history.transaction():  # nobody submits a new one of this name meanwhile
+    """End the processes and remove the folder of a job that the history does not have."""
+    with history.transaction():  # no new job of this name can be submitted meanwhile
         if not history.knows(name):
             kill(processes_of(job_folder(name)))
             shutil.rmtree(job_folder(name), ignore_errors=True)

@@ -1,9 +1,9 @@
-"""Which job may start, and whom it may ask to leave. Pure: decided from what the history says and what there is.
+"""Decides which job may start, and which jobs it preempts. Pure: from the jobs in the history and the slots.
 
-A job takes slots for `cpu` and `gpu`. Jobs wait in order of priority, then of age. One that fits starts, unless a
-job before it fits too, or needs these slots beside those that others are leaving for it: jobs that were preempted for
-a large one would come back in turn otherwise, and it would never start. A job that does not fit may take the slots of
-jobs of lower priority: the lowest first, of those the youngest first, and no more of them than it takes.
+A job takes slots for `cpu` and `gpu`. Jobs wait in order of priority, then of age. A job that fits starts, unless a
+job before it fits too, or needs these slots together with those that other jobs are about to free: otherwise the jobs
+that were preempted for a large one would restart in turn, and the large one never. A job that does not fit preempts
+jobs of lower priority: the lowest first, of those the youngest first, and no more than it needs.
 """
 
 import itertools
@@ -21,17 +21,17 @@ from safepoint.jobs.model.state import JobState, Wanted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANKS_PER_CORE = 4
-"""A job of four ranks can be tried on a laptop's core; more of them only keep each other from their work."""
+"""A job of four ranks can be tried on one core of a laptop; more would only slow each other down."""
 _MOST_RANKS = 512
-"""Of one job on one machine, whatever it says it has."""
+"""Limit for one job on one machine, whatever its number of slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """So many of each.
+    """Numbers of slots.
 
     Args:
-        cpu: processor cores, as a unit of account: nothing is pinned.
+        cpu: processor cores; ranks are not pinned to them.
         gpu: devices.
     """
 
@@ -45,7 +45,7 @@ class Slots:
         return Slots(cpu=self.cpu - other.cpu, gpu=self.gpu - other.gpu)
 
     def holds(self, other: "Slots") -> bool:
-        """Whether `other` fits in."""
+        """Whether `other` fits into these."""
         return other.cpu <= self.cpu and other.gpu <= self.gpu
 
 
@@ -54,9 +54,9 @@ class Admission:
     """What a waiting job may do.
 
     Args:
-        may_start: the slots are free.
-        preempt: the jobs to ask for theirs.
-        waits_for: why it waits, for people.
+        may_start: its slots are free.
+        preempt: the jobs to preempt.
+        waits_for: why it waits.
     """
 
     may_start: bool = False
@@ -65,7 +65,7 @@ class Admission:
 
 
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
-    """What this machine has, the same for whoever counts.
+    """The slots of this machine.
 
     SAFEPOINT_CPU_SLOTS and SAFEPOINT_GPU_SLOTS, else `[local]` of the user's settings, else its cores and devices.
 
@@ -73,27 +73,27 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
         UsageError: a variable is no number, or the settings cannot be read.
     """
     environ = os.environ if environ is None else environ
-    cpu = _said("SAFEPOINT_CPU_SLOTS", Configuration.of_user(environ).local.cpu_slots, environ)
+    cpu = _number("SAFEPOINT_CPU_SLOTS", Configuration.of_user(environ).local.cpu_slots, environ)
     return Slots(cpu=(os.cpu_count() or 1) if cpu is None else cpu, gpu=len(devices(environ)))
 
 
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The GPUs that jobs may have, as CUDA_VISIBLE_DEVICES names them: those that it says, else the first ones.
+    """The GPUs for jobs, by their names in CUDA_VISIBLE_DEVICES: those that it lists, else the first ones.
 
     Raises:
         UsageError: as for `count_slots`.
     """
     environ = os.environ if environ is None else environ
-    count = _said("SAFEPOINT_GPU_SLOTS", Configuration.of_user(environ).local.gpu_slots, environ)
+    count = _number("SAFEPOINT_GPU_SLOTS", Configuration.of_user(environ).local.gpu_slots, environ)
     mask = environ.get(VISIBLE)
-    if mask is None or JOB_VARIABLE in environ:  # within a job, that is what the job was given
+    if mask is None or JOB_VARIABLE in environ:  # within a job, it has the devices of that job
         return tuple(map(str, range(_num_devices() if count is None else count)))
     own = itertools.takewhile(lambda name: name not in {"", "-1"}, (name.strip() for name in mask.split(",")))
     return tuple(own)[:count]
 
 
 def has_devices() -> bool:
-    """Whether there is a GPU that a job could see, whoever it is for."""
+    """Whether this machine has a GPU that a job could see."""
     return _num_devices() > 0 or bool(devices())
 
 
@@ -101,7 +101,7 @@ def _num_devices() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def _said(variable: str, setting: int | None, environ: Mapping[str, str]) -> int | None:
+def _number(variable: str, setting: int | None, environ: Mapping[str, str]) -> int | None:
     text = environ.get(variable, "").strip()
     if text and not text.isdecimal():
         raise UsageError(f"{variable}={text!r} must be a whole number")
@@ -109,37 +109,37 @@ def _said(variable: str, setting: int | None, environ: Mapping[str, str]) -> int
 
 
 def check_size(spec: JobSpec, capacity: Slots) -> None:
-    """See that a job does not ask for more than this machine could ever do.
+    """Check that a job fits this machine when no other job runs.
 
     Raises:
-        UsageError: it does.
+        UsageError: it does not.
     """
     gpu = spec.num_nodes * spec.gpu_per_node
     if gpu > capacity.gpu:
         raise UsageError(
-            f"the job takes {gpu} gpu, and this machine has {capacity.gpu}", hint="ask for fewer, or for none"
+            f"the job needs {gpu} gpu, and this machine has {capacity.gpu}; nothing was done", hint="request fewer"
         )
-    # Processes are what a machine has too many of; cores, as for a cluster's node, are shared and only counted.
+    # Cores are shared by ranks, so that only the number of processes is limited.
     ranks = spec.num_nodes * spec.ranks_per_node
     most = min(_MOST_RANKS, _RANKS_PER_CORE * max(1, capacity.cpu))
     if ranks > most:
         raise UsageError(
-            f"the job has {ranks} ranks on {spec.num_nodes} nodes, and {most} can run at most on this machine with "
+            f"the job has {ranks} ranks on {spec.num_nodes} nodes, and at most {most} can run on this machine with "
             f"{capacity.cpu} cores; nothing was done",
-            hint="ask for fewer; SAFEPOINT_CPU_SLOTS says how many cores it has, where they were counted wrongly",
+            hint="request fewer; if the number of cores is wrong, set SAFEPOINT_CPU_SLOTS",
         )
 
 
 def remark_on(spec: JobSpec, capacity: Slots) -> str:
-    """What is to be said of a job that is larger than the machine and runs all the same; empty for others."""
+    """A warning for a job that needs more cores than the machine has, and runs nevertheless; empty for others."""
     cpu = spec.num_nodes * spec.cpu_per_node
     if cpu <= capacity.cpu:
         return ""
-    return f"the job takes {cpu} cpu, and this machine has {capacity.cpu}: its ranks share them"
+    return f"the job needs {cpu} cpu, and this machine has {capacity.cpu}: its ranks share them"
 
 
 def needs(job: JobRecord, capacity: Slots) -> Slots:
-    """What a job takes; on a machine that is smaller than its wish, all that there is of cores."""
+    """The slots that a job takes: at most all the cores of the machine."""
     return Slots(cpu=min(job.cpu, capacity.cpu), gpu=job.gpu)
 
 
@@ -147,9 +147,9 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
     """Whether the waiting job `name` may start now.
 
     Args:
-        name: the job that asks.
-        jobs: all jobs that hold slots or wait for some, itself among them.
-        capacity: what the machine has.
+        name: the waiting job.
+        jobs: all jobs that hold slots or wait for some, including this one.
+        capacity: the slots of the machine.
     """
     asking = next(job for job in jobs if job.name == name)
     need = needs(asking, capacity)
@@ -158,41 +158,39 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
     room = free + _sum([job for job in holding if job.wanted is not Wanted.RUN], capacity)
     waiting = [job for job in jobs if job.state.is_waiting and job.wanted is Wanted.RUN]
     for job in sorted((job for job in waiting if _order(job) < _order(asking)), key=_order):
-        wish = needs(job, capacity)
-        if free.holds(wish):
-            return Admission(waits_for=f"job {job.name} goes first")
-        if room.holds(wish):
-            room -= wish  # it takes what others are leaving
-        elif (room + _sum(_weaker(job, holding), capacity)).holds(wish):
-            return Admission(waits_for=f"job {job.name} goes first: others make room for it")
+        need_before = needs(job, capacity)
+        if free.holds(need_before):
+            return Admission(waits_for=f"job {job.name}, which starts first")
+        if room.holds(need_before):
+            room -= need_before  # it takes the slots that others are about to free
+        elif (room + _sum(_preemptible(job, holding), capacity)).holds(need_before):
+            return Admission(waits_for=f"job {job.name}, which starts first: other jobs stop for it")
     if free.holds(need) and room.holds(need):
         return Admission(may_start=True)
-    return _ask_others(asking, need, room, holding, capacity)
+    return _preempt(asking, need, room, holding, capacity)
 
 
-def _ask_others(
-    asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobRecord], capacity: Slots
-) -> Admission:
+def _preempt(asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobRecord], capacity: Slots) -> Admission:
     if room.holds(need):
         return Admission(waits_for="a job that is about to stop")
     chosen: list[JobRecord] = []
-    weaker = _weaker(asking, holding)
-    for job in sorted(weaker, key=lambda job: (-job.spec.priority, job.created, job.name), reverse=True):
+    candidates = _preemptible(asking, holding)
+    for job in sorted(candidates, key=lambda job: (-job.spec.priority, job.created, job.name), reverse=True):
         if room.holds(need):
             break
         room += needs(job, capacity)
         chosen.append(job)
     if not room.holds(need):
         return Admission(waits_for=_describe(need, capacity))
-    for job in list(chosen):  # one that was taken early may not be needed for those that were taken later
+    for job in list(chosen):  # a job that was chosen early may not be needed after later ones
         if (room - needs(job, capacity)).holds(need):
             room -= needs(job, capacity)
             chosen.remove(job)
-    return Admission(preempt=tuple(job.name for job in chosen), waits_for="jobs of lower priority that are to stop")
+    return Admission(preempt=tuple(job.name for job in chosen), waits_for="jobs of lower priority to stop")
 
 
-def _weaker(asking: JobRecord, holding: Sequence[JobRecord]) -> list[JobRecord]:
-    """Those that it may ask to be preempted."""
+def _preemptible(asking: JobRecord, holding: Sequence[JobRecord]) -> list[JobRecord]:
+    """The jobs that it may preempt."""
     return [job for job in holding if job.wanted is Wanted.RUN and job.spec.priority < asking.spec.priority]
 
 
@@ -209,10 +207,10 @@ def _describe(need: Slots, capacity: Slots) -> str:
     return f"{need.cpu} cpu{gpu} of {capacity.cpu} cpu and {capacity.gpu} gpu to be free"
 
 
-def free_gpus(taken: Sequence[str], wanted: int, pool: Sequence[str]) -> tuple[str, ...]:
-    """`wanted` devices of the pool that nobody has taken, the first ones first."""
+def free_gpus(taken: Sequence[str], count: int, pool: Sequence[str]) -> tuple[str, ...]:
+    """The first `count` devices of the pool that are not taken."""
     free = [device for device in pool if device not in set(taken)]
-    return tuple(free[:wanted])
+    return tuple(free[:count])
 
 
 HOLDING = tuple(state for state in JobState if state.holds_slots)

@@ -1,8 +1,8 @@
-"""The supervisor of one job: waits for slots, starts launchers, watches them, and writes down what the job is.
+"""The supervisor of one job: waits for slots, starts launchers, watches them, and stores the state of the job.
 
-`python -m safepoint.jobs.local.supervisor JOB`. There is one for each job that runs or will run by itself, known by a
-lock that the kernel gives back when it dies. Whatever it knows is in the history: a new one goes on where the last
-one was killed.
+`python -m safepoint.jobs.local.supervisor JOB`. Each job that runs or will run by itself has one, which holds a lock
+that the kernel releases when the process ends. Its whole state is in the history: a new supervisor continues where the
+last one was killed.
 """
 
 import itertools
@@ -22,11 +22,11 @@ from safepoint.foundation.files import FolderLock
 from safepoint.jobs.local import slots
 from safepoint.jobs.local.attempt import rank_reports
 from safepoint.jobs.local.attempt.launchers import Launchers, launcher_environment
-from safepoint.jobs.local.attempt.packages import NotWantedError, install_packages
+from safepoint.jobs.local.attempt.packages import JobStoppedError, install_packages
 from safepoint.jobs.local.history import History, HistoryError
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
 from safepoint.jobs.local.removal import remove_job, remove_remains
-from safepoint.jobs.local.supervisor_start import revive
+from safepoint.jobs.local.supervisor_start import start_missing_supervisors
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.outcome import conclude
 from safepoint.jobs.model.output_location import output_of
@@ -36,20 +36,20 @@ from safepoint.storage.location import parse_location
 
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 30.0
-_REVIVE_EVERY_S = 5.0
+_CHECK_OTHERS_EVERY_S = 5.0
 _LOOK_EVERY_S = 5.0
 _TRIALS, _NEXT_TRIAL_S = 20, 3.0
 _SILENT_START_S = 60.0
-"""A program that tells no progress counts as resumed after this."""
+"""A program that reports no progress counts as resumed after this."""
 _log = logging.getLogger("safepoint")
 
 
 class Supervisor:
-    """Looks after one job.
+    """Supervises one job.
 
     Args:
         name: the job's.
-        history: where everybody's truth is.
+        history: the history of all jobs.
     """
 
     def __init__(self, name: str, history: History) -> None:
@@ -58,19 +58,19 @@ class Supervisor:
         self._folder = job_folder(name)
         self._actor = f"supervisor {os.getpid()}"
         self._launchers: Launchers | None = None
-        self._was_told_to_leave = False
-        self._revive_at_s = clock.monotonic_s() + _REVIVE_EVERY_S
+        self._was_asked_to_leave = False
+        self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
 
     def leave(self, number: int, frame: FrameType | None) -> None:
-        """The machine shuts down, or somebody means this process: the job saves and goes on with the next command."""
-        self._was_told_to_leave = True
+        """Handle SIGTERM, at a shutdown for example: the job saves, and the next command continues it."""
+        self._was_asked_to_leave = True
 
     def run(self) -> None:
-        """Look after the job until nobody has to, or until it is to be deleted, which is for the caller to do.
+        """Supervise the job until it needs no supervisor, or is to be deleted, which the caller does.
 
         Raises:
-            NotFoundError: somebody has removed it from the history.
-            HistoryError: it cannot be used; calling it again goes on.
+            NotFoundError: the job is not in the history any more.
+            HistoryError: the history cannot be used; another call continues.
         """
         self._launchers = self._launchers or self._adopt()
         while self._launchers is not None or self._wait_for_turn():
@@ -81,9 +81,9 @@ class Supervisor:
                 self._launchers = None
 
     @property
-    def was_told_to_leave(self) -> bool:
-        """Whether this process is to end, whatever becomes of the job."""
-        return self._was_told_to_leave
+    def was_asked_to_leave(self) -> bool:
+        """Whether this process has to exit, whatever the state of the job."""
+        return self._was_asked_to_leave
 
     @property
     def _job(self) -> JobRecord:
@@ -92,25 +92,25 @@ class Supervisor:
             raise NotFoundError(f"there is no job {self._name} any more")
         return job
 
-    # ---- beginning --------------------------------------------------------------------------------------------
+    # ---- starting --------------------------------------------------------------------------------------------
 
     def _adopt(self) -> Launchers | None:
-        """The launchers that an earlier supervisor has started, when the job had some."""
+        """The launchers that an earlier supervisor has started, if there are any."""
         job = self._job
         if not job.state.holds_slots or job.state is JobState.RESTARTING:
             return None
         launchers = Launchers(job.spec, self._folder, job.attempt, self._history.nodes(self._name, job.attempt))
         if not launchers.are_complete:
-            launchers.kill()  # it was killed while it started them: they have not met, and nothing is lost
+            launchers.kill()  # it was killed while it started them: no rank trains yet, and nothing is lost
         return launchers
 
     def _wait_for_turn(self) -> bool:
-        """Until the next attempt is written down, or nothing more is to be done: False."""
+        """Wait until the next attempt is stored; False when nothing more is to be done."""
         capacity = slots.count_slots()
         pause_until_s = clock.monotonic_s() + min(_LONGEST_PAUSE_S, 0.5 * 2**self._job.setbacks)
         seen, look_at_s = -1, 0.0
-        while not self._was_told_to_leave:
-            # Whoever waits asks the history what is new, and for everybody's jobs only when something is.
+        while not self._was_asked_to_leave:
+            # Waiting supervisors read all jobs only after a change of the history.
             number, now_s = self._history.change_number(), clock.monotonic_s()
             if number != seen or now_s >= look_at_s:
                 seen, look_at_s = number, now_s + _LOOK_EVERY_S
@@ -120,16 +120,16 @@ class Supervisor:
                     turn = self._turn(capacity, has_paused=now_s >= pause_until_s)
                 if turn is not None:
                     return turn
-            self._look_around()
+            self._start_missing_supervisors()
             clock.sleep(_POLL_S)
         return False
 
     def _turn(self, capacity: slots.Slots, *, has_paused: bool) -> bool | None:
-        """Within a transaction: whether the job starts now; None to ask again."""
+        """Within a transaction: whether the job starts now; None to check again later."""
         job = self._job
         if job.wanted is Wanted.DELETE or not job.needs_supervisor:
             return False
-        if job.target_nodes is not None:  # between two attempts; whether that many fit is asked anew
+        if job.target_nodes is not None:  # between two attempts; the check whether they fit follows
             self._history.change_nodes(job, job.target_nodes, actor=self._actor)
             self._history.become(self._name, JobState.QUEUED, actor=self._actor)
             job = self._job
@@ -137,7 +137,7 @@ class Supervisor:
             message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is safe"
             self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
             return False
-        if job.wanted is Wanted.PREEMPT:  # it has no processes to stop, and gives up its slots by waiting again
+        if job.wanted is Wanted.PREEMPT:  # it has no processes to stop, and waits for slots again
             self._history.become(self._name, JobState.PREEMPTED, actor=self._actor, wanted=Wanted.RUN)
             job = self._job
         if job.state is JobState.RESTARTING:
@@ -164,23 +164,23 @@ class Supervisor:
         self._history.begin_attempt(self._name, job.attempt + 1, job.spec.num_nodes)
 
     def _start(self) -> Launchers | None:
-        """Start the launchers of the attempt that has just been written down; None when that cannot be."""
+        """Start the launchers of the attempt that was just stored; None when that fails."""
         job = self._job
         launchers = Launchers(job.spec, self._folder, job.attempt)
         try:
-            launchers.wait_until_gone()  # a keeper of the attempt before may be ending
+            launchers.wait_until_gone()  # a keeper of the previous attempt may still run
             secrets = keys_of(job.spec.data_connection) if job.spec.data_connection else {}
             extra = install_packages(job.spec, self._folder, is_wanted=self._is_wanted)
             environ = launcher_environment(job.spec, secrets, extra)
             for node in range(job.spec.num_nodes):
-                with self._history.transaction():  # nobody else gives away devices meanwhile
+                with self._history.transaction():  # no other job can take devices meanwhile
                     record = launchers.start(node, environ, self._free_gpus(job))
                     self._history.add_node(self._name, job.attempt, record)
-        except NotWantedError:
+        except JobStoppedError:
             return launchers  # none of them was started
         except HistoryError:
-            launchers.kill()  # one may not be written down
-            self._launchers = launchers  # how they ended is written down when that can be
+            launchers.kill()  # one may not be stored
+            self._launchers = launchers  # their end is stored when the history works again
             raise
         except (SafepointError, OSError) as error:
             launchers.kill()
@@ -194,7 +194,7 @@ class Supervisor:
         return launchers
 
     def _is_wanted(self) -> bool:
-        return not self._job.is_to_stop and not self._was_told_to_leave
+        return not self._job.is_to_stop and not self._was_asked_to_leave
 
     def _free_gpus(self, job: JobRecord) -> tuple[str, ...] | None:
         if not job.spec.gpu_per_node:
@@ -210,26 +210,26 @@ class Supervisor:
     # ---- running ----------------------------------------------------------------------------------------------
 
     def _watch(self, launchers: Launchers) -> None:
-        """Until all launchers have ended; does meanwhile what is wanted of the job."""
+        """Wait until all launchers have ended, and carry out requests meanwhile."""
         began_s = clock.wall_s()
         while launchers.are_alive:
             job = self._job
-            # SUSPENDING although it is to run: somebody has changed his mind, and what has begun is done first.
-            if job.is_to_stop or self._was_told_to_leave or job.state is JobState.SUSPENDING:
+            # SUSPENDING although RUN is requested: it was resumed meanwhile, and first completes the suspension.
+            if job.is_to_stop or self._was_asked_to_leave or job.state is JobState.SUSPENDING:
                 if job.state is not JobState.SUSPENDING:
                     self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=_why(job))
                 launchers.ask_to_stop()
             elif job.state is JobState.RESUMING and self._has_resumed(began_s):
                 self._history.become(self._name, JobState.RUNNING, actor=self._actor)
             launchers.enforce()
-            self._look_around()
+            self._start_missing_supervisors()
             clock.sleep(_POLL_S)
 
     def _has_resumed(self, began_s: float) -> bool:
-        return rank_reports.was_told_since(self._folder, began_s) or clock.wall_s() - began_s >= _SILENT_START_S
+        return rank_reports.has_reported_since(self._folder, began_s) or clock.wall_s() - began_s >= _SILENT_START_S
 
     def _conclude(self, launchers: Launchers) -> None:
-        """Write down how the attempt ended, and what becomes of the job."""
+        """Store the end of the attempt and the state of the job."""
         launchers.wait_until_gone()
         safe, missing_in = rank_reports.safe_step(self._folder), self._missing_in()
         exit_codes = launchers.exit_codes
@@ -260,33 +260,33 @@ class Supervisor:
         launchers.tidy()
 
     def _missing_in(self) -> str:
-        """The object store that does not have the newest step that was saved; empty when it has, or there is none."""
+        """The object store that lacks the newest saved step; empty otherwise."""
         output = output_of(self._job.spec, rank_reports.progress(self._folder))
         if output is None or not parse_location(output).is_remote:
             return ""
         return output if rank_reports.step_not_stored(self._folder) is not None else ""
 
     def _was_wanted(self, job: JobRecord) -> Wanted:
-        """Why the launchers have ended, where somebody has asked them to."""
-        if job.wanted is Wanted.RUN and self._was_told_to_leave:
+        """The request that has ended the launchers, if there was one."""
+        if job.wanted is Wanted.RUN and self._was_asked_to_leave:
             return Wanted.PREEMPT
         if job.wanted is Wanted.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
-            return Wanted.SUSPEND  # to go on afterwards
+            return Wanted.SUSPEND  # it continues afterwards
         return job.wanted
 
-    def _look_around(self) -> None:
-        """Now and then, see that the other jobs have their supervisors."""
-        if clock.monotonic_s() >= self._revive_at_s:
-            self._revive_at_s = clock.monotonic_s() + _REVIVE_EVERY_S
-            revive(self._history, but=self._name, patience_s=0)
+    def _start_missing_supervisors(self) -> None:
+        """From time to time, start the supervisors that other jobs lack."""
+        if clock.monotonic_s() >= self._check_others_at_s:
+            self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
+            start_missing_supervisors(self._history, but=self._name, patience_s=0)
 
 
 def _why(job: JobRecord) -> str:
-    return f"to have {job.target_nodes} nodes" if job.wanted is Wanted.RUN and job.target_nodes else str(job.wanted)
+    return f"scaled to {job.target_nodes} nodes" if job.wanted is Wanted.RUN and job.target_nodes else str(job.wanted)
 
 
 def supervise(name: str) -> int:
-    """Look after a job, unless somebody does already.
+    """Supervise a job, unless another process does.
 
     Raises:
         StorageError: the history, or the job's folder, cannot be used.
@@ -296,20 +296,20 @@ def supervise(name: str) -> int:
         try:
             lock = _lock(supervisor_lock(name))
         except FileNotFoundError:
-            return ExitCode.NOT_FOUND  # it was deleted in this moment
+            return ExitCode.NOT_FOUND  # deleted meanwhile
         if lock is None:
             return 0
         with History() as history:
             may_leave = _supervise(name, history)
             lock.release()
-            # Whoever wants something of the job, and has found it held until now, relies on this process.
+            # Commands that found the lock held rely on this process for their requests.
             job = history.find(name)
             if job is None or may_leave or not job.needs_supervisor:
                 return ExitCode.NOT_FOUND if job is None else 0
 
 
 def _supervise(name: str, history: History) -> bool:
-    """Whether the process is to end whatever is wanted of the job."""
+    """Supervise the job; whether the process has to exit whatever is requested."""
     supervisor = Supervisor(name, history)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, supervisor.leave)
@@ -318,13 +318,13 @@ def _supervise(name: str, history: History) -> bool:
         job = history.find(name)
         if job is not None and job.wanted is Wanted.DELETE:
             remove_job(name, history)
-    except NotFoundError:  # removed by force: nobody would ever look at its processes again
+    except NotFoundError:  # the entry was removed: no other process would end what is left
         remove_remains(name, history)
-    return supervisor.was_told_to_leave
+    return supervisor.was_asked_to_leave
 
 
 def _run(supervisor: Supervisor) -> None:
-    """Where the history cannot be used, a full disk perhaps, the job goes on and is looked at again soon."""
+    """Run it; while the history cannot be used, on a full disk for example, the job continues and it tries again."""
     for trial in itertools.count(1):
         try:
             supervisor.run()
@@ -338,14 +338,14 @@ def _run(supervisor: Supervisor) -> None:
 
 
 def _lock(path: Path) -> FolderLock | None:
-    """The lock, or None when somebody holds it."""
+    """The lock, or None when another process holds it."""
     try:
         lock = FolderLock.acquire(path, {"pid": os.getpid()})
     except BlockingIOError:
         return None
     if lock is None:
         raise StorageError(
-            f"the file system of {path.parent} has no locks, and two supervisors would not notice each other",
+            f"the file system of {path.parent} has no locks, which supervisors need",
             hint="set XDG_STATE_HOME to a folder on a local disk",
         )
     return lock

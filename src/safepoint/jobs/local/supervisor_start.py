@@ -1,4 +1,4 @@
-"""Starts supervisors: for a new job, and for every job whose supervisor was killed."""
+"""Starts the supervisor of a new job, and of every job whose supervisor was killed."""
 
 import contextlib
 import logging
@@ -21,22 +21,24 @@ _log = logging.getLogger("safepoint")
 
 
 def start_supervisor(name: str) -> None:
-    """Start the supervisor of a job, and wait until it looks after it.
+    """Start the supervisor of a job, and wait until it holds the job's lock.
 
     Raises:
-        SafepointError: it ended at once, or does not answer.
+        SafepointError: it ended at once, or did not start in time.
         OSError: it cannot be started.
     """
     _wait_for(name, _spawn(name), clock.monotonic_s() + _WITHIN_S)
 
 
-def revive(history: History, *, but: str | None = None, patience_s: float = _WITHIN_S) -> list[str]:
-    """Give every job that needs one a supervisor; where one cannot be started, that is a warning.
+def start_missing_supervisors(
+    history: History, *, but: str | None = None, patience_s: float = _WITHIN_S
+) -> list[str]:
+    """Start a supervisor for every job that needs one and has none; a failure is a warning.
 
     Args:
         history: the history.
-        but: a job whose supervisor is this process; looking at one's own lock would give it up.
-        patience_s: how long to wait in all until they look after their jobs.
+        but: the job of this process; a look at its own lock would release that.
+        patience_s: how long to wait in all until they hold their locks.
 
     Returns:
         The jobs that had none.
@@ -61,7 +63,7 @@ def _spawn(name: str) -> "subprocess.Popen[bytes]":
     folder = make_private(job_folder(name))
     with (folder / "supervisor.log").open("ab") as stream:
         process = subprocess.Popen(
-            # -P: what lies in the job's folder is no module of the supervisor's.
+            # -P: the supervisor imports no modules from the job's folder.
             [sys.executable, "-P", "-m", "safepoint.jobs.local.supervisor", name],
             stdin=subprocess.DEVNULL,
             stdout=stream,
@@ -70,13 +72,13 @@ def _spawn(name: str) -> "subprocess.Popen[bytes]":
             env=_environment(),
             start_new_session=True,
         )
-    # Whoever starts it may live long: a thread asks how it ended, so that no zombie stays.
+    # A thread waits for its end, so that no zombie stays while this process runs.
     threading.Thread(target=process.wait, name=f"safepoint-{name}", daemon=True).start()
     return process
 
 
 def _environment() -> dict[str, str]:
-    """Without what a job has that submits another one: its name, with which it ends, and its share of the devices."""
+    """Without the variables of a job that submits another one: its name, by which it is killed, and its devices."""
     names = {JOB_VARIABLE, VISIBLE} if JOB_VARIABLE in os.environ else set[str]()
     return {key: text for key, text in os.environ.items() if key not in names}
 
@@ -86,10 +88,10 @@ def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float) 
     while not is_locked(supervisor_lock(name)):
         if process.returncode is not None:
             if process.returncode in {ExitCode.OK, ExitCode.NOT_FOUND}:
-                return  # it is done already, another one was first, or the job was deleted meanwhile
+                return  # the job has ended or was deleted, or another supervisor was first
             raise SafepointError(f"the supervisor of job {name} did not start", hint=f"see {log}")
         if clock.monotonic_s() >= deadline_s:
-            raise SafepointError(f"the supervisor of job {name} does not answer", hint=f"see {log}")
+            raise SafepointError(f"the supervisor of job {name} did not start in time", hint=f"see {log}")
         clock.sleep(0.02)
 
 

@@ -1,1 +1,1 @@
-"""A job as values: what it is to do, its states, and what the end of an attempt means. No process is started here."""
+"""A job as values: its specification, its states, and its state after an attempt. No process is started here."""

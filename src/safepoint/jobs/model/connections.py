@@ -43,30 +43,30 @@ IDENTITY = frozenset(
         "AWS_S3_ENDPOINT",
     }
 )
-"""Who asks, and whom: a connection brings all of it, and none of it may come from somewhere else."""
+"""Variables that name the store and who uses it: a connection replaces all of them together."""
 
 
 def with_keys(environ: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the keys of a connection, and nothing of another identity between them.
+    """The environment with the keys of a connection in the place of its own.
 
     Args:
         environ: the variables.
-        keys: see `keys_of`; where there are none, the environment's own identity stays.
+        keys: see `keys_of`; without any, the environment keeps its own.
     """
     kept = {name: text for name, text in environ.items() if not keys or name not in IDENTITY}
     return {**kept, **keys}
 
 
 def connections_file() -> Path:
-    """Where they are written down: beside the user's own settings."""
+    """Their file, beside the user's own settings."""
     return user_file().with_name("connections.toml")
 
 
 def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a connection; where the file has none of this name, AWS_* of the environment.
+    """The variables of a connection; AWS_* of the environment where the file has none of this name.
 
     Raises:
-        UsageError: others may read the file, or an entry cannot be meant.
+        UsageError: others may read the file, or an entry is invalid.
         NotFoundError: there is no such connection, and the environment has no keys.
     """
     environ = os.environ if environ is None else environ
@@ -78,15 +78,15 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
             return {key: value for key, value in environ.items() if key.startswith("AWS_")}
         raise NotFoundError(
             f"there is no data connection {name!r} in {path}, and the environment has no keys either",
-            hint=f"write a table [{name}] with {' and '.join(_NEEDED)} into it, or set these variables",
+            hint=f"add a table [{name}] with {' and '.join(_NEEDED)} to that file, or set these variables",
         )
     if not isinstance(table, dict):
-        raise UsageError(f"{path}: {name!r} must be a table of variables")
+        raise UsageError(f"{path}: {name!r} must be a table of variables, [{name}]")
     keys: dict[str, str] = {}
     for key, value in table.items():  # pyright: ignore[reportUnknownVariableType]
-        # What is wrong with a value stays untold.
+        # Messages never show a value: it may be a key.
         if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
-            raise UsageError(f"{path}: {key!r} in [{name}] cannot be the name of an environment variable")
+            raise UsageError(f"{path}: {key!r} in [{name}] is not a valid name of an environment variable")
         if not isinstance(value, (str, bool, int)) or "\0" in str(value):
             raise UsageError(f"{path}: the value of {key} in [{name}] must be a text")
         keys[key] = str(value)
@@ -97,13 +97,13 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Everything that it says; nothing where there is no file."""
+    """The whole file; empty where there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would block
         with open(descriptor, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise UsageError(f"{path} is not a file", hint="replace it with one")
+                raise UsageError(f"{path} is not a file", hint="replace it with a file")
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise UsageError(
                     f"{path} can be read by others (mode {stat.S_IMODE(mode):o}); it was not used",
@@ -119,6 +119,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _position(error: ValueError) -> str:
-    """Where, and not what: the parser's message may quote a value."""
+    """The position only: the parser's message may quote a value."""
     match = _POSITION.search(str(error))
     return match[0] if match else "somewhere"

@@ -1,8 +1,8 @@
 """A training function and its arguments, as a script that another process runs.
 
-Promises: what is shipped is the function's source as its file has it, letter by letter, and arguments that are equal
-to those given; nothing passes through a shell, and nothing is pickled. What could not run there is refused here, by
-name: a function that needs something around it, and arguments that are more than plain values (`literals`).
+Promises: the script has the function's source as its file has it, letter by letter, and arguments equal to those
+given; no shell and no pickle is involved. A function that needs names from outside, and arguments that are not plain values
+(`literals`), are refused by name.
 """
 
 import __future__
@@ -47,7 +47,7 @@ class Shipment:
 
         Args:
             look_in: a folder in which its imports are looked for, when they are found nowhere else.
-            arguments: source to stand in the place of its own arguments.
+            arguments: source to use instead of its own arguments.
         """
         path = f'    __import__("sys").path.append({look_in!a})\n' if look_in is not None else ""
         call = f"    {self.name}(**{self.arguments if arguments is None else arguments})\n"
@@ -71,7 +71,7 @@ def take_function(function: Callable[..., Any], arguments: Mapping[str, Any] | N
         signature.bind(**given)
     except TypeError as error:
         raise UsageError(
-            f"{name}{signature} cannot be called with its func_args: {error}", hint="each item is passed by its name"
+            f"{name}{signature} cannot be called with its func_args: {error}", hint="func_args are passed by name"
         ) from error
     definition = _definition(name, function)
     _check_names(name, function, definition)
@@ -83,13 +83,16 @@ def _check_kind(function: Any) -> str:
     name = getattr(function, "__name__", None)
     if isinstance(function, functools.partial):
         raise UsageError(
-            "a functools.partial cannot be shipped as source", hint="give the function, and its values as func_args"
+            "a functools.partial cannot be shipped as source",
+            hint="pass the function itself, and its values as func_args",
         )
     if inspect.ismethod(function):
         raise UsageError(f"{function.__qualname__} is a method: its object cannot be shipped", hint=_SELF_CONTAINED)
     if not inspect.isfunction(function):
         what = f"the class {name}" if inspect.isclass(function) else f"{name or type(function).__name__}"
-        raise UsageError(f"{what} is no function written in Python, and has no source to ship", hint=_SELF_CONTAINED)
+        raise UsageError(
+            f"{what} is not a function written in Python, and has no source to ship", hint=_SELF_CONTAINED
+        )
     code = function.__code__
     name = code.co_name
     if name == "<lambda>":
@@ -115,16 +118,16 @@ def _definition(name: str, function: types.FunctionType) -> str:
         lines, _ = inspect.getsourcelines(function)
     except (OSError, TypeError, SyntaxError) as error:
         raise UsageError(
-            f"the source of {name} is not to be found ({error})",
+            f"the source of {name} was not found ({error})",
             hint="define it in a file or a notebook's cell, or give the path of a script",
         ) from error
     source = "".join(lines)
-    # Where it stands deeper, its texts over several lines must not be moved: they are data.
+    # An indented function keeps its indentation: texts over several lines are data.
     definition = f"if True:\n{source}" if source[:1].isspace() else source
     if function.__code__.co_flags & __future__.annotations.compiler_flag:
         definition = _FUTURE_ANNOTATIONS + definition
     stale = UsageError(
-        f"the source of {name} is not what was loaded: its file has changed since",
+        f"the source of {name} has changed since it was loaded",
         hint="load it again: restart the program, or run the notebook's cell once more",
     )
     try:

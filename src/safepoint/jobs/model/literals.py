@@ -22,10 +22,10 @@ def literal(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
 
     Args:
         value: a plain value.
-        where: how to call it in a message.
+        where: its name in a message.
 
     Raises:
-        UsageError: it is more than a plain value.
+        UsageError: it is not a plain value.
     """
     kind = cast("type[Any]", type(value))  # subclasses are something else: numpy's float64 is a float
     if kind in _REPEATABLE:
@@ -44,7 +44,7 @@ def literal(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
     what = "a function" if inspect.isroutine(value) else f"of type {kind.__qualname__}"
     raise UsageError(
         f"{where} is {what} ({shown}), which cannot be shipped; what can: {_ACCEPTED}",
-        hint="make it inside the function, from such values",
+        hint="create it inside the function, from such values",
     )
 
 
@@ -70,20 +70,20 @@ def as_options(arguments: Mapping[str, Any] | None) -> list[str]:
     """Arguments as the options of a script: `{"lr": 1e-4, "fp16": True}` → `--lr 0.0001 --fp16`.
 
     Raises:
-        UsageError: a value cannot be written so.
+        UsageError: a value cannot be an option.
     """
     options: list[str] = []
     for name, value in (arguments or {}).items():
         if not name or name != name.strip() or "=" in name:
-            raise UsageError(f"func_args has {name!r}, which cannot be the name of a script's option")
+            raise UsageError(f"func_args has {name!r}, which is not a valid name of a script's option")
         options.append(f"--{name}")
         if value is True:
             continue
         for item in cast("list[Any]", value if isinstance(value, (list, tuple)) else [value]):
             if type(item) not in {str, int, float}:
                 raise UsageError(
-                    f"func_args[{name!r}] is {value!r}, which a script cannot be given",
-                    hint="for a script: texts, numbers, lists of these, and True for a switch; leave others out",
+                    f"func_args[{name!r}] is {value!r}, which cannot be an option of a script",
+                    hint="use texts, numbers, lists of these, and True for a switch",
                 )
             options.append(str(item))
     return options

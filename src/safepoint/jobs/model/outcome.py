@@ -1,4 +1,4 @@
-"""What the end of an attempt means for its job. Pure: decided from exit codes and from what was wanted."""
+"""The state of a job after an attempt. Pure: decided from exit codes and the requested action."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,27 +7,27 @@ from safepoint.errors import ExitCode
 from safepoint.jobs.model.state import JobState, Wanted
 
 MAX_SETBACKS = 6
-"""How often a job is started again after interruptions nobody asked for, without a step of progress between."""
+"""How often a job restarts after interruptions that no one requested, without a step of progress between them."""
 _LEFT = {ExitCode.INTERRUPTED_SAVED, ExitCode.TERMINATED_UNSAVED, ExitCode.SIGINT}
 _MEANINGS = {
     ExitCode.FAILED: "the program failed",
-    ExitCode.USAGE: "it cannot be run as it was asked for",
-    ExitCode.CONFLICT: "its output folder or checkpoint does not fit it",
-    ExitCode.STORAGE: "the place for checkpoints cannot be used",
+    ExitCode.USAGE: "an option or argument of it is invalid",
+    ExitCode.CONFLICT: "its output folder is in use, or its checkpoint contradicts its settings",
+    ExitCode.STORAGE: "its output location cannot be used",
     ExitCode.NOTHING_VALID: "only damaged checkpoints exist",
-    ExitCode.NOT_SUPPORTED: "this machine or installation cannot do what it asks for",
+    ExitCode.NOT_SUPPORTED: "this machine or installation does not support it",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What becomes of the job.
+    """The job after the attempt.
 
     Args:
         state: its new state.
-        exit_code: what its launchers' exit codes come to; None when they were killed.
-        message: why, for people.
-        setbacks: interruptions without progress so far.
+        exit_code: the one that its launchers' exit codes amount to; None when they were killed.
+        message: why.
+        setbacks: consecutive interruptions without progress.
     """
 
     state: JobState
@@ -45,13 +45,13 @@ def conclude(
     has_progressed: bool,
     setbacks: int,
 ) -> Outcome:
-    """Decide what becomes of a job whose launchers have all ended.
+    """Decide the state of a job whose launchers have all ended.
 
     Args:
         exit_codes: of the launchers, by node; None for one that was killed.
-        wanted: what was wanted of the job when they ended.
+        wanted: the requested action when they ended.
         safe_step: the newest step that is committed.
-        missing_in: the object store that does not have it; empty when that has it, or there is none.
+        missing_in: the object store that lacks it; empty otherwise.
         has_progressed: whether this attempt committed a step beyond the one it began with.
         setbacks: interruptions without progress before this one.
     """
@@ -66,12 +66,12 @@ def conclude(
     unknown = "its state is saved" if saved else "nothing is saved yet"
     stands = unknown if safe_step is None else f"step {safe_step} is safe"
     if missing_in and safe_step is not None:
-        stands += f" on this machine only: it did not arrive in {missing_in}, and does when the job goes on"
+        stands += f" on this machine only: {missing_in} does not have it; it is uploaded when the job resumes"
     if was_asked:
         state = JobState.PREEMPTED if wanted is Wanted.PREEMPT else JobState.SUSPENDED
         message = stands if saved else f"it was stopped without a save; {stands}"
         if failure is not None and not missing_in:
-            message += "; the object store does not have all of it yet"
+            message += "; its upload to the object store is not complete"
         return Outcome(state=state, exit_code=code if failure is None else failure, message=message)
     setbacks = 0 if has_progressed else setbacks
     what = "was interrupted from outside" if None not in exit_codes else "was killed"

@@ -1,4 +1,4 @@
-"""Where a job's checkpoints are, seen from any process and any folder."""
+"""The output location of a job, independent of the process and the folder that asks."""
 
 import contextlib
 import os
@@ -10,18 +10,17 @@ from safepoint.storage.location import CLAIMS, parse_location, resolve_claim
 
 
 def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
-    """The location of a job's checkpoints, in full: as its owner said, or as its ranks told; None when nobody has."""
-    said = spec.settings.output_dir
-    if said is not None:
-        return in_full(said, spec.working_dir)
-    told = (progress.location or progress.output_dir) if progress is not None else ""
-    with contextlib.suppress(ValueError):  # a record that somebody has altered
-        return in_full(told, spec.working_dir) if told else None
+    """The output location in full: the specification's, or the one that its ranks reported; None before that."""
+    if spec.settings.output_dir is not None:
+        return in_full(spec.settings.output_dir, spec.working_dir)
+    reported = (progress.location or progress.output_dir) if progress is not None else ""
+    with contextlib.suppress(ValueError):  # the record was altered
+        return in_full(reported, spec.working_dir) if reported else None
     return None
 
 
 def place_of(spec: JobSpec, output: str) -> str:
-    """The folder or object store that a job's output location means; two that are equal are one place."""
+    """The folder or object store of an output location; equal texts are the same place."""
     location = parse_location(output)
     with contextlib.suppress(ValueError):  # no folder is known for the claim here
         location = resolve_claim(location, spec.env.get(CLAIMS, ""))
@@ -29,11 +28,11 @@ def place_of(spec: JobSpec, output: str) -> str:
 
 
 def with_claims(spec: JobSpec) -> JobSpec:
-    """The job with the folders that stand for claims now: a later command may run where others do."""
+    """The job with the folders that claims have now: a later command may run where they have others."""
     claims = os.environ.get(CLAIMS, "")
     return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec
 
 
 def in_full(output: str, working_dir: str) -> str:
-    """An output location that means the same wherever it is read."""
+    """An output location that is the same from every working folder."""
     return str(parse_location(output).resolved(working_dir))

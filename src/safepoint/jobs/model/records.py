@@ -1,4 +1,4 @@
-"""What the history says of a job: values, as they were when they were read."""
+"""Jobs, attempts, launchers and events as the history holds them."""
 
 import shlex
 from collections.abc import Iterable
@@ -17,17 +17,17 @@ class JobRecord:
 
     Args:
         name: unique.
-        spec: what it is to do.
-        state: what it is.
-        wanted: what is wanted of it.
+        spec: its specification.
+        state: its state.
+        wanted: the requested action.
         created: RFC 3339 UTC.
         changed: when `state` last changed.
-        message: why it is what it is, for people; empty where the state says all.
+        message: why it is in this state; may be empty.
         exit_code: of its last attempt; None before it has ended.
-        attempt: how many there were.
+        attempt: number of the newest one; 0 before the first.
         safe_step: the newest step known to be committed.
-        setbacks: how often it was interrupted from outside without a step of progress between.
-        target_nodes: how many nodes it is to have when its launchers have stopped for it; None for as many as now.
+        setbacks: consecutive interruptions from outside without a step of progress between them.
+        target_nodes: the requested number of nodes, while its launchers stop for that; None otherwise.
     """
 
     name: str
@@ -45,19 +45,19 @@ class JobRecord:
 
     @property
     def needs_supervisor(self) -> bool:
-        """Whether there must be a process that looks after it."""
+        """Whether a supervisor must run for it."""
         if self.wanted is Wanted.DELETE or self.state.is_active:
             return True
         return self.state is JobState.SUSPENDED and self.wanted is Wanted.RUN
 
     @property
     def is_to_stop(self) -> bool:
-        """Whether its launchers are to stop, for good or to be started again in another number."""
+        """Whether its launchers have to stop, for good or to be started again in another number."""
         return self.wanted is not Wanted.RUN or self.target_nodes is not None
 
     @property
     def was_saved(self) -> bool:
-        """Whether its last attempt has left with a checkpoint; a job that never ran has lost nothing either."""
+        """Whether its last attempt ended with a checkpoint; a job that never ran has lost nothing either."""
         return self.attempt == 0 or self.exit_code == ExitCode.INTERRUPTED_SAVED
 
     @property
@@ -72,20 +72,20 @@ class JobRecord:
 
     @property
     def command(self) -> str:
-        """What it runs, as a person would type it."""
+        """Its program, as a person would type it."""
         return as_typed(self.spec.program, is_module=self.spec.is_module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """What a list of many jobs says of one; most of its specification is not looked at for that.
+    """A job in a list of many; most of its specification is not parsed for that.
 
     Args:
         name: unique.
-        state: what it is.
+        state: its state.
         created: RFC 3339 UTC.
         safe_step: the newest step known to be committed.
-        command: what it runs, as a person would type it.
+        command: its program, as a person would type it.
     """
 
     name: str
@@ -104,8 +104,8 @@ class AttemptRecord:
         num_nodes: how many launchers it had.
         started: RFC 3339 UTC.
         ended: likewise; None while it runs.
-        outcome: the state that the job came to by it, and why.
-        exit_code: what its launchers' exit codes come to.
+        outcome: the state of the job after it, and why.
+        exit_code: the one that its launchers' exit codes amount to.
     """
 
     number: int
@@ -122,8 +122,8 @@ class NodeRecord:
 
     Args:
         node: its number, from 0.
-        process: who it is.
-        gpus: the devices that it sees, as CUDA_VISIBLE_DEVICES names them.
+        process: its process.
+        gpus: the visible devices, as CUDA_VISIBLE_DEVICES names them.
     """
 
     node: int
@@ -133,14 +133,14 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """Something that a person or a supervisor did to a job.
+    """An action of a person, a supervisor or a rank.
 
     Args:
         time: RFC 3339 UTC.
-        name: what: `submitted`, `suspend_requested`, `started`, …
+        name: the action: `submitted`, `suspend_requested`, `started`, …
         actor: who did it.
         cause: why, for people.
-        detail: figures, by name.
+        detail: further values, by name.
     """
 
     time: str

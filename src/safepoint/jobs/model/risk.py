@@ -1,4 +1,4 @@
-"""What stopping a job now would lose, told before it is stopped."""
+"""The steps that stopping a job now may lose."""
 
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_duration
@@ -9,9 +9,9 @@ _DAY_S = 86400
 
 
 def risk_of_suspending(job: JobRecord, progress: Progress | None) -> str | None:
-    """What is lost when the job stops now, and a save does not fit its grace period; None when it fits.
+    """A sentence on what may be lost when the job stops now; None when a save fits its grace period.
 
-    Ranks leave a margin before the platform's SIGKILL: a save has the grace period without it.
+    Ranks exit a margin before the platform's SIGKILL: a save has the grace period minus that margin.
     """
     settings = job.spec.settings
     if not job.state.holds_slots or progress is None or progress.state.is_end:
@@ -28,7 +28,7 @@ def risk_of_suspending(job: JobRecord, progress: Progress | None) -> str | None:
 
 
 def safe_point(progress: Progress) -> str:
-    """The newest step that is safe, and how long ago it was."""
+    """The newest safe step and its age."""
     if progress.safe_step is None:
         return "nothing is saved yet"
     step = f"step {progress.safe_step:,}"

@@ -1,4 +1,4 @@
-"""What a job is to do, as its owner wrote it down; no secret and nothing of the machine's environment is in it."""
+"""The specification of a job; it holds no secret and nothing of the machine's environment."""
 
 import functools
 import json
@@ -49,16 +49,16 @@ class JobSpec:
         is_module: run the program as `python -m` does.
         python: the interpreter.
         working_dir: an absolute path.
-        num_nodes: how many launchers.
+        num_nodes: number of launchers.
         ranks_per_node: processes of each.
         cpu_per_node: slots that each takes.
-        gpu_per_node: likewise; that many devices are visible to each.
+        gpu_per_node: GPUs of each; as many devices are visible to it.
         settings: the options of the run.
         max_restarts: starts of the ranks after a failure, by the launcher.
         env: variables for the program.
         data_connection: the name of the keys of an object store; never their values.
-        priority: jobs of a higher one go first, and stop those of lower ones.
-        packages: requirements that are installed before the program runs, for this job only.
+        priority: jobs of a higher one start first, and preempt those of lower ones.
+        packages: requirements to install for this job before the program runs.
         package_indexes: where to find them; the first one replaces the default.
     """
 
@@ -91,33 +91,31 @@ class JobSpec:
             raise UsageError(f"working_dir {self.working_dir!r} must be an absolute path")
         for variable, text in self.env.items():
             if not _VARIABLE.fullmatch(variable) or "\0" in text:
-                raise UsageError(
-                    f"{variable!r} cannot be the name of an environment variable, or its value has a NUL"
-                )
+                raise UsageError(f"env: {variable!r} is not a valid name of a variable, or its value has a NUL")
         keys = sorted(IDENTITY.intersection(self.env))
         if keys:
             raise UsageError(
-                f"env has {', '.join(keys)}, and all of env is written down; a data connection brings them",
-                hint="write them into connections.toml and name it: --connection NAME, or data_connection_name",
+                f"env has {', '.join(keys)}, and the values of env are stored; nothing was submitted",
+                hint="put them into connections.toml and name it with --connection NAME, or data_connection_name",
             )
         self._check_packages()
 
     def _check_packages(self) -> None:
-        # Their texts stay untold: they may have passwords in them.
+        # Messages do not show the texts: they may have passwords in them.
         for what, given in (("the address of a package index", self.package_indexes), ("a package", self.packages)):
             if any(_has_credentials(text) for text in given):
                 raise UsageError(
-                    f"{what} has a user name or password in it, and would be written down",
-                    hint="put it into pip's configuration, ~/.netrc or PIP_INDEX_URL",
+                    f"{what} has a user name or password in it, which would be stored; nothing was submitted",
+                    hint="put the password into pip's configuration, ~/.netrc or PIP_INDEX_URL",
                 )
             if any(not text.strip() or text.strip().startswith("-") for text in given):
                 raise UsageError(
                     f"{what} is empty, or is an option of pip's",
-                    hint="name packages only, such as 'peft>=0.20'; options belong into pip's configuration",
+                    hint="name packages only, such as 'peft>=0.20'; put options into pip's configuration",
                 )
 
     def to_json(self) -> str:
-        """A document from which `from_json` makes an equal value."""
+        """A document that `from_json` reads."""
         record: dict[str, Any] = {name: getattr(self, name) for name in _names(type(self)) if name != "settings"}
         record["env"] = dict(self.env)
         record["settings"] = {
@@ -133,7 +131,7 @@ class JobSpec:
         settings = {name: value for name, value in record.pop("settings").items() if name in of_settings}
         values = {name: value for name, value in record.items() if name in of_job}
         for name in ("program", "packages", "package_indexes"):
-            # A text would become its letters.
+            # tuple() would split a text into letters.
             values[name] = tuple(values[name]) if isinstance(values.get(name), list) else values.get(name, ())
         return cls(settings=RunSettings(**settings), **values)
 
@@ -145,21 +143,21 @@ def _has_credentials(text: str) -> bool:
 
 
 def names_of_secrets(env: Mapping[str, str]) -> list[str]:
-    """The variables whose names say that they may be secrets, which a job's `env` is no place for."""
+    """The variables of `env` whose names suggest secrets; the history stores their values."""
     return sorted(name for name in env if _SECRET.search(name))
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError for what cannot be the name of a job."""
+    """Raise UsageError when `name` is not a valid name of a job."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"the job name {name!r} cannot be used",
+            f"the job name {name!r} is invalid",
             hint="use up to 63 lower case letters, digits and dashes, beginning and ending with a letter or digit",
         )
 
 
 def name_from(text: str, unique: str) -> str:
-    """A name for a job that has none: what it runs, made acceptable, and something unique."""
+    """A name for a job that has none: its program's, in valid letters, and a unique ending."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].strip("-")
     return f"{plain or 'job'}-{unique}"
 

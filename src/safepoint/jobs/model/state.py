@@ -1,24 +1,24 @@
-"""The states of a job, and what somebody may want of it. Pure: no clock, no processes, no files."""
+"""The states of a job, and the actions that can be requested of it. Pure: no clock, no processes, no files."""
 
 import enum
 
 
 class JobState(enum.StrEnum):
-    """What a job is. Only its supervisor changes it."""
+    """The state of a job. Only its supervisor changes it."""
 
     CREATED = "Created"
-    """Written down; its supervisor is about to take it."""
+    """Stored; its supervisor is about to start."""
     QUEUED = "Queued"
     """Waits for free slots."""
     RUNNING = "Running"
     SUSPENDING = "Suspending"
     """Was asked to stop, and saves."""
     SUSPENDED = "Suspended"
-    """Stopped by a person; it goes on when one says so."""
+    """Stopped by a person; `resume` continues it."""
     RESUMING = "Resuming"
-    """Its processes are there again, and load the newest checkpoint."""
+    """Its processes have started again, and load the newest checkpoint."""
     PREEMPTED = "Preempted"
-    """Stopped in favour of a job of higher priority; it goes on by itself."""
+    """Stopped in favour of a job of higher priority; it continues by itself."""
     RESTARTING = "Restarting"
     """Its processes were interrupted or killed from outside; it starts again by itself."""
     COMPLETE = "Complete"
@@ -26,12 +26,12 @@ class JobState(enum.StrEnum):
 
     @property
     def is_active(self) -> bool:
-        """Whether a supervisor has to be there: it runs, or it will without anybody's doing."""
+        """Whether it runs, or will by itself: a supervisor must run for it."""
         return self not in {JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for slots, or for its supervisor to ask for some."""
+        """Whether it waits for slots, or for its supervisor to request some."""
         return self in {JobState.CREATED, JobState.QUEUED, JobState.PREEMPTED}
 
     @property
@@ -41,12 +41,12 @@ class JobState(enum.StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has come to its own end, good or bad."""
+        """Whether it has ended by itself, complete or failed."""
         return self in {JobState.COMPLETE, JobState.FAILED}
 
 
 class Wanted(enum.StrEnum):
-    """What is wanted of a job; commands change it, and supervisors do what it says."""
+    """The action that is requested of a job; commands set it, and supervisors carry it out."""
 
     RUN = "run"
     SUSPEND = "suspend"

@@ -50,7 +50,7 @@ def supervisors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs for which one would have been started; none is."""
     started: list[str] = []
     monkeypatch.setattr(local_jobs, "start_supervisor", started.append)
-    monkeypatch.setattr(local_jobs, "revive", lambda history, **_: [])
+    monkeypatch.setattr(local_jobs, "start_missing_supervisors", lambda history, **_: [])
     return started
 
 

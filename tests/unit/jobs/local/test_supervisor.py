@@ -22,7 +22,7 @@ from safepoint.jobs.local.history import History, HistoryError
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.supervisor import Supervisor, supervise
-from safepoint.jobs.local.supervisor_start import revive, start_supervisor
+from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
 from safepoint.jobs.model.outcome import MAX_SETBACKS
 from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.state import JobState, Wanted
@@ -91,7 +91,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("SAFEPOINT_CPU_SLOTS", "2")
     monkeypatch.setenv("SAFEPOINT_GPU_SLOTS", "4")
-    monkeypatch.setattr(module, "revive", lambda *_, **__: [])  # supervisors on threads hold no lock
+    monkeypatch.setattr(
+        module, "start_missing_supervisors", lambda *_, **__: []
+    )  # supervisors on threads hold no lock
     with History() as history:
         yield Place(tmp_path, history)
         names = [job.name for job in history.jobs()]
@@ -476,7 +478,7 @@ class TestKilled:
         first = wait_until(lambda: supervisor_pid("a"))
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: supervisor_pid("a") is None)
-        assert revive(place.history) == ["a"]
+        assert start_missing_supervisors(place.history) == ["a"]
         wait_until(lambda: supervisor_pid("a") not in {None, first})
         (place.folder / "go").touch()
         job = place.wait_for(COMPLETE)

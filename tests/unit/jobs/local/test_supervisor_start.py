@@ -17,7 +17,7 @@ from safepoint.foundation.processes import JOB_VARIABLE, identify, processes_of
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
-from safepoint.jobs.local.supervisor_start import revive, start_supervisor
+from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
 from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.state import JobState, Wanted
 from tests.support.job_values import job_record, job_spec
@@ -96,18 +96,18 @@ def test_all_that_need_one_are_unfinished(history: History) -> None:
 def test_a_supervisor_is_started_and_says_who_it_is(history: History) -> None:
     """When the call returns it holds the lock; the job is what it says soon after."""
     history.add(never("a"), actor="me")
-    assert revive(history) == ["a"]
+    assert start_missing_supervisors(history) == ["a"]
     pid = wait_until(lambda: supervisor_pid("a"))
     assert supervisors_of("a") == [pid]
     wait_until(lambda: history.job("a").state is JobState.QUEUED)
     assert "99 gpu" in history.job("a").message
-    assert revive(history) == []
+    assert start_missing_supervisors(history) == []
 
 
 def test_one_that_was_killed_is_replaced_by_any_command(history: History) -> None:
     """Opening the jobs is enough."""
     history.add(never("a"), actor="me")
-    revive(history)
+    start_missing_supervisors(history)
     first = wait_until(lambda: supervisor_pid("a"))
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: supervisor_pid("a") is None)
@@ -125,13 +125,13 @@ def test_a_finished_job_gets_none(history: History) -> None:
     ):
         history.add(never(name), actor="me")
         history.become(name, state, actor="me", wanted=wanted)
-    assert revive(history) == []
+    assert start_missing_supervisors(history) == []
 
 
 def _revive_at_once(gate: Any) -> None:
     with History() as history:
         gate.wait(60)
-        revive(history)
+        start_missing_supervisors(history)
 
 
 def test_ten_that_revive_at_once_leave_one_supervisor(history: History) -> None:
@@ -158,7 +158,7 @@ def test_one_that_cannot_be_started_is_a_warning_and_holds_up_nobody(
     history.add(never("good"), actor="me")
     job_folder("broken").parent.mkdir()
     job_folder("broken").write_text("in the way")
-    assert revive(history) == ["broken", "good"]
+    assert start_missing_supervisors(history) == ["broken", "good"]
     assert is_locked(supervisor_lock("good"))
     assert "broken" in caplog.text
     with pytest.raises((SafepointError, OSError), match="broken"):
@@ -185,7 +185,7 @@ def test_a_job_of_a_job_is_not_a_process_of_it(
     """A program that submits another job and ends must not take that job's supervisor with it."""
     monkeypatch.setenv(JOB_VARIABLE, str(tmp_path / "outer"))
     history.add(never("inner"), actor="me")
-    revive(history)
+    start_missing_supervisors(history)
     assert is_locked(supervisor_lock("inner"))
     assert processes_of(tmp_path / "outer") == []
 
@@ -244,7 +244,7 @@ def test_a_supervisor_that_is_told_to_leave_leaves_and_the_job_stays_as_it_is(hi
     wait_until(lambda: not supervisors_of("a"))
     assert not is_locked(supervisor_lock("a"))
     assert (history.job("a").state, history.job("a").wanted) == (JobState.QUEUED, Wanted.RUN)
-    assert revive(history) == ["a"]
+    assert start_missing_supervisors(history) == ["a"]
 
 
 def test_the_lock_says_who_holds_it(history: History) -> None:

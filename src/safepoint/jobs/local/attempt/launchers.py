@@ -1,4 +1,4 @@
-"""The launchers of one attempt: started, found again, stopped as pods would be, and asked how they ended."""
+"""The launchers of one attempt: start, find again, stop as a cluster stops pods, read exit codes."""
 
 import os
 import shutil
@@ -26,9 +26,9 @@ _OURS = ("SAFEPOINT_", "PET_", "TORCHELASTIC_")
 _TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 _KEPT = ("SAFEPOINT_VERIFY_TLS",)
 _AFTER_A_LOSS_S = 10.0
-"""How long launchers that lost one of their number may take to notice by themselves."""
+"""How long launchers may take to end by themselves after one of them has failed."""
 _KILLED_LATER_S = 2.0
-"""How long after the grace period what is left is killed: the launchers kill their ranks before."""
+"""How long after the grace period launchers are killed: they kill their ranks before that."""
 _GONE_WITHIN_S = 30.0
 
 
@@ -65,11 +65,11 @@ class Launchers:
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
-        if self._spec.num_nodes > 1 and self._port is None:  # not before: packages take minutes
+        if self._spec.num_nodes > 1 and self._port is None:  # not earlier: installing packages takes minutes
             self._port = _free_port()
         settings = replace(self._spec.settings, job_dir=str(self._folder))
         if rank_reports.has_begun(self._folder):
-            settings = _gone_on_with(settings)
+            settings = _settings_after_start(settings)
         write_plan(plan_file, self._plan(node), settings)
         output = self._folder / "logs" / f"node-{node}.log"
         output.parent.mkdir(exist_ok=True)
@@ -80,7 +80,7 @@ class Launchers:
                 stdout=stream,
                 stderr=stream,
                 cwd=self._spec.working_dir,
-                env={**environ, **self._told(output.parent), **_devices(gpus, self._spec)},
+                env={**environ, **self._variables(output.parent), **_devices(gpus, self._spec)},
                 start_new_session=True,
             )
         identity = processes.identify(process.pid)
@@ -91,7 +91,7 @@ class Launchers:
         self._nodes.append(record)
         return record
 
-    def _told(self, logs: Path) -> dict[str, str]:
+    def _variables(self, logs: Path) -> dict[str, str]:
         return {JOB_VARIABLE: str(self._folder), _RANK_LOGS: str(logs)}
 
     def _plan(self, node: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Launchers:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all of them were started; a supervisor may have been killed in between."""
+        """Whether all of them were started; their supervisor may have been killed between two."""
         return len(self._nodes) == self._spec.num_nodes
 
     @property
@@ -120,18 +120,18 @@ class Launchers:
         """Whether any of them is."""
         alive = any(node.process.is_alive for node in self._nodes)
         for process in self._children.values():
-            process.poll()  # after the look: one that ended in between would stay as a zombie
+            process.poll()  # after the check: one that ended in between would stay as a zombie
         return alive
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to each, once, as pods get it; the grace period begins."""
+        """Send SIGTERM to each, once; the grace period begins."""
         if self._asked_s is None:
             self._asked_s = clock.monotonic_s()
             for node in self._nodes:
                 node.process.send(signal.SIGTERM)
 
     def enforce(self) -> None:
-        """End what outlives its grace period; stop those that one of them has left behind. Call it often."""
+        """Kill launchers that outlive the grace period; stop the others when one has failed. Call it often."""
         now_s = clock.monotonic_s()
         if self._asked_s is not None:
             if now_s - self._asked_s >= self._spec.settings.grace_s + _KILLED_LATER_S:
@@ -148,11 +148,11 @@ class Launchers:
     def kill(self) -> None:
         """End every process of the job at once."""
         processes.kill(processes.processes_of(self._folder))
-        for node in self._nodes:  # one that was just started may have no variables yet, by which it is found
+        for node in self._nodes:  # one that was just started may not have the variable yet by which it is found
             node.process.send(signal.SIGKILL)
 
     def wait_until_gone(self) -> None:
-        """Until no process of the job is left: keepers end a moment after their launchers, with a commit perhaps."""
+        """Wait until no process of the job is left: keepers end after their launchers, maybe with a commit."""
         deadline_s = clock.monotonic_s() + max(_GONE_WITHIN_S, self._spec.settings.grace_s)
         while self.are_alive or processes.processes_of(self._folder):
             if clock.monotonic_s() >= deadline_s:
@@ -165,20 +165,20 @@ class Launchers:
         return [self._exit_code(node) for node in range(self._spec.num_nodes)]
 
     def _exit_code(self, node: int) -> int | None:
-        """What the launcher has left; where that is nothing and its parent is here, what the system says of it."""
+        """The exit code that the launcher wrote; without one, the system's, when this process started it."""
         code = read_exit_code(self._plan_file(node))
         child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
         if code is not None or child is None or child.poll() is None or child.returncode < 0:
             return code
-        return child.returncode or ExitCode.FAILED  # 0 without a word: whatever that was, it was no launcher
+        return child.returncode or ExitCode.FAILED  # 0 without a file: that was not a launcher
 
     def tidy(self) -> None:
-        """Remove what only this attempt needed."""
+        """Remove the files of this attempt."""
         shutil.rmtree(self._plan_file(0).parent, ignore_errors=True)
 
 
 def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: Path | None) -> dict[str, str]:
-    """The environment of a job's launchers: the supervisor's without settings of a run, and what the job adds.
+    """The environment of a job's launchers: the supervisor's without settings of a run, and the job's.
 
     Args:
         spec: the job.
@@ -196,8 +196,8 @@ def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: 
     return environ
 
 
-def _gone_on_with(settings: RunSettings) -> RunSettings:
-    """Where to begin was asked of the job's first launcher; for a later one, what was saved since counts."""
+def _settings_after_start(settings: RunSettings) -> RunSettings:
+    """The settings of later launchers: `--resume` and `--from-scratch` apply to the first start only."""
     resume = "auto" if settings.resume == "never" else settings.resume
     return replace(settings, has_begun=True, from_scratch=False, resume=resume)
 

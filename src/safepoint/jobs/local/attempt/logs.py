@@ -1,4 +1,4 @@
-"""What the processes of a job have printed: a file for each rank, and one for each launcher."""
+"""The output of a job's processes: a file for each rank, and one for each launcher."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ class LogLine:
     """One line.
 
     Args:
-        source: who printed it: `rank 0`, `node 0` (its launcher), `packages`.
+        source: `rank 0`, `node 0` (its launcher) or `packages`.
         text: without the end of the line.
     """
 
@@ -35,7 +35,7 @@ class _Tail:
         return self.path.stem.replace("-", " ")
 
     def lines(self) -> Iterator[LogLine]:
-        """What has been added, in whole lines; nothing when the job was deleted meanwhile."""
+        """New whole lines; none when the job was deleted."""
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
             stream.seek(self.offset)
             for chunk in iter(lambda: stream.read(1 << 20), b""):
@@ -62,13 +62,13 @@ def read_logs(
         folder: the job's.
         ranks: of these ranks; None for all.
         nodes: of the launchers of these nodes; None for all.
-        is_over: given to follow: new lines are waited for until it says yes.
+        is_over: given to follow: new lines are read until it returns True.
     """
     tails: dict[Path, _Tail] = {}
     while True:
-        over = is_over is None or is_over()  # asked first: what was printed before the end is read after it
+        over = is_over is None or is_over()  # first: lines printed before the end are read after it
         for path in sorted((folder / FOLDER).glob("*.log"), key=_order):
-            if path not in tails and _is_meant(path, ranks, nodes):
+            if path not in tails and _is_selected(path, ranks, nodes):
                 tails[path] = _Tail(path)
         for tail in tails.values():
             yield from tail.lines()
@@ -79,7 +79,7 @@ def read_logs(
         clock.sleep(_POLL_S)
 
 
-def _is_meant(path: Path, ranks: range | None, nodes: range | None) -> bool:
+def _is_selected(path: Path, ranks: range | None, nodes: range | None) -> bool:
     what, _, number = path.stem.partition("-")
     wanted = {"rank": ranks, "node": nodes}.get(what)
     return wanted is None or (number.isdecimal() and int(number) in wanted)
@@ -87,5 +87,5 @@ def _is_meant(path: Path, ranks: range | None, nodes: range | None) -> bool:
 
 def _order(path: Path) -> tuple[str, int]:
     what, _, number = path.stem.partition("-")
-    # Ranks last: the last line of a training, or the error of one that failed, is what people look for.
+    # Ranks last: people look for the last line or the error of a training.
     return ({"packages": "a", "node": "b"}.get(what, "c"), int(number) if number.isdecimal() else 0)

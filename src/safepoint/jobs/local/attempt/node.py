@@ -1,6 +1,7 @@
-"""One node of a job: a launcher that leaves its exit code behind, for a supervisor that is not its parent.
+"""The process of one node of a job: a launcher that writes its exit code to a file, for supervisors that are not its
+parent.
 
-`python -m safepoint.jobs.local.attempt.node PLAN`, with what `Launchers` has written there.
+`python -m safepoint.jobs.local.attempt.node PLAN`; `Launchers` writes the plan.
 """
 
 import json
@@ -20,15 +21,15 @@ from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.outcome.program_error import exit_code_after
 
 _PORT_TAKEN = "EADDRINUSE"
-"""What torch's store says when somebody else listens at the nodes' meeting point."""
+"""In the error of torch's store when another process listens on the port of the rendezvous."""
 
 
 def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> None:
-    """Write down what `main` reads.
+    """Write the file that `main` reads.
 
     Args:
         path: the file.
-        plan: the fields of a `LaunchPlan`. It looks for the program when it is made, and has to do so there.
+        plan: the fields of a `LaunchPlan`, which looks for the program when it is constructed, in the node's process.
         settings: of the run.
     """
     document = {
@@ -39,12 +40,12 @@ def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> No
 
 
 def exit_file(plan: Path) -> Path:
-    """Where the launcher of this plan leaves its exit code."""
+    """The file for the exit code of this plan's launcher."""
     return plan.with_suffix(".exit")
 
 
 def read_exit_code(plan: Path) -> int | None:
-    """The exit code that the launcher left; None when it left none."""
+    """The exit code that the launcher wrote; None when it wrote none."""
     try:
         return int(exit_file(plan).read_text())
     except (OSError, ValueError):
@@ -52,7 +53,7 @@ def read_exit_code(plan: Path) -> int | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the node; the process ends in here, and says how, whatever happens."""
+    """Run the node; the process ends in here, and always writes its exit code."""
     path = Path(arguments[0])
 
     def leave(code: int) -> None:
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     except SafepointError as error:
         sys.stderr.write(f"safepoint: error: {error}\n")
         code = error.exit_code
-    except BaseException as error:  # noqa: BLE001  whatever it is, the job has to hear of it
+    except BaseException as error:  # noqa: BLE001  the supervisor needs an exit code in any case
         traceback.print_exc()
         code = _code_after(error)
     leave(code)
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _code_after(error: BaseException) -> int:
-    if _PORT_TAKEN in str(error):  # since it was chosen, a moment ago; the next start takes another one
+    if _PORT_TAKEN in str(error):  # taken since it was chosen; the next start chooses another one
         return ExitCode.TERMINATED_UNSAVED
     return exit_code_after(error) or ExitCode.FAILED
 

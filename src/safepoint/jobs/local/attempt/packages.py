@@ -1,4 +1,4 @@
-"""Packages that a job wants: installed into a folder of its own, in front of the machine's."""
+"""Installs the packages of a job into a folder of its own, which is searched before the machine's."""
 
 import contextlib
 import hashlib
@@ -16,29 +16,29 @@ from safepoint.jobs.model.spec import JobSpec
 _POLL_S = 0.1
 
 
-class NotWantedError(Exception):
-    """The job is not to run any more."""
+class JobStoppedError(Exception):
+    """The job was asked to stop."""
 
 
 def install_packages(spec: JobSpec, folder: Path, *, is_wanted: Callable[[], bool] = lambda: True) -> Path | None:
-    """Install what the job names, unless that was done before.
+    """Install the packages of the job, unless that was done before.
 
     Args:
         spec: the job.
         folder: the job's; pip counts as one of its processes.
-        is_wanted: asked again and again whether to go on: packages may take many minutes.
+        is_wanted: polled; installing may take minutes, and stops when this is False.
 
     Returns:
-        The folder to look into first; None when the job names nothing.
+        The folder; None when the job has no packages.
 
     Raises:
-        SafepointError: pip failed; its words are in `logs/packages.log`.
-        NotWantedError: `is_wanted` said no; nothing is left.
+        SafepointError: pip failed; its output is in `logs/packages.log`.
+        JobStoppedError: `is_wanted` returned False; no files are left.
     """
     if not spec.packages:
         return None
-    wish = hashlib.sha256(repr((spec.packages, spec.package_indexes, spec.python)).encode()).hexdigest()[:12]
-    target = folder / f"packages-{wish}"
+    key = hashlib.sha256(repr((spec.packages, spec.package_indexes, spec.python)).encode()).hexdigest()[:12]
+    target = folder / f"packages-{key}"
     if target.exists():
         return target
     unfinished = target.with_suffix(".unfinished")
@@ -59,7 +59,7 @@ def install_packages(spec: JobSpec, folder: Path, *, is_wanted: Callable[[], boo
             _wait(process, is_wanted)
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # what it builds with, too
+                os.killpg(process.pid, signal.SIGKILL)  # its build processes, too
                 process.wait()
             if process.returncode != 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -75,7 +75,7 @@ def _wait(process: "subprocess.Popen[bytes]", is_wanted: Callable[[], bool]) -> 
             process.wait(_POLL_S)
             return
         if not is_wanted():
-            raise NotWantedError
+            raise JobStoppedError
 
 
 def _index_options(urls: tuple[str, ...]) -> list[str]:

@@ -1,6 +1,6 @@
-"""What a job's ranks have told: the stream of events and the file of progress in the job's folder.
+"""The reports of a job's ranks: the stream of events and the progress file in the job's folder.
 
-Both are written by the training (docs/progress.md). A line that is cut, as the last one may be, is left for later.
+The training writes both (docs/progress.md). An incomplete last line is ignored.
 """
 
 import contextlib
@@ -26,29 +26,29 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def progress(folder: Path) -> Progress | None:
-    """Where the training is, or was when it ended; None before it has told."""
+    """The progress of the training; None before its first report."""
     return read_progress(folder / PROGRESS_NAME)
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether ranks have ever agreed on where to begin; until then, what was asked for is still to be done."""
+    """Whether ranks have ever started training; until then `--resume` and `--from-scratch` still apply."""
     return any(event["event"] == "attempt_started" for event in events(folder))
 
 
 def safe_step(folder: Path) -> int | None:
-    """The newest step that is committed, as far as the ranks have told."""
+    """The newest committed step that the ranks have reported."""
     step: int | None = None
     for event in events(folder):
         if event["event"] in {"saved", "resumed"} or (event["event"] == "interrupted" and event.get("saved")):
-            told = event.get("step")
-            step = told if isinstance(told, int) else step
+            reported = event.get("step")
+            step = reported if isinstance(reported, int) else step
         elif event["event"] == "set_aside":
             step = None
     return step
 
 
 def step_not_stored(folder: Path) -> int | None:
-    """The newest step that was saved, unless it has arrived in the object store; None when nothing was saved."""
+    """The newest saved step if it was not uploaded to the object store; None otherwise."""
     saved = stored = -1
     for event in events(folder):
         name, step = event["event"], event.get("step")
@@ -63,8 +63,8 @@ def step_not_stored(folder: Path) -> int | None:
     return saved if saved > stored else None
 
 
-def was_told_since(folder: Path, wall_s: float) -> bool:
-    """Whether the ranks have told their progress since a moment of the wall clock."""
+def has_reported_since(folder: Path, wall_s: float) -> bool:
+    """Whether the ranks have reported progress since a moment of the wall clock."""
     try:
         return (folder / PROGRESS_NAME).stat().st_mtime >= wall_s
     except OSError:

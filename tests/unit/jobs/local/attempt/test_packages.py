@@ -12,7 +12,7 @@ import pytest
 
 from safepoint.errors import SafepointError
 from safepoint.foundation.processes import processes_of
-from safepoint.jobs.local.attempt.packages import NotWantedError, install_packages
+from safepoint.jobs.local.attempt.packages import JobStoppedError, install_packages
 from tests.support.job_values import job_spec
 
 RECORD = "greeting-1.0.dist-info/RECORD"
@@ -133,7 +133,7 @@ def test_a_job_that_is_not_wanted_any_more_waits_for_no_pip(wheels: Path, folder
         return not seen
 
     spec = job_spec(packages=(f"slow @ {(wheels / 'slow-1.0').as_uri()}",))
-    with pytest.raises(NotWantedError):
+    with pytest.raises(JobStoppedError):
         install_packages(spec, folder, is_wanted=is_wanted)
     assert seen, "pip can be found by whoever ends the job"
     assert time.monotonic() - began < 50
