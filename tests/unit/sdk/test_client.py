@@ -177,7 +177,11 @@ def test_waiting(client: TrainerClient) -> None:
             NotImplementedError,
             "initializer is not supported on this machine",
         ),
-        (lambda client: client.train(trainer=kubeflow.CustomTrainer(func=print)), ValueError, "print is no function"),
+        (
+            lambda client: client.train(trainer=kubeflow.CustomTrainer(func=print)),
+            ValueError,
+            "print is not a function",
+        ),
         (
             lambda client: client.train(
                 trainer=kubeflow.CustomTrainer(func=test_waiting), options=[kubernetes_options.TrainerArgs(["x"])]

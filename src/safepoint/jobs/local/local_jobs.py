@@ -244,8 +244,7 @@ class LocalJobs:
             The number of deleted checkpoints.
 
         Raises:
-            ConflictError: with `with_checkpoints`, its output location is unknown, or another job uses it; nothing was
-                done.
+            ConflictError: with `with_checkpoints`, its output location is unknown, or another job uses it.
             StorageError: its checkpoints or its folder cannot be deleted; the job is stopped and can be deleted
                 again.
         """
@@ -275,8 +274,8 @@ class LocalJobs:
         alone = f"{job.name} without its checkpoints"
         if output is None:
             raise ConflictError(
-                f"the output location of job {job.name} is unknown: none was given, and its ranks have not reported one; "
-                "nothing was deleted",
+                f"the output location of job {job.name} is unknown: its options have none, and its ranks have not "
+                "reported one; nothing was deleted",
                 hint=f"delete {alone}",
             )
         others = [other.name for other in self._others_at(job.spec, output) if not other.state.is_over]

@@ -1,8 +1,8 @@
 """The supervisor of one job: waits for slots, starts launchers, watches them, and stores the state of the job.
 
 `python -m safepoint.jobs.local.supervisor JOB`. Each job that runs or will run by itself has one, which holds a lock
-that the kernel releases when the process ends. Its whole state is in the history: a new supervisor continues where the
-last one was killed.
+that the kernel releases when the process ends. Its whole state is in the history: a new supervisor continues where
+the last one was killed.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 """A training function and its arguments, as a script that another process runs.
 
 Promises: the script has the function's source as its file has it, letter by letter, and arguments equal to those
-given; no shell and no pickle is involved. A function that needs names from outside, and arguments that are not plain values
-(`literals`), are refused by name.
+given; no shell and no pickle is involved. A function that needs names from outside, and arguments that are not plain
+values (`literals`), are refused by name.
 """
 
 import __future__

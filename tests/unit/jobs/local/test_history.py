@@ -82,7 +82,7 @@ def test_a_column_that_does_not_exist_is_a_mistake_of_ours(history: History) -> 
 def test_a_second_job_of_the_same_name_is_refused(history: History) -> None:
     """And leaves the first as it is."""
     fill(history, "a")
-    with pytest.raises(ConflictError, match="there is a job 'a' already"):
+    with pytest.raises(ConflictError, match="there is already a job 'a'"):
         history.add(job_spec("a", priority=9), actor="you")
     assert history.job("a").spec.priority == 0
     assert len(history.events("a")) == 2
@@ -95,7 +95,7 @@ class TestNames:
             history.add(job_spec(name), actor="me")
         assert history.job("e").name == "eval"
         assert history.job("train-2").name == "train-2"
-        with pytest.raises(ConflictError, match="could be 2 jobs: train-1, train-2"):
+        with pytest.raises(ConflictError, match="fits 2 jobs: train-1, train-2"):
             history.job("train")
 
     def test_the_whole_name_counts_more_than_a_beginning(self, history: History) -> None:
@@ -265,7 +265,7 @@ def test_a_file_of_a_newer_release_is_refused_untouched(history: History, path: 
         db.commit()
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     content = path.read_bytes()
-    with pytest.raises(ConflictError, match=f"schema {SCHEMA_VERSION + 1}.*left untouched"):
+    with pytest.raises(ConflictError, match=f"schema {SCHEMA_VERSION + 1}.*was not changed"):
         History(path)
     assert path.read_bytes() == content
 

@@ -78,7 +78,7 @@ def known(history: History, name: str, state: JobState, wanted: Wanted = Wanted.
 def test_a_state_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what to set."""
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    with pytest.raises(StorageError, match=r"/dev/null/safepoint cannot be made.*set XDG_STATE_HOME"):
+    with pytest.raises(StorageError, match=r"/dev/null/safepoint cannot be created.*set XDG_STATE_HOME"):
         LocalJobs()
 
 
@@ -115,8 +115,8 @@ class TestSubmitting:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"working_dir": "/nowhere"}, "no folder /nowhere"),
-            ({"gpu_per_node": 1, "num_nodes": 2}, "takes 2 gpu, and this machine has 1"),
+            ({"working_dir": "/nowhere"}, "'/nowhere' is not a folder"),
+            ({"gpu_per_node": 1, "num_nodes": 2}, "needs 2 gpu, and this machine has 1"),
         ],
     )
     def test_what_cannot_run_is_refused(self, jobs: LocalJobs, fields: dict[str, Any], message: str) -> None:
@@ -133,7 +133,7 @@ class TestSubmitting:
     def test_two_of_one_name(self, jobs: LocalJobs) -> None:
         """The second one is refused, and touches nothing of the first."""
         jobs.submit(job_spec("a"), {"file": b"first"})
-        with pytest.raises(ConflictError, match="a job 'a' already"):
+        with pytest.raises(ConflictError, match="already a job 'a'"):
             jobs.submit(job_spec("a"), {"file": b"second"})
         assert (job_folder("a") / "file").read_bytes() == b"first"
         assert os.listdir(job_folder("a").parent) == ["a"]
@@ -262,7 +262,7 @@ class TestAsking:
         """For ever, it would be."""
         known(history, "a", RUNNING)
         with done_when(lambda history: history.job("a").wanted is Wanted.SUSPEND, _let_run):
-            with pytest.raises(ConflictError, match="somebody else wants it to run"):
+            with pytest.raises(ConflictError, match="someone else requested run"):
                 jobs.suspend("a", timeout_s=30)
 
     def test_a_wait_that_takes_too_long(self, jobs: LocalJobs, history: History) -> None:
@@ -297,7 +297,7 @@ class TestAsking:
         """It goes on when nobody waits for it any more, and the message says so truly."""
         known(history, "a", RUNNING)
         for _ in range(2):
-            with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*it goes on"):
+            with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*it continues"):
                 jobs.scale("a", 2, timeout_s=0.1)
         job = jobs.job("a")
         assert (job.target_nodes, job.spec.num_nodes, job.wanted) == (2, 1, Wanted.RUN)
@@ -310,7 +310,7 @@ class TestAsking:
         supervise = lambda _: history.become("a", FAILED, actor="it", message="exit code 3")  # noqa: E731
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(local_jobs, "start_supervisor", supervise)
-            with pytest.raises(ConflictError, match="was Failed before it could be scaled to 2 nodes: exit code 3"):
+            with pytest.raises(ConflictError, match="was Failed before it was scaled to 2 nodes: exit code 3"):
                 jobs.scale("a", 2)
 
     def test_what_goes_on_waits_for_its_turn_at_once(
@@ -407,7 +407,7 @@ class TestDeleting:
     def test_checkpoints_of_which_nobody_knows_are_refused(self, jobs: LocalJobs, history: History) -> None:
         """Nothing is said to be gone that may be there."""
         known(history, "a", COMPLETE)
-        with pytest.raises(ConflictError, match=r"nobody knows where the checkpoints .*nothing was deleted"):
+        with pytest.raises(ConflictError, match=r"output location of job a is unknown: .*nothing was deleted"):
             jobs.delete("a", with_checkpoints=True)
         assert [job.name for job in jobs.jobs()] == ["a"]
 
@@ -436,7 +436,7 @@ class TestDeleting:
         """The whole command is to be given again."""
         commit(prepared(tmp_path / "out"), 10)
         known(history, "a", RUNNING, output_dir=str(tmp_path / "out"))
-        with pytest.raises(WaitTimeoutError, match=r"nothing was deleted.*give the same command again"):
+        with pytest.raises(WaitTimeoutError, match=r"nothing was deleted.*delete it again when it has stopped"):
             jobs.delete("a", with_checkpoints=True, timeout_s=0.1)
         assert jobs.job("a").wanted is Wanted.SUSPEND
         assert (tmp_path / "out" / "checkpoint-10").exists()
@@ -462,7 +462,7 @@ class TestDeleting:
 
         with monkeypatch.context() as patch:
             patch.setattr("shutil.rmtree", fail)
-            with pytest.raises(StorageError, match=r"busy.*/mount; the job is still known"):
+            with pytest.raises(StorageError, match=r"busy.*/mount; the job stays"):
                 jobs.delete("a")
         assert history.knows("a")
         jobs.delete("a")
@@ -483,7 +483,7 @@ class TestDeleting:
         commit(prepared(tmp_path / "out"), 10)
         known(history, "a", FAILED, output_dir=str(tmp_path / "out"))
         known(history, "b", state, Wanted.SUSPEND, output_dir=str(tmp_path / "out"))
-        with pytest.raises(ConflictError, match="those of job b too; nothing was deleted"):
+        with pytest.raises(ConflictError, match=r"job b uses the checkpoints in .*nothing was deleted"):
             jobs.delete("a", with_checkpoints=True)
         assert (tmp_path / "out" / "checkpoint-10").exists()
         jobs.delete("a")

@@ -63,7 +63,7 @@ def test_one_that_is_read_stays_and_is_named(tmp_path: Path) -> None:
     """The others are gone."""
     output = trained(tmp_path / "out", 10, 20)
     with reading(output / "checkpoint-10" / "safepoint-manifest.json"):
-        with pytest.raises(ConflictError, match=r"checkpoint-10 in .* in use"):
+        with pytest.raises(ConflictError, match=r"checkpoint-10 in .* is being read"):
             remove_checkpoints(str(output), job_spec())
     assert visible(output) == ["checkpoint-10"]
 

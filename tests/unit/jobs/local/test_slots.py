@@ -42,7 +42,7 @@ def test_the_first_of_an_empty_machine_starts() -> None:
 def test_the_older_one_of_two_goes_first() -> None:
     """Equal priority: in the order of their age."""
     other = job_record("other", age=1)
-    assert "other goes first" in _asks([other]).waits_for
+    assert "other, which starts first" in _asks([other]).waits_for
     assert admit("other", [other, job_record("me")], CPU2).may_start
 
 
@@ -210,11 +210,11 @@ class TestSize:
             (
                 {"ranks_per_node": 4, "cpu_per_node": 4},
                 2,
-                "takes 4 cpu, and this machine has 2: its ranks share",
+                "needs 4 cpu, and this machine has 2: its ranks share",
             ),
-            ({"num_nodes": 8}, 2, "takes 8 cpu"),
-            ({"num_nodes": 4}, 1, "takes 4 cpu"),
-            ({"num_nodes": 2, "cpu_per_node": 32}, 2, "takes 64 cpu"),
+            ({"num_nodes": 8}, 2, "needs 8 cpu"),
+            ({"num_nodes": 4}, 1, "needs 4 cpu"),
+            ({"num_nodes": 2, "cpu_per_node": 32}, 2, "needs 64 cpu"),
         ],
     )
     def test_a_laptop_may_try_a_few_ranks_more(self, fields: dict[str, Any], cores: int, remark: str) -> None:

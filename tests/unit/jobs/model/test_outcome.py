@@ -80,10 +80,10 @@ def test_a_save_of_unknown_step_is_not_called_nothing() -> None:
 def test_a_checkpoint_that_is_not_in_the_store_is_safe_here_only() -> None:
     """Whoever tidies this machine must know."""
     outcome = end(75, wanted=Wanted.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
-    assert outcome.message.startswith("step 7 is safe on this machine only: it did not arrive in s3://bucket/run")
+    assert outcome.message.startswith("step 7 is safe on this machine only: s3://bucket/run does not have it")
     failed = end(13, wanted=Wanted.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
     assert failed.message.count("s3://bucket/run") == 1
-    assert "the object store does not have all" not in failed.message
+    assert "upload to the object store" not in failed.message
 
 
 def test_an_upload_that_did_not_finish_suspends_all_the_same() -> None:
@@ -91,7 +91,7 @@ def test_an_upload_that_did_not_finish_suspends_all_the_same() -> None:
     outcome = end(13, wanted=Wanted.SUSPEND, safe_step=5)
     assert outcome.state is SUSPENDED
     assert outcome.exit_code == 13
-    assert "the object store does not have all of it yet" in outcome.message
+    assert "its upload to the object store is not complete" in outcome.message
 
 
 def test_a_program_that_fails_while_it_is_stopped_has_failed() -> None:
