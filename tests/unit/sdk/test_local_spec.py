@@ -151,7 +151,7 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
     ("values", "message"),
     [
         ({"env": {"A": 1}}, r"env\['A'\] is 1; write its value as a string"),
-        ({"env": {"A B": "1"}}, "'A B' cannot be the name"),
+        ({"env": {"A B": "1"}}, "'A B' is not a valid name"),
         ({"env": {"SAFEPOINT_SAVE_STEPS": "0"}}, "must be at least 1"),
         ({"resources_per_node": {"tpu": 1}}, "tpu"),
         ({"ca_bundle": "/no/such.pem"}, "ca_bundle /no/such.pem is not a file"),

@@ -83,7 +83,7 @@ def test_names_that_kubernetes_takes(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a_b", "a.b", "a" * 64, "a/b", "..", "a\n", "é", " a"])
 def test_other_names_are_refused(name: str) -> None:
     """One of them would even be another folder."""
-    with pytest.raises(UsageError, match="the job name .* is invalid"):
+    with pytest.raises(UsageError, match=r"the job name .* is invalid"):
         job_spec(name)
 
 
