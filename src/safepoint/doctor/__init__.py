@@ -1,5 +1,5 @@
-"""What a training relies on, looked at before it does: machine, software, folder, object store, deadline.
+"""Checks what a training relies on: machine, software, folder, object store, deadline.
 
-Promises: nothing is changed and nothing is left behind; nothing is imported that only a training needs; a check that
-gets no answer in time says so, so that all of them take some seconds together.
+Promises: nothing is changed and nothing is left behind; nothing is imported that only a training needs; a check
+without an answer in time reports that, so that all checks together take some seconds.
 """

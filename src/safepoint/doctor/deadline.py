@@ -1,4 +1,4 @@
-"""Whether a save fits into the grace period, as far as earlier saves or the size of a checkpoint tell."""
+"""Whether a save fits into the grace period, by earlier saves or by the size of a checkpoint."""
 
 import json
 import math
@@ -15,12 +15,12 @@ from safepoint.foundation.units import format_bytes, format_duration
 _TAIL_BYTES = 256 << 10
 _NUM_SAVES = 5
 _FIXED_S = 1.0
-"""What a save takes beside its bytes: the vote, and the end of the processes."""
+"""The time of a save without its bytes: the vote, and the end of the processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What an output folder tells of its run; None for what it does not.
+    """The records of a run in its output folder; None for a missing value.
 
     Args:
         state_bytes: the size of the newest checkpoint.
@@ -34,7 +34,7 @@ class History:
 
 
 def look_at_history(folder: Path) -> History:
-    """Read what is there; nothing is nothing."""
+    """Read the records of a folder; without any, all values are None."""
     output = OutputFolder(folder)
     try:
         manifests = output.manifests()
@@ -77,7 +77,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _step_s(events: list[dict[str, Any]], progress: dict[str, Any]) -> float | None:
-    """From two moments of the last attempt at which the step was noted."""
+    """From two records of the last attempt that have a step."""
     points: list[tuple[float, int]] = []
     for record in [*events, progress]:
         if record.get("event") == "attempt_started":
@@ -94,12 +94,12 @@ def _step_s(events: list[dict[str, Any]], progress: dict[str, Any]) -> float | N
 
 
 def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_s: float | None) -> Finding | None:
-    """Whether a save fits; None when nothing is known of one.
+    """Whether a save fits; None when its duration is unknown.
 
     Args:
         history: of the output folder.
         grace_s: the grace period.
-        margin_s: how long before its end all is over.
+        margin_s: how long before its end the processes must have exited.
         bytes_per_s: the speed of the output folder's disk.
     """
     if history.save_s is not None:
@@ -110,7 +110,7 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
     else:
         return None
     left_s = grace_s - margin_s
-    check, why = "grace period", "whatever is not saved when it ends is killed, and the last checkpoint stands"
+    check, why = "grace period", "what is not saved before it ends is lost; a resume starts from the last checkpoint"
     found = f"{format_duration(grace_s)}, of which {format_duration(left_s)} can be used; {how}"
     if history.step_s is not None:
         found += f", a step about {format_duration(history.step_s)}"
@@ -121,7 +121,7 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
             status=Status.FAILURE,
             found=found,
             why=why,
-            fix=f"let the platform grant {math.ceil(needed_s)} s or more and say it with --grace, or write to a "
+            fix=f"let the platform grant {math.ceil(needed_s)} s or more and set --grace to it, or write to a "
             "faster disk",
         )
     if history.step_s is not None and save_s + history.step_s > left_s:
@@ -129,7 +129,7 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
             check=check,
             status=Status.WARNING,
             found=found,
-            why="the step that runs when the signal comes does not end in time to be saved",
-            fix="--snapshot-steps 1 keeps every step in memory, and the newest one is saved in time",
+            why="the step that runs when the signal arrives may end too late to be saved",
+            fix="use --snapshot-steps 1: every step is kept in memory, and the newest one is saved in time",
         )
     return Finding(check=check, status=Status.OK, found=found, why=why)

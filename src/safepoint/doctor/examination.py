@@ -1,4 +1,4 @@
-"""All checks, those that wait for others side by side."""
+"""Runs all checks; those that wait for other programs run at the same time."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,15 +21,15 @@ _PROGRAMS_S = 15.0
 
 
 def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> list[Finding]:
-    """Look at everything.
+    """Run all checks.
 
     Args:
-        place: where checkpoints would go; None leaves out what needs one.
+        place: the output location; None skips the checks that need one.
         grace_s: the grace period.
-        margin_s: how long before its end all must be over.
+        margin_s: how long before its end the processes must have exited.
     """
     history, disk = History(), None
-    if place is not None:  # first, and alone: it is a measurement
+    if place is not None:  # first, and alone: it measures a speed
         history, disk = _look_at_place(place.folder)
     torch_work, gpu_work, criu_work = Work(look_at_torch), Work(look_at_gpus), Work(examine_criu)
     remote = place.remote if place is not None else None
@@ -60,7 +60,7 @@ def _silent(check: str) -> Finding:
         status=Status.WARNING,
         found="no answer in time",
         why="a program that hangs here may hang in a training",
-        fix="see dmesg",
+        fix="look for errors of drivers in dmesg",
     )
 
 

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""The result of one check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,21 +9,21 @@ class Status(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """A training works, and will be slower or less safe than it could be."""
+    """A training works, but slower or less safely than it could."""
     FAILURE = "failure"
-    """A training does not work, or does not survive what it is meant to survive."""
+    """A training does not work, or does not survive an interruption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was found.
+    """The result of one check.
 
     Args:
-        check: what was looked at, in a word or two.
+        check: its name, in a word or two.
         status: how it is.
         found: the facts.
         why: why a training needs it.
-        fix: what to do; empty where nothing is to be done.
+        fix: what to do; empty when the status is ok.
     """
 
     check: str
@@ -34,4 +34,4 @@ class Finding:
 
     def __post_init__(self) -> None:
         if (self.status is not Status.OK) != bool(self.fix):
-            raise ValueError(f"fix={self.fix!r} of {self.check}: whatever is not ok needs one, and nothing else")
+            raise ValueError(f"fix={self.fix!r} of {self.check}: a fix is required unless the status is ok")

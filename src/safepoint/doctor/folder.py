@@ -1,4 +1,4 @@
-"""The folder where checkpoints are written: whether it can be, how fast, and how much room there is."""
+"""The output folder: whether it can be written, how fast, and how much room there is."""
 
 import contextlib
 import errno
@@ -24,10 +24,10 @@ class Disk:
     """A folder that can be written.
 
     Args:
-        folder: where it was tried: the one that is meant, or the nearest one above it that exists.
-        bytes_per_s: written and made durable.
-        free_bytes: what is left for this user.
-        has_locks: whether the file system can keep a second run away.
+        folder: the folder that was tried: the output folder, or the nearest existing one above it.
+        bytes_per_s: speed of durable writes.
+        free_bytes: free for this user.
+        has_locks: whether the file system has locks, which keep a second run out.
         clock_ahead_s: the file system's clock less this machine's.
     """
 
@@ -39,7 +39,7 @@ class Disk:
 
 
 def look_at_folder(folder: Path) -> Disk:
-    """Write for about a second into a file without a name, which is gone whatever happens.
+    """Write for about a second into a file without a name, which never outlives this process.
 
     Raises:
         OSError: it cannot be written.
@@ -77,8 +77,8 @@ def _open_nameless(folder: Path) -> int:
 
 
 def _write(descriptor: int, *, most_bytes: int) -> float:
-    """Bytes per second; larger and larger pieces, because a slow disk must not be waited for."""
-    data = os.urandom(_FIRST_BYTES) * (_LARGEST_BYTES // _FIRST_BYTES)  # some file systems leave out zeros
+    """Bytes per second; larger and larger pieces, because a slow disk would take too long."""
+    data = os.urandom(_FIRST_BYTES) * (_LARGEST_BYTES // _FIRST_BYTES)  # some file systems do not store zeros
     size_bytes, done_bytes, took_s, rate = _FIRST_BYTES, 0, 0.0, 0.0
     while took_s < _LONG_ENOUGH_S and done_bytes + size_bytes <= max(most_bytes, _FIRST_BYTES):
         begun_s = clock.monotonic_s()
@@ -98,8 +98,8 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
     """Whether checkpoints can be written there.
 
     Args:
-        disk: what was found, or why it could not be.
-        folder: the one that is meant.
+        disk: the result, or why there is none.
+        folder: the output folder.
         state_bytes: the size of a checkpoint, where one is known.
     """
     check, why = (
@@ -112,7 +112,7 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
             status=Status.FAILURE,
             found=f"{folder}: {disk}",
             why=why,
-            fix="name a folder that this user can write, or mend its mount",
+            fix="name a folder that this user can write, or repair its mount",
         )
     found = (
         f"{folder}{'' if disk.folder == folder.absolute() else f' (tried in {disk.folder})'}: "
@@ -124,7 +124,7 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
             check=check,
             status=Status.FAILURE if state_bytes is not None else Status.WARNING,
             found=found,
-            why="a new checkpoint is written beside the last good one before that may go",
+            why="a new checkpoint is written before the last good one may be deleted",
             fix=f"free {format_bytes(needed_bytes - disk.free_bytes)}, or name a folder on another disk",
         )
     if not disk.has_locks:
@@ -132,8 +132,8 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
             check=check,
             status=Status.WARNING,
             found=f"{found}, no file locks",
-            why="locks keep a second run out of the folder and let leftovers of dead runs be deleted",
-            fix="mount it with locks (NFS: without nolock), and start no second run there until then",
+            why="locks keep a second run out of the folder, and show which leftovers can be deleted",
+            fix="mount it with locks (NFS: without nolock); until then, start only one run there",
         )
     if disk.bytes_per_s < _SLOW_BYTES_PER_S:
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="name a folder on a faster disk")

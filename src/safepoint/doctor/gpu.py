@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from safepoint.doctor.asking import ask
 from safepoint.doctor.finding import Finding, Status
+from safepoint.doctor.programs import ask
 from safepoint.doctor.software import NoTorch, Torch
 from safepoint.foundation.units import format_bytes
 
@@ -15,13 +15,13 @@ _QUESTION = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--fo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """What the driver says.
+    """The GPUs that the driver reports.
 
     Args:
         has_driver: whether the kernel has loaded it.
         devices: each device's name and memory.
         driver: its version.
-        trouble: why it cannot be asked; empty when it can.
+        trouble: why it does not answer; empty when it does.
     """
 
     has_driver: bool
@@ -42,8 +42,8 @@ def look_at_gpus(version: Path = _VERSION) -> Gpus:
     if answer.code is None:
         return Gpus(has_driver=True, trouble=f"nvidia-smi does not answer in {_LIMIT_S:.0f} s")
     if answer.code != 0:
-        said = answer.output.strip().splitlines() or [answer.complaint]
-        return Gpus(has_driver=has_driver, trouble=f"nvidia-smi: {said[-1]}")
+        lines = answer.output.strip().splitlines() or [answer.complaint]
+        return Gpus(has_driver=has_driver, trouble=f"nvidia-smi: {lines[-1]}")
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.output.splitlines() if line.count(",") == 2]
     devices = tuple(
         f"{name}, {format_bytes(int(mebibytes) << 20)}" if mebibytes.isdecimal() else name
@@ -53,8 +53,8 @@ def look_at_gpus(version: Path = _VERSION) -> Gpus:
 
 
 def judge_gpus(gpus: Gpus, torch: Torch | NoTorch) -> Finding:
-    """Whether the GPUs that are there can be used."""
-    check, why = "gpu", "a training takes its GPUs when it starts, and falls back to the processor without a word"
+    """Whether the GPUs of this machine can be used."""
+    check, why = "gpu", "without a usable GPU, a training runs on the processor without a warning"
     if not gpus.has_driver and not gpus.devices:
         return Finding(check=check, status=Status.OK, found="no NVIDIA driver; trainings use the processor", why=why)
     if not gpus.devices:

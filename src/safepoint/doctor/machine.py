@@ -27,7 +27,7 @@ def judge_memory(state_bytes: int | None) -> Finding:
         return Finding(
             check=check,
             status=Status.WARNING,
-            found="this system has no nameless shared memory, or does not say how much there is",
+            found="memfd_create is not allowed, or the available memory is unknown",
             why=why,
             fix="allow memfd_create in the container's seccomp profile; until then each save stops the training",
         )
@@ -80,29 +80,29 @@ def judge_open_files() -> Finding:
 
 
 def judge_clock(ahead_s: float | None) -> Finding:
-    """Whether this machine's clock is right, as far as anybody says.
+    """Whether this machine's clock is right, as far as that is known.
 
     Args:
-        ahead_s: by how much the clock of the place for checkpoints is ahead of this one; None when unknown.
+        ahead_s: by how much the clock of the output location is ahead of this one; None when unknown.
     """
     check, why = "clock", "stores refuse requests that are 15 minutes off, and retention by age reads the clock"
     is_kept = _is_synchronised()
-    service = {True: "kept right by a time service", False: "no time service keeps it right", None: ""}[is_kept]
-    skew = "" if ahead_s is None else f"within {abs(ahead_s):.0f} s of the place for checkpoints"
+    service = {True: "synchronised by a time service", False: "not synchronised by a time service", None: ""}[is_kept]
+    skew = "" if ahead_s is None else f"within {abs(ahead_s):.0f} s of the output location"
     if ahead_s is not None and abs(ahead_s) > _MOST_SKEW_S:
         return Finding(
             check=check,
             status=Status.WARNING,
-            found=f"{abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the place for checkpoints",
+            found=f"{abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the output location",
             why=why,
-            fix="run a time service, such as chrony, on whichever is wrong",
+            fix="run a time service, such as chrony, on the machine whose clock is wrong",
         )
-    found = ", ".join(part for part in (service, skew) if part) or "no time service reports whether it is right"
+    found = ", ".join(part for part in (service, skew) if part) or "unknown whether it is right"
     return Finding(check=check, status=Status.OK, found=found, why=why)
 
 
 def _is_synchronised() -> bool | None:
-    """Whether the kernel's clock is, as `adjtimex` says; None where it may not be asked."""
+    """Whether the kernel's clock is synchronised, by `adjtimex`; None where that is not allowed."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES))
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""The object store: whether it is reached, accepts the keys, and keeps what it is given."""
+"""The object store: whether it can be reached, accepts the keys, and stores objects."""
 
 from dataclasses import replace
 
@@ -30,15 +30,15 @@ def judge_store(tried: Tried | StorageError | None, location: Location) -> Findi
     """Whether checkpoints can be kept there.
 
     Args:
-        tried: what was found; None when nothing was, in time.
-        location: the one that is meant.
+        tried: the result; None without an answer in time.
+        location: the output location.
     """
-    check, why = "object store", "committed checkpoints are taken there, and another node resumes from it"
+    check, why = "object store", "committed checkpoints are uploaded to it, and another node resumes from it"
     if tried is None:
         return Finding(
             check=check,
             status=Status.FAILURE,
-            found=f"{location}: no answer",
+            found=f"{location}: no answer in time",
             why=why,
             fix="check the endpoint, AWS_ENDPOINT_URL_S3, and the network",
         )
@@ -51,7 +51,7 @@ def judge_store(tried: Tried | StorageError | None, location: Location) -> Findi
             check=check,
             status=Status.WARNING,
             found=f"{found}; its certificate is not verified",
-            why="anybody in between can read and change the checkpoints",
+            why="anyone on the network can read and change the checkpoints",
             fix="name the CA's PEM file in AWS_CA_BUNDLE, and unset SAFEPOINT_VERIFY_TLS",
         )
     if tried.duration_s > _SLOW_S:

@@ -1,10 +1,10 @@
-"""CRIU, which freezes whole processes. Nothing else needs it, so that its absence is no fault."""
+"""CRIU, which freezes whole processes. Nothing else needs it, so its absence is not a fault."""
 
 import shutil
 from pathlib import Path
 
-from safepoint.doctor.asking import ask
 from safepoint.doctor.finding import Finding, Status
+from safepoint.doctor.programs import ask
 
 _LIMIT_S = 5.0
 _CAPABILITIES = {"CAP_CHECKPOINT_RESTORE": 40, "CAP_SYS_ADMIN": 21}
@@ -26,7 +26,7 @@ def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
             status=Status.WARNING,
             found=f"{program}: {error.strerror}",
             why=why,
-            fix="install it again",
+            fix="reinstall it",
         )
     if answer.code == 0 and held:
         return Finding(check=check, status=Status.OK, found=f"{program} works, {_with(held)}", why=why)

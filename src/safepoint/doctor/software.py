@@ -1,12 +1,12 @@
-"""Python and PyTorch: the versions that are here, and whether they can do what a training needs."""
+"""Python and PyTorch: their versions, and whether they have what a training needs."""
 
 import json
 import platform
 import sys
 from dataclasses import dataclass
 
-from safepoint.doctor.asking import ask
 from safepoint.doctor.finding import Finding, Status
+from safepoint.doctor.programs import ask
 
 _LIMIT_S = 12.0
 _SLOW_S = 8.0
@@ -34,7 +34,7 @@ class Torch:
         version: its own.
         cuda: the CUDA version that it was built with; None for none.
         devices: how many CUDA devices it sees.
-        has_gloo: whether ranks can talk to each other over it.
+        has_gloo: whether it has the gloo backend, over which ranks agree.
         import_s: how long importing it takes.
     """
 
@@ -47,11 +47,11 @@ class Torch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoTorch:
-    """Why nothing is known of it.
+    """Why PyTorch could not be examined.
 
     Args:
         reason: in a few words.
-        is_slow: whether it only took too long.
+        is_slow: whether the import took too long.
     """
 
     reason: str
@@ -62,7 +62,7 @@ TOO_SLOW = NoTorch(reason=f"importing it takes longer than {_LIMIT_S:.0f} s", is
 
 
 def look_at_torch() -> Torch | NoTorch:
-    """Import it in a process of its own."""
+    """Import PyTorch in another process."""
     answer = ask([sys.executable, "-c", _QUESTION], limit_s=_LIMIT_S)
     if answer.code is None:
         return TOO_SLOW

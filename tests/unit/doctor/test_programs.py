@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.doctor.asking import Answer, ask
 from safepoint.doctor.finding import Finding, Status
 from safepoint.doctor.gpu import Gpus, judge_gpus, look_at_gpus
 from safepoint.doctor.process_images import examine_criu
+from safepoint.doctor.programs import Answer, ask
 from safepoint.doctor.software import TOO_SLOW, NoTorch, Torch, judge_torch, look_at_torch
 from safepoint.foundation.bounded import Work
 

@@ -1,4 +1,4 @@
-"""What other programs say, which may hang: a broken driver, a dead file server."""
+"""Runs other programs, with a time limit: a broken driver or a dead file server lets them hang."""
 
 import contextlib
 import subprocess
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What another program said.
+    """The answer of another program.
 
     Args:
         code: its exit code; None when it had not ended in time.
@@ -34,7 +34,7 @@ def ask(command: Sequence[str], *, limit_s: float) -> Answer:
         output, complaint = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        # A process that waits for a device does not even hear that.
+        # A process that waits for a device ignores even SIGKILL.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=1.0)
         return Answer(code=None)
