@@ -24,8 +24,8 @@ from figures import print_load, print_machine, row, verdict
 from restart_worker import PLACES, WAYS
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.snapshot.keeper_client.host import KeeperHost
-from safepoint.snapshot.protocol.channel import new_name
+from safepoint.snapshot.keeper_client.process import KeeperProcess
+from safepoint.snapshot.protocol.channel import new_keeper_name
 from safepoint.snapshot.protocol.plan import KeeperPlan
 
 WORKER = Path(__file__).parent / "restart_worker.py"
@@ -35,7 +35,7 @@ GOAL_S_PER_GB = 0.2
 def run_round(turn: int, folder: Path, options: argparse.Namespace) -> list[dict[str, float]]:
     """The figures of one killed rank and its successor; the snapshot's bytes come first."""
     OutputFolder(folder).prepare()
-    host = KeeperHost(KeeperPlan(name=new_name()))
+    host = KeeperProcess(KeeperPlan(name=new_keeper_name()))
     common = ["--keeper", host.name, "--folder", str(folder), "--mb", str(options.mb), "--turn", str(turn)]
     saver = subprocess.Popen([sys.executable, str(WORKER), "save", *common], stdout=subprocess.PIPE, text=True)
     try:

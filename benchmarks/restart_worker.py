@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file
 from snapshot_training import Training
 
-from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
 from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
 from safepoint.snapshot.images.safetensors_image import compose_safetensors
 from safepoint.snapshot.images.torch_image import TorchImages
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
+from safepoint.snapshot.protocol.messages import CheckpointFacts
 
 STEP = 1
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
@@ -33,7 +34,7 @@ def say(**fields: Any) -> None:
 
 
 def connect(options: argparse.Namespace, restart: int) -> KeeperClient:
-    keeper = KeeperClient.reach(options.keeper, wait_s=20, rank=0, num_ranks=1, restart=restart)
+    keeper = KeeperClient.connect(options.keeper, wait_s=20, rank=0, num_ranks=1, restart=restart)
     if keeper is None:
         raise SystemExit("the keeper does not answer")
     return keeper
@@ -48,10 +49,19 @@ def save(options: argparse.Namespace) -> None:
     weights = compose_safetensors(MODEL, ModuleState(training.model).state_dict(), {"format": "pt"})
     assert weights is not None
     images = [weights, TorchImages(OPTIMIZER).compose(OptimizerState(training.optimizer).state_dict())]
-    manifest = {"run_id": "bench", "attempt": 1, "step": STEP, "epoch": 0.0, "world_size": 1, "global_batch": 1}
-    manifest |= {"gradient_accumulation": 1, "samples_seen": 1, "strategy": "single", "libraries": {}}
-    facts = {"folder": str(options.folder), "attempt_id": "bench-1", "manifest": manifest}
-    if not snapshotter.take(STEP, images, trigger=Trigger.PERIODIC, is_wanted=True, facts=facts, number=1):
+    manifest = ManifestFacts(
+        run_id="bench",
+        attempt=1,
+        step=STEP,
+        epoch=0.0,
+        world_size=1,
+        global_batch=1,
+        gradient_accumulation=1,
+        samples_seen=STEP,
+        strategy="single",
+    )
+    facts = CheckpointFacts(folder=str(options.folder.absolute()), attempt_id="bench-1", manifest=manifest)
+    if not snapshotter.take(STEP, images, trigger=Trigger.PERIODIC, is_requested=True, facts=facts, number=1):
         raise SystemExit("the keeper has no room")
     snapshotter.wait_staged()
     outcome = keeper.wait(STEP)
@@ -63,7 +73,7 @@ def load(options: argparse.Namespace) -> None:
     started_s = time.perf_counter()
     keeper = connect(options, 1)
     connected_s = time.perf_counter()
-    recalled = keeper.recall()
+    recalled = keeper.find_earlier_snapshot()
     recall_s = time.perf_counter() - connected_s
     if recalled is None:
         raise SystemExit("nothing was left in memory")
@@ -92,8 +102,8 @@ def load(options: argparse.Namespace) -> None:
         )
         if not is_equal:
             raise SystemExit(f"what was loaded from {place} is not what was saved")
-    keeper.restored()
-    keeper.leave()
+    keeper.release_earlier_snapshot()
+    keeper.say_goodbye()
     keeper.close()
 
 

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.snapshot import Checkpointer
 from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
 from safepoint.snapshot.images.named_state import load_state
 from safepoint.snapshot.images.torch_image import TorchImages
 from safepoint.snapshot.keeper_client.client import KeeperClient
-from safepoint.snapshot.keeper_client.host import KeeperHost
+from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
-from safepoint.snapshot.protocol.channel import new_name
+from safepoint.snapshot.protocol.channel import new_keeper_name
+from safepoint.snapshot.protocol.messages import CheckpointFacts
 from safepoint.snapshot.protocol.plan import KeeperPlan
 from safepoint.snapshot.staging.device_copy import _host_bytes, pin
 from safepoint.snapshot.staging.guard import Guard
@@ -317,9 +318,9 @@ def test_a_restart_loads_from_memory(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer(1)
     train(model, optimizer, 2)
     OutputFolder(tmp_path).prepare()
-    host = KeeperHost(KeeperPlan(name=new_name()))
+    host = KeeperProcess(KeeperPlan(name=new_keeper_name()))
     try:
-        keeper = KeeperClient.reach(host.name, wait_s=20, rank=0, num_ranks=1)
+        keeper = KeeperClient.connect(host.name, wait_s=20, rank=0, num_ranks=1)
         assert keeper is not None
         assert keeper.open_folder(str(tmp_path)) == ""
         snapshotter = Snapshotter(keeper, optimizers=[optimizer], on_torn=lambda _: None)
@@ -327,22 +328,31 @@ def test_a_restart_loads_from_memory(tmp_path: Path) -> None:
             TorchImages("model.pt").compose(ModuleState(model).state_dict()),
             TorchImages("optimizer.pt").compose(OptimizerState(optimizer).state_dict()),
         ]
-        manifest = {"run_id": "r", "attempt": 1, "step": 2, "epoch": 0.0, "world_size": 1, "global_batch": 1}
-        manifest |= {"gradient_accumulation": 1, "samples_seen": 2, "strategy": "single", "libraries": {}}
-        facts = {"folder": str(tmp_path), "attempt_id": "a", "manifest": manifest}
+        manifest = ManifestFacts(
+            run_id="r",
+            attempt=1,
+            step=2,
+            epoch=0.0,
+            world_size=1,
+            global_batch=1,
+            gradient_accumulation=1,
+            samples_seen=2,
+            strategy="single",
+        )
+        facts = CheckpointFacts(folder=str(tmp_path), attempt_id="a", manifest=manifest)
         expected = content_of(model, optimizer)
-        assert snapshotter.take(2, images, trigger=Trigger.PERIODIC, is_wanted=True, facts=facts, number=1)
+        assert snapshotter.take(2, images, trigger=Trigger.PERIODIC, is_requested=True, facts=facts, number=1)
         train(model, optimizer, 1)
         snapshotter.wait_staged()
         keeper.close()  # without a goodbye
-        again = KeeperClient.reach(host.name, wait_s=20, rank=0, num_ranks=1, restart=1)
+        again = KeeperClient.connect(host.name, wait_s=20, rank=0, num_ranks=1, restart=1)
         assert again is not None
-        recalled = again.recall()
+        recalled = again.find_earlier_snapshot()
         assert recalled is not None
         other, its_optimizer = model_and_optimizer(2)
         load_state(Path(recalled.folder), {"model": other, "optimizer": its_optimizer})
         assert are_equal(content_of(other, its_optimizer), expected)
-        again.leave()
+        again.say_goodbye()
         again.close()
         snapshotter.close()
     finally:

@@ -29,10 +29,11 @@ from safepoint.foundation.events.run_events import SaveFailed
 from safepoint.foundation.events.stream import EventLog
 from safepoint.snapshot.images.named_state import StateImages, load_state, tensors_of
 from safepoint.snapshot.keeper_client.arena import NoRoomError
-from safepoint.snapshot.keeper_client.client import KeeperClient, Outcome
-from safepoint.snapshot.keeper_client.host import KeeperHost
+from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
-from safepoint.snapshot.protocol.channel import new_name
+from safepoint.snapshot.protocol.channel import new_keeper_name
+from safepoint.snapshot.protocol.messages import CheckpointFacts, Outcome
 from safepoint.snapshot.protocol.plan import KeeperPlan
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -122,7 +123,7 @@ class Checkpointer:
         self._pid = os.getpid()
         self._is_closed = False
         self._claim()
-        self._host = KeeperHost(KeeperPlan(name=new_name()))
+        self._host = KeeperProcess(KeeperPlan(name=new_keeper_name()))
         self._snapshotter = self._connect()
 
     def _claim(self) -> None:
@@ -154,7 +155,7 @@ class Checkpointer:
         )
 
     def _connect(self) -> Snapshotter:
-        keeper = KeeperClient.reach(self._host.name, wait_s=_KEEPER_START_S, rank=0, num_ranks=1)
+        keeper = KeeperClient.connect(self._host.name, wait_s=_KEEPER_START_S, rank=0, num_ranks=1)
         error = "it does not answer" if keeper is None else keeper.open_folder(str(self._output.root))
         if keeper is None or error:
             raise SaveError(f"the keeper cannot be used: {error}")
@@ -220,7 +221,7 @@ class Checkpointer:
         self._torn.discard(step)
         images = [self._images.compose(key, value) for key, value in state.items()]
         self._num_taken += 1
-        options: dict[str, Any] = {"trigger": trigger, "is_wanted": True, "number": self._num_taken}
+        options: dict[str, Any] = {"trigger": trigger, "is_requested": True, "number": self._num_taken}
         try:
             while not self._snapshotter.take(step, images, facts=self._keeper_facts(step), **options):
                 if not self._snapshotter.keeper.is_alive:
@@ -238,13 +239,13 @@ class Checkpointer:
         self._host.ensure()
         self._snapshotter = self._connect()
 
-    def _keeper_facts(self, step: int) -> dict[str, Any]:
-        return {
-            "folder": str(self._output.root),
-            "attempt_id": self._attempt_id,
-            "manifest": dataclasses.asdict(dataclasses.replace(self._facts, step=step, samples_seen=step)),
-            "keep": self._keep,
-        }
+    def _keeper_facts(self, step: int) -> CheckpointFacts:
+        return CheckpointFacts(
+            manifest=dataclasses.replace(self._facts, step=step, samples_seen=step),
+            folder=str(self._output.root),
+            attempt_id=self._attempt_id,
+            keep=self._keep,
+        )
 
     def wait_staged(self) -> None:
         """Wait until the last save has been copied."""
@@ -282,7 +283,7 @@ class Checkpointer:
         keeper = self._snapshotter.keeper
         self._snapshotter.wait_staged()
         keeper.close_folder()
-        keeper.leave()
+        keeper.say_goodbye()
         self._snapshotter.close()
         keeper.close()
         self._host.finish()

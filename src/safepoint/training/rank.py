@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
         code = outcome.interrupted.exit_code
     outcome.program_ended(code, context.record.message)
     if context.keeper.client is not None and (code == ExitCode.OK or outcome.interrupted is not None):
-        context.keeper.client.leave()
+        context.keeper.client.say_goodbye()
     _exit(context, code, wait_for_threads=not is_prompt)
     return code
 

@@ -153,7 +153,7 @@ class ManifestFacts:
                 f"base {dict(self.base)!r} must have a name, a revision and a digest {ALGORITHM}:<32 hex digits>"
             )
 
-    def manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
+    def to_manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
         """The manifest of a checkpoint that is complete now."""
         known = {one.name: getattr(self, one.name) for one in fields(ManifestFacts)}
         return Manifest(**known, trigger=trigger, created=clock.utc_now(), files=files)
@@ -313,7 +313,7 @@ def open_record(data: bytes, *, name: str, version: int) -> dict[str, Any]:
     Raises:
         ManifestError: it is something else.
     """
-    record = _parse(data)
+    record = parse_json_object(data)
     if record.get("format") != name:
         raise ManifestError(f"it is not a {name} (format is {record.get('format')!r})")
     stated_version = record.get("version")
@@ -346,7 +346,13 @@ def _canonical(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def parse_json_object(data: bytes) -> dict[str, Any]:
+    """One JSON object in UTF-8, of at most `MAX_MANIFEST_BYTES`, without duplicate names, NaN and infinities.
+
+    Raises:
+        ManifestError: `data` is something else.
+    """
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         record = dict(pairs)
         if len(record) != len(pairs):

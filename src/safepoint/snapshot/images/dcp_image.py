@@ -113,7 +113,7 @@ class _Tensors:
             literals += [(begin, lone.head), (tail, lone.tail)]
             if tensor.nbytes:
                 pieces.append(Piece(data, tensor.nbytes, item.address, item.base, tensor, item.device))
-            archives.append(Archive(begin, begin + lone.directory, lone.num_entries))
+            archives.append(Archive(begin=begin, directory=begin + lone.directory, num_entries=lone.num_entries))
             self.places.append((item.index, begin, end - begin))
             begin = -(-end // _ALIGNMENT) * _ALIGNMENT
             literals.append((end, bytes(begin - end)))

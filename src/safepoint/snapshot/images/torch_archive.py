@@ -82,7 +82,9 @@ def lay_out(storages: StorageRecords, pickled: bytes) -> Layout:
     tail = directory + _end_of(count, len(directory), offset)
     literals = [literal for record, _ in small for literal in record.literals]
     literals += [(record.data, content) for record, content in small]
-    return Layout(offset + len(tail), (*literals, (offset, tail)), Archive(0, offset, count))
+    return Layout(
+        offset + len(tail), (*literals, (offset, tail)), Archive(begin=0, directory=offset, num_entries=count)
+    )
 
 
 class _Record:

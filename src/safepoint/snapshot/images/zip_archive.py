@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 _LOCAL_HEADER = struct.Struct("<IHHHHHIIIHH")
@@ -9,8 +10,9 @@ _CENTRAL_HEADER = struct.Struct("<IHHHHHHIIIHHHHHII")
 _WIDE = 0xFFFFFFFF
 
 
-class Archive(NamedTuple):
-    """An archive without compression, whose checksums are filled in by whoever writes the file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """An archive without compression, whose checksums are filled in when the file is written.
 
     Args:
         begin: its first byte in the file.

@@ -1,14 +1,18 @@
 """The keeper's process: `python -m safepoint.snapshot.keeper PLAN`. It imports no torch.
 
-One thread listens to each rank, one writes, the main thread watches over the end: the keeper goes when its owner is
-gone, no rank is connected, and nothing is left to write. It ignores the signals that end ranks.
+One thread receives the messages of each rank, one thread writes checkpoints, and the main thread waits for the end.
+The keeper ends when its owner is gone, no rank is connected, and nothing is left to write. It ignores the signals
+that end ranks.
 
-__main__    the process: it takes connections, and lives as long as it is needed
-shared_state  what the threads share, behind one condition: the starts of the ranks, the folder, who waits for what
-folder      the output folder that is held
-message_handler what a rank says, and what follows from it
-writer      the thread that makes checkpoints of snapshots
-rescue      what is made durable when ranks are gone or must go, together with other nodes
-recall      what an earlier start has left, for the ranks that begin anew
-reporting   the console and the streams of events
+__main__           the process: accepts connections, and ends
+message_handler    does what a rank's message asks for
+keeper_state       what the threads share, behind one condition
+rank_group         the ranks of one start, their memory, and their snapshots
+snapshot_registry  which snapshots there are, what is written next, which memory is free
+writer             the thread that makes checkpoints of snapshots
+persist            from a snapshot to a committed checkpoint, alone or with the keepers of other nodes
+rescue             makes the newest snapshot durable when ranks have failed or must end, on all nodes
+earlier_snapshot   the newest snapshot of the ranks before a restart, for the restarted ranks
+held_folder        the output folder, and its lock
+reporter           writes events, and the console
 """

@@ -1,22 +1,24 @@
-"""The process itself: it listens, it lives as long as it is needed, and it cleans up behind the dead."""
+"""The keeper's process: accepts connections, lives as long as it is needed, and cleans up after its owner."""
 
 import json
 import os
 import select
 import shutil
 import signal
-import socket
 import sys
 import threading
 from pathlib import Path
 
 from safepoint.foundation import clock
+from safepoint.snapshot.keeper.earlier_snapshot import EarlierSnapshotLinks
+from safepoint.snapshot.keeper.keeper_state import KeeperState
 from safepoint.snapshot.keeper.message_handler import MessageHandler
-from safepoint.snapshot.keeper.recall import Recall
-from safepoint.snapshot.keeper.reporting import Reporting
-from safepoint.snapshot.keeper.shared_state import SharedState
+from safepoint.snapshot.keeper.rank_group import Rank, RankGroup
+from safepoint.snapshot.keeper.reporter import Reporter
 from safepoint.snapshot.keeper.writer import Writer
-from safepoint.snapshot.protocol.channel import Channel, check_same_user, listen
+from safepoint.snapshot.protocol.channel import Channel, check_same_user, close_all, listen
+from safepoint.snapshot.protocol.codec import ProtocolError
+from safepoint.snapshot.protocol.messages import Hello, Refused, Welcome, decode_rank_message, encode
 from safepoint.snapshot.protocol.plan import KeeperPlan
 
 _LOOK_EVERY_S = 0.5
@@ -25,27 +27,27 @@ _LOOK_EVERY_S = 0.5
 class _Keeper:
     def __init__(self, plan: KeeperPlan) -> None:
         self._plan = plan
-        self._kept = SharedState(Reporting(plan.verbosity, plan.events))
-        self._recall = Recall(self._kept, plan.scratch)
-        self._hearing = MessageHandler(self._kept, self._recall)
+        self._state = KeeperState(Reporter(plan.verbosity, plan.events))
+        self._earlier = EarlierSnapshotLinks(self._state, plan.scratch)
+        self._handler = MessageHandler(self._state, self._earlier)
         self._server = listen(plan.name)
-        self._owner_is_dead = False
+        self._owner_was_killed = False
 
     def run(self) -> None:
-        for body, name in ((self._accept, "accept"), (Writer(self._kept).run, "write")):
+        for body, name in ((self._accept, "accept"), (Writer(self._state).run, "write")):
             threading.Thread(target=body, name=f"safepoint-{name}", daemon=True).start()
-        self._watch_owner()
-        with self._kept.changed:
-            self._kept.changed.wait_for(self._kept.may_end)
-        self._recall.remove()
-        if self._plan.scratch is not None and self._owner_is_dead:
+        self._wait_for_owner()
+        with self._state.changed:
+            self._state.changed.wait_for(self._state.may_end)
+        self._earlier.remove()
+        if self._plan.scratch is not None and self._owner_was_killed:
             shutil.rmtree(self._plan.scratch, ignore_errors=True)
 
-    def _watch_owner(self) -> None:
+    def _wait_for_owner(self) -> None:
         if self._plan.owner_pid is None:
-            self._owner_is_dead = True
+            self._owner_was_killed = True
             while os.read(0, 4096):
-                self._owner_is_dead = False  # it says goodbye
+                self._owner_was_killed = False  # it says goodbye before it closes the pipe
             return
         try:
             descriptor = os.pidfd_open(self._plan.owner_pid)
@@ -63,31 +65,56 @@ class _Keeper:
             except OSError:
                 connected.close()
                 continue
-            threading.Thread(target=self._serve, args=[connected], daemon=True).start()
+            threading.Thread(target=self._serve, args=[Channel(connected)], daemon=True).start()
 
-    def _serve(self, connected: socket.socket) -> None:
-        channel = Channel(connected)
-        received = channel.receive()
+    def _serve(self, channel: Channel) -> None:
         try:
-            hello = received[0] if received is not None else {}
-            start, rank = self._kept.admit(channel, hello["rank"], hello["num_ranks"], hello["restart"])
-        except KeyError:  # whoever it is does not speak to keepers
+            group, rank = self._admit(channel)
+        except (OSError, ProtocolError):  # the process at the other end is not a rank of this release
             channel.close()
             return
         try:
-            channel.send({"type": "welcome", "pid": os.getpid()})
             while (received := channel.receive()) is not None:
-                self._hearing.hear(start, rank, *received)
-        except Exception as error:  # noqa: BLE001  the rank must be known to be gone, whatever it has said
-            self._kept.reporting.log.warning(
-                "the keeper does not understand rank %s: %s: %s", rank.rank, type(error).__name__, error
+                self._handle(group, rank, *received)
+        except Exception as error:  # noqa: BLE001  whatever a rank sends, the keeper must know that it is gone
+            self._state.reporter.log.warning(
+                "rank %s sent an invalid message, and its connection is closed: %s: %.300s",
+                rank.number,
+                type(error).__name__,
+                error,
             )
-        self._hearing.gone(start, rank)
+        self._handler.disconnected(group, rank)
         channel.close()
+
+    def _admit(self, channel: Channel) -> tuple[RankGroup, Rank]:
+        received = channel.receive()
+        if received is None:
+            raise ProtocolError("the connection was closed before the first message")
+        body, descriptors = received
+        close_all(descriptors)
+        try:
+            hello = decode_rank_message(body)
+            if not isinstance(hello, Hello):
+                raise ProtocolError(f"the first message must be Hello, not {type(hello).__name__}")  # noqa: TRY301
+        except ProtocolError as error:
+            self._state.reporter.log.warning("the keeper refused a connection: %.300s", error)
+            channel.send(encode(Refused(reason=str(error))))
+            raise
+        group, rank = self._state.admit(channel, hello)
+        rank.send(Welcome(pid=os.getpid()))
+        return group, rank
+
+    def _handle(self, group: RankGroup, rank: Rank, body: bytes, descriptors: list[int]) -> None:
+        try:
+            message = decode_rank_message(body)
+        except ProtocolError:
+            close_all(descriptors)
+            raise
+        self._handler.handle(group, rank, message, descriptors)
 
 
 def _main(arguments: list[str]) -> None:
-    # Platforms signal every process of a job; this one ends after those whose snapshots it keeps.
+    # Platforms signal every process of a job; this one ends after the ranks whose snapshots it writes.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     _Keeper(KeeperPlan(**json.loads(arguments[0]))).run()

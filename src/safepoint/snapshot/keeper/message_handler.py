@@ -1,180 +1,217 @@
-"""What a rank says to the keeper, and what follows from it."""
+"""What the keeper does when a rank sends a message or is gone."""
 
+import os
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import assert_never
 
-from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.foundation import clock
-from safepoint.snapshot.keeper.ledger import Progress, StagedFile
-from safepoint.snapshot.keeper.persist.snapshot_commit import Facts, excuse
-from safepoint.snapshot.keeper.rank_starts import Rank, Start
-from safepoint.snapshot.keeper.recall import Recall
+from safepoint.snapshot.keeper.earlier_snapshot import EarlierSnapshotLinks
+from safepoint.snapshot.keeper.keeper_state import URGENT, KeeperState
+from safepoint.snapshot.keeper.persist.snapshot_commit import publish_no_part
+from safepoint.snapshot.keeper.rank_group import Rank, RankGroup
 from safepoint.snapshot.keeper.rescue import leave_with_newest, rescue, watch_others
-from safepoint.snapshot.keeper.shared_state import URGENT, SharedState
-from safepoint.snapshot.memory.block import Block
-from safepoint.snapshot.protocol.channel import Message
-
-_ABOUT_SNAPSHOTS = {"block", "populated", "drop", "use", "begin", "staged", "give_up", "want"}
+from safepoint.snapshot.keeper.snapshot_registry import Progress
+from safepoint.snapshot.memory.block import PAGE_BYTES, Block
+from safepoint.snapshot.protocol import messages
+from safepoint.snapshot.protocol.channel import close_all
+from safepoint.snapshot.protocol.codec import ProtocolError
+from safepoint.snapshot.protocol.memory_layout import CONTROL_NUMBER
+from safepoint.snapshot.protocol.messages import Outcome, RankMessage
 
 
 class MessageHandler:
-    """Called by the thread that listens to each rank; takes `Kept.changed` itself.
+    """Called by the thread that receives from a rank; it takes `KeeperState.changed` itself.
 
     Args:
-        kept: what is kept.
-        recall: what an earlier start has left.
+        state: of the keeper.
+        earlier: finds the newest snapshot of earlier ranks.
     """
 
-    def __init__(self, kept: SharedState, recall: Recall) -> None:
-        self._kept = kept
-        self._recall = recall
+    def __init__(self, state: KeeperState, earlier: EarlierSnapshotLinks) -> None:
+        self._state = state
+        self._earlier = earlier
 
-    def hear(self, start: Start, rank: Rank, message: Message, descriptors: list[int]) -> None:
+    def handle(self, group: RankGroup, rank: Rank, message: RankMessage, descriptors: Sequence[int]) -> None:
         """Do what a message asks for.
 
         Args:
-            start: the rank's.
-            rank: who says it.
-            message: what it says.
-            descriptors: of files that came with it.
+            group: of the rank.
+            rank: that has sent the message.
+            message: any but the first one.
+            descriptors: those that came with it; closed here unless the message is `LendBlock`.
 
         Raises:
-            Exception: it is no message of ours, or the rank does not hear the answer.
+            ProtocolError: the rank may not send this now.
+            OSError: the answer cannot be sent, or memory cannot be mapped.
         """
-        kind = message["type"]
-        kept = self._kept
-        with kept.changed:
-            if kind in _ABOUT_SNAPSHOTS:
-                self._hear_of_snapshot(start, rank, message, descriptors)
-            elif kind == "folder":
-                rank.channel.send({"type": "answer", "error": self._open_folder(start, message)})
-            elif kind == "close_folder":
-                self._close_folder(start)
-                rank.channel.send({"type": "answer"})
-            elif kind == "recall":
-                rank.channel.send(self._recall.answer())
-            elif kind == "restored":
-                kept.forget_earlier()
-            elif kind == "rescue":
-                start.is_hurried = True
-                # On a thread of its own: what it waits for may be this rank's next message.
-                threading.Thread(
-                    target=leave_with_newest, args=[kept, start, message["step"], message["why"]], daemon=True
-                ).start()
-            elif kind == "entrust":
-                rank.scratch = message["folder"]
-            elif kind == "bye":
-                rank.has_said_bye = True
-            kept.settle(start)
+        if len(descriptors) != (1 if isinstance(message, messages.LendBlock) else 0):
+            close_all(descriptors)
+            raise ProtocolError(f"{len(descriptors)} descriptors came with {type(message).__name__}")
+        with self._state.changed:
+            if isinstance(message, messages.SnapshotMessage):
+                self._handle_snapshot(group, rank, message, descriptors)
+            elif isinstance(message, messages.JobMessage):
+                self._handle_job(group, rank, message)
+            else:
+                raise ProtocolError("Hello comes first, and once")
+            self._state.notify(group)
 
-    def gone(self, start: Start, rank: Rank) -> None:
-        """The rank has hung up; where it has not said goodbye, it has failed."""
+    def _handle_snapshot(
+        self, group: RankGroup, rank: Rank, message: messages.SnapshotMessage, descriptors: Sequence[int]
+    ) -> None:
+        match message:
+            case messages.LendBlock():
+                _map_block(group, rank, message, descriptors[0])
+            case messages.BlockPopulated():
+                block = rank.blocks.get(message.number)
+                if block is None:
+                    raise ProtocolError(f"block {message.number} was not lent")
+                threading.Thread(target=block.populate, daemon=True).start()
+            case messages.ReturnBlock():
+                # It is unmapped when nothing refers to it: a write that is being given up may still read it.
+                rank.blocks.pop(message.number, None)
+            case messages.OverwriteBlocks():
+                group.registry.overwrite(rank.number, set(message.numbers))
+            case messages.BeginSnapshot():
+                self._begin(group, rank, message)
+            case messages.SnapshotStaged():
+                group.registry.staged(rank.number, message.step)
+            case messages.CancelSnapshot():
+                _cancel(group, rank, message)
+            case messages.RequestSave():
+                _request(group, rank, message)
+            case _:
+                assert_never(message)
+
+    def _handle_job(self, group: RankGroup, rank: Rank, message: messages.JobMessage) -> None:
+        match message:
+            case messages.OpenFolder():
+                rank.send(messages.FolderOpened(error=self._open_folder(group, message)))
+            case messages.CloseFolder():
+                self._close_folder(group)
+                rank.send(messages.FolderClosed())
+            case messages.FindEarlierSnapshot():
+                rank.send(messages.EarlierSnapshotFound(snapshot=self._earlier.find()))
+            case messages.ReleaseEarlierSnapshot():
+                self._state.forget_earlier()
+            case messages.AbandonStep():
+                group.waits_to_leave = True
+                # On a thread of its own: it may wait for this rank's next message.
+                arguments = [self._state, group, message.step, message.reason]
+                threading.Thread(target=leave_with_newest, args=arguments, daemon=True).start()
+            case messages.RemoveAtExit():
+                rank.scratch = message.folder
+            case messages.Goodbye():
+                rank.has_said_goodbye = True
+            case _:
+                assert_never(message)
+
+    def disconnected(self, group: RankGroup, rank: Rank) -> None:
+        """The connection is closed; without a goodbye, the rank has failed."""
         if rank.scratch is not None:
             shutil.rmtree(rank.scratch, ignore_errors=True)
-        with self._kept.changed:
+        with self._state.changed:
             rank.is_connected = False
-            if not rank.has_said_bye and start.failed_s is None:
-                start.failed_s = clock.monotonic_s()
-            start.has_failed |= not rank.has_said_bye
-            if start.is_over:
-                start.ledger.give_up_unfinished()
-            if start.has_failed:
-                rescue(self._kept, start)
-            self._kept.settle(start)
+            if not rank.has_said_goodbye:
+                group.has_failed = True
+                if group.failed_s is None:
+                    group.failed_s = clock.monotonic_s()
+            if group.is_over:
+                group.registry.cancel_incomplete()
+            if group.has_failed:
+                rescue(self._state, group)
+            self._state.notify(group)
 
     # ---- the folder ---------------------------------------------------------------------------------------------
 
-    def _open_folder(self, start: Start, message: Message) -> str:
-        """Why it cannot be held; empty when it is."""
-        path = Path(message["folder"])
-        if self._kept.folder.path == path:
+    def _open_folder(self, group: RankGroup, message: messages.OpenFolder) -> str:
+        """Why the folder cannot be held; empty if it is."""
+        path = Path(message.folder)
+        if self._state.folder.path == path:
             return ""
-        start.ledger.forget()  # what is left of a training that ended by an error belongs elsewhere
+        group.registry.clear()  # snapshots of a training that ended by an error belong to another folder
         try:
-            self._kept.folder.open(path, is_committer=message["is_committer"])
+            self._state.folder.open(path, is_committer=message.is_committer)
         except OSError as error:
             return f"the keeper cannot hold {path}: {error}"
         return ""
 
-    def _close_folder(self, start: Start) -> None:
-        kept = self._kept
-        kept.is_closing = True
-        kept.priority.restore()
-        kept.changed.wait_for(lambda: kept.is_idle(start))
-        kept.is_closing = False
-        kept.folder.close()
-        start.ledger.forget()
-        kept.settle(start)  # first what is free: the next training would hear of it in the middle of its own
+    def _close_folder(self, group: RankGroup) -> None:
+        state = self._state
+        state.is_closing = True
+        state.priority.restore()
+        state.changed.wait_for(lambda: state.is_idle(group))
+        state.is_closing = False
+        state.folder.close()
+        group.registry.clear()
+        state.notify(group)  # before the answer: the next training must not receive what is free in its middle
 
     # ---- snapshots ----------------------------------------------------------------------------------------------
 
-    def _hear_of_snapshot(self, start: Start, rank: Rank, message: Message, descriptors: list[int]) -> None:
-        kind = message["type"]
-        if kind == "block":
-            [descriptor] = descriptors
-            rank.blocks[message["number"]] = Block(message["number"], descriptor, message["capacity"])
-            start.ledger.lend(rank.rank, message["number"])
-        elif kind == "populated":  # not before: the limits on memory are looked at by who takes it
-            threading.Thread(target=rank.blocks[message["number"]].populate, daemon=True).start()
-        elif kind == "drop":
-            # Unmapped when nothing refers to it: it may be in the middle of a write that is being given up.
-            rank.blocks.pop(message["number"], None)
-        elif kind == "use":
-            start.ledger.use(rank.rank, set(message["blocks"]))
-        elif kind == "begin":
-            self._begin(start, rank, message)
-        elif kind == "staged":
-            start.ledger.staged(rank.rank, message["step"])
-        elif kind == "give_up":
-            self._give_up(start, rank, message["step"], message["number"])
-        else:
-            self._want(start, rank, message)
-
-    def _begin(self, start: Start, rank: Rank, message: Message) -> None:
-        staged = tuple(StagedFile.of(file) for file in message["files"])
-        missing = {file.block for file in staged} - set(rank.blocks)
-        if missing:
-            raise ValueError(f"block {min(missing)} was never lent")
-        rank.asked[message["step"]] = message["asked"]
-        if message["step"] not in start.begun_s:  # by another rank
-            start.begun_s[message["step"]] = clock.monotonic_s()
-        snapshot = start.ledger.begin(
-            rank.rank,
-            message["step"],
-            staged,
-            trigger=Trigger(message["trigger"]),
-            is_wanted=message["wanted"],
-            facts=message["facts"],
-            number=message["number"],
+    def _begin(self, group: RankGroup, rank: Rank, message: messages.BeginSnapshot) -> None:
+        for file in message.files:
+            block = rank.blocks.get(file.block)
+            # Reading memory beyond the end of the block would kill this process.
+            if block is None or file.offset + file.size_bytes > _readable_bytes(block):
+                raise ProtocolError(f"{file.path} does not lie in block {file.block}, or the block was not lent")
+        rank.requests[message.step] = message.request
+        if message.step not in group.begun_s:  # by another rank
+            group.begun_s[message.step] = clock.monotonic_s()
+        snapshot = group.registry.begin(
+            rank.number,
+            message.step,
+            message.files,
+            trigger=message.trigger,
+            is_requested=message.is_requested,
+            facts=message.facts,
+            number=message.number,
         )
-        if snapshot.facts and snapshot.facts.get("num_nodes", 1) > 1 and not start.is_watching:
-            start.is_watching = True
-            facts = Facts(**snapshot.facts)
-            threading.Thread(target=watch_others, args=[self._kept, start, facts], daemon=True).start()
+        if snapshot.facts is not None and snapshot.facts.num_nodes > 1 and not group.is_watching:
+            group.is_watching = True
+            arguments = [self._state, group, snapshot.facts]
+            threading.Thread(target=watch_others, args=arguments, daemon=True).start()
         if not snapshot.is_intact:
-            rank.tell_outcome({"step": snapshot.step, "error": "another rank could not stage its part"})
+            rank.send_outcome(Outcome(step=snapshot.step, error="another rank could not stage its part"))
 
-    def _give_up(self, start: Start, rank: Rank, step: int, number: int) -> None:
-        snapshot = start.ledger.find(step)
-        start.ledger.give_up(step, number)
-        if (
-            snapshot is not None
-            and snapshot.number == number
-            and snapshot.is_wanted
-            and snapshot.progress != Progress.WRITING
-        ):
-            error = f"rank {rank.rank} could not stage its part"
-            excuse(snapshot, error)
-            start.tell_outcome({"step": step, "error": error})
 
-    def _want(self, start: Start, rank: Rank, message: Message) -> None:
-        step = message["step"]
-        rank.asked[step] = message["asked"]
-        start.begun_s[step] = clock.monotonic_s()
-        snapshot = start.ledger.find(step)
-        start.is_hurried |= Trigger(message["trigger"]) in URGENT
-        if not start.ledger.want(step, Trigger(message["trigger"])):
-            rank.tell_outcome({"step": step, "error": "the snapshot is gone"})
-        elif snapshot is not None and snapshot.progress == Progress.DURABLE:
-            rank.tell_outcome(start.outcomes.get(step, {"step": step, "error": ""}))
+def _map_block(group: RankGroup, rank: Rank, message: messages.LendBlock, descriptor: int) -> None:
+    block = Block(message.number, descriptor, message.capacity_bytes)
+    if message.number == CONTROL_NUMBER and _readable_bytes(block) < PAGE_BYTES:
+        raise ProtocolError("the block of the watermarks is less than a page")
+    rank.blocks[message.number] = block
+    group.registry.add_block(rank.number, message.number)
+
+
+def _readable_bytes(block: Block) -> int:
+    """The rank cuts a block to the size of its file."""
+    return min(block.capacity_bytes, os.fstat(block.descriptor).st_size)
+
+
+def _cancel(group: RankGroup, rank: Rank, message: messages.CancelSnapshot) -> None:
+    snapshot = group.registry.find(message.step)
+    group.registry.cancel(message.step, message.number)
+    if (
+        snapshot is not None
+        and snapshot.number == message.number
+        and snapshot.is_requested
+        and snapshot.progress != Progress.WRITING
+    ):
+        error = f"rank {rank.number} could not stage its part"
+        publish_no_part(snapshot, error)
+        group.send_outcome(Outcome(step=message.step, error=error))
+
+
+def _request(group: RankGroup, rank: Rank, message: messages.RequestSave) -> None:
+    step = message.step
+    rank.requests[step] = message.request
+    group.begun_s[step] = clock.monotonic_s()
+    group.waits_to_leave |= message.trigger in URGENT
+    snapshot = group.registry.find(step)
+    if not group.registry.request(step, message.trigger):
+        rank.send_outcome(Outcome(step=step, error="the snapshot is no longer in memory"))
+    elif snapshot is not None and snapshot.progress == Progress.DURABLE:
+        last = group.last_outcome
+        rank.send_outcome(last if last is not None and last.step == step else Outcome(step=step, error=""))

@@ -1,100 +1,98 @@
-"""What is made durable when ranks are gone, or must go: the newest snapshot that is complete, on every node."""
+"""Makes the newest complete snapshot durable when ranks have failed or must end, on every node."""
 
 import threading
 
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.foundation import clock
-from safepoint.snapshot.keeper.ledger import Progress, Snapshot
-from safepoint.snapshot.keeper.persist.snapshot_commit import Facts
-from safepoint.snapshot.keeper.rank_starts import OTHERS_S, Start
-from safepoint.snapshot.keeper.shared_state import SharedState
+from safepoint.snapshot.keeper.keeper_state import KeeperState
+from safepoint.snapshot.keeper.persist.snapshot_commit import nodes_of
+from safepoint.snapshot.keeper.rank_group import OTHER_NODES_S, RankGroup
+from safepoint.snapshot.keeper.snapshot_registry import Progress, Snapshot
+from safepoint.snapshot.protocol.messages import CheckpointFacts, Leave
 
 _LOOK_EVERY_S = 0.5
 _COPYING_S = 2.0
-"""How long a copy into memory may still take when time is short."""
+"""How long to wait for a copy into memory when ranks must end."""
 
 
-def rescue(kept: SharedState, start: Start) -> Snapshot | None:
-    """With `Kept.changed` held: have the newest complete snapshot made durable, of several nodes the newest of all.
+def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
+    """With `KeeperState.changed` held: request the newest complete snapshot; of several nodes, the newest of all.
 
     Returns:
-        The snapshot, where it is known at once.
+        The snapshot, on one node; None on several, whose keepers agree on a thread.
     """
-    facts = start.facts
+    facts = group.facts
     if facts is not None and facts.num_nodes > 1:
-        if not start.is_rescuing and not start.is_rescued:
-            start.is_rescuing = True
-            threading.Thread(target=_rescue_with_others, args=[kept, start, facts], daemon=True).start()
+        if not group.is_rescuing and not group.is_rescued:
+            group.is_rescuing = True
+            threading.Thread(target=_rescue_with_others, args=[state, group, facts], daemon=True).start()
         return None
-    newest = start.ledger.newest_complete
-    if newest is not None and newest.progress != Progress.DURABLE and newest.facts:
-        start.ledger.want(newest.step, Trigger.FAILURE)
+    newest = group.registry.newest_complete
+    if newest is not None and newest.progress != Progress.DURABLE and newest.facts is not None:
+        group.registry.request(newest.step, Trigger.FAILURE)
     return newest
 
 
-def rescue_newer(kept: SharedState, start: Start, step: int) -> None:
-    """Likewise, for ranks that have failed: rescue again, where one newer than `step` waits to be written."""
-    newest = start.ledger.newest_complete
+def rescue_newer(state: KeeperState, group: RankGroup, step: int) -> None:
+    """Rescue again if a snapshot newer than `step` is complete and waits."""
+    newest = group.registry.newest_complete
     if newest is not None and newest.step > step and newest.progress == Progress.WAITING:
-        rescue(kept, start)
+        rescue(state, group)
 
 
-def watch_others(kept: SharedState, start: Start, facts: Facts) -> None:
-    """On a thread: notice that another node's ranks are gone, when this one's do not notice it themselves."""
-    while not start.is_over and not start.is_rescued:
-        if facts.nodes.is_called():
-            with kept.changed:
-                rescue(kept, start)
+def watch_others(state: KeeperState, group: RankGroup, facts: CheckpointFacts) -> None:
+    """On a thread: rescue when the ranks of another node have failed, which those of this node may not notice."""
+    while not group.is_over and not group.is_rescued:
+        if nodes_of(facts).is_called():
+            with state.changed:
+                rescue(state, group)
             return
         clock.sleep(_LOOK_EVERY_S)
 
 
-def leave_with_newest(kept: SharedState, start: Start, given_up: int, why: str) -> None:
-    """On a thread: make the newest complete snapshot durable, then tell every rank to leave with it.
+def leave_with_newest(state: KeeperState, group: RankGroup, abandoned_step: int, reason: str) -> None:
+    """On a thread: make the newest complete snapshot durable, then send `Leave` to every rank.
 
     Args:
-        kept: what is kept.
-        start: the ranks.
-        given_up: the step that they leave unfinished.
-        why: the reason, for people.
+        state: of the keeper.
+        group: the ranks.
+        abandoned_step: the step that they do not finish.
+        reason: why, for people.
     """
-    with kept.changed:
-        ledger = start.ledger
-        # One that is just being copied is the better one, and there in a moment.
-        kept.changed.wait_for(lambda: all(one.is_complete for one in ledger.snapshots), _COPYING_S)
-        newest = rescue(kept, start)
-        if start.is_rescuing or start.is_rescued:
-            kept.changed.wait_for(lambda: start.is_rescued)
-            newest = ledger.find(start.rescued_step) if start.rescued_step is not None else None
+    with state.changed:
+        registry = group.registry
+        # A snapshot that is being copied is newer, and complete in a moment.
+        state.changed.wait_for(lambda: all(one.is_complete for one in registry.snapshots), _COPYING_S)
+        newest = rescue(state, group)
+        if group.is_rescuing or group.is_rescued:
+            state.changed.wait_for(lambda: group.is_rescued)
+            newest = registry.find(group.rescued_step) if group.rescued_step is not None else None
         if newest is not None:
-            kept.settle(start)
-            kept.changed.wait_for(
-                lambda: (
-                    newest.progress in {Progress.DURABLE, Progress.FAILED} or ledger.find(newest.step) is not newest
-                )
-            )
+            state.notify(group)
+            state.changed.wait_for(lambda: not newest.is_open or registry.find(newest.step) is not newest)
         step = newest.step if newest is not None and newest.progress == Progress.DURABLE else None
-        for rank in start.ranks.values():
-            rank.tell({"type": "leave", "step": step, "given_up": given_up, "why": why})
+        for rank in group.ranks.values():
+            rank.send(Leave(step=step, abandoned_step=abandoned_step, reason=reason))
 
 
-def _rescue_with_others(kept: SharedState, start: Start, facts: Facts) -> None:
+def _rescue_with_others(state: KeeperState, group: RankGroup, facts: CheckpointFacts) -> None:
     step: int | None = None
+    nodes = nodes_of(facts)
     try:
-        with kept.changed:
-            # Ranks that are still there may be about to end a copy; their peers are gone, and so are they soon.
-            kept.changed.wait_for(lambda: start.is_over, OTHERS_S / 3 if start.has_failed else 0)
-            steps = [one.step for one in start.ledger.snapshots if one.is_complete]
-            start.failed_s = start.failed_s or clock.monotonic_s()
-        facts.nodes.offer(steps)
-        step = facts.nodes.newest_of_all(start.is_hopeless)
+        with state.changed:
+            # Ranks that are still connected may be about to finish a copy; without their peers they end soon.
+            state.changed.wait_for(lambda: group.is_over, OTHER_NODES_S / 3 if group.has_failed else 0)
+            steps = [one.step for one in group.registry.snapshots if one.is_complete]
+            group.failed_s = group.failed_s or clock.monotonic_s()
+        nodes.offer(steps)
+        step = nodes.newest_of_all(group.has_waited_enough)
     except OSError as error:
-        kept.reporting.log.warning("the newest snapshot of all nodes cannot be found: %s", error)
+        state.reporter.log.warning("the newest snapshot of all nodes cannot be found: %s", error)
     finally:
-        with kept.changed:
-            snapshot = start.ledger.find(step) if step is not None else None
+        with state.changed:
+            snapshot = group.registry.find(step) if step is not None else None
             if snapshot is not None and snapshot.progress != Progress.DURABLE:
-                start.ledger.want(snapshot.step, Trigger.FAILURE)
-            start.rescued_step = step
-            start.is_rescuing, start.is_rescued = False, True
-            kept.settle(start)
+                group.registry.request(snapshot.step, Trigger.FAILURE)
+            group.rescued_step = step
+            group.is_rescuing, group.is_rescued = False, True
+            state.notify(group)

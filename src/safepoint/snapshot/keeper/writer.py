@@ -1,18 +1,19 @@
-"""The keeper's writing thread: one snapshot after the other becomes a checkpoint."""
+"""The keeper's writing thread: makes checkpoints of snapshots, one after the other."""
 
 import threading
-from pathlib import Path
-from typing import Any
 
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import SafepointError
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Saved, SaveFailed
-from safepoint.snapshot.keeper.ledger import Progress, Snapshot
+from safepoint.snapshot.keeper.keeper_state import KeeperState
 from safepoint.snapshot.keeper.persist.file_writer import GivenUpError
 from safepoint.snapshot.keeper.persist.snapshot_commit import commit_snapshot
-from safepoint.snapshot.keeper.rank_starts import Start
+from safepoint.snapshot.keeper.rank_group import RankGroup
 from safepoint.snapshot.keeper.rescue import rescue_newer
-from safepoint.snapshot.keeper.shared_state import SharedState
+from safepoint.snapshot.keeper.snapshot_registry import Progress, Snapshot
+from safepoint.snapshot.protocol.messages import CheckpointFacts, Outcome
 
 _PATIENCE_S = 5.0
 _USUAL_BYTES_PER_S = 300e6
@@ -20,95 +21,104 @@ _SMALL_BYTES = 64 << 20
 
 
 class Writer:
-    """Writes what is wanted, as long as the process lives.
+    """Writes requested snapshots, as long as the process lives.
 
     Args:
-        kept: what is kept.
+        state: of the keeper.
     """
 
-    def __init__(self, kept: SharedState) -> None:
-        self._kept = kept
+    def __init__(self, state: KeeperState) -> None:
+        self._state = state
 
     def run(self) -> None:
         """Body of the thread; does not return."""
+        state = self._state
         while True:
-            start, snapshot = self._take_next()
+            group, snapshot, facts = self._take_next()
             try:
-                outcome = self._commit(start, snapshot)
-            except Exception as error:  # without this thread nothing would ever be written again
-                self._kept.reporting.log.exception("writing step %s failed", snapshot.step)
-                outcome = {"step": snapshot.step, "error": f"{type(error).__name__}: {error}"}
-            with self._kept.changed:
-                self._kept.is_writing = False
-                is_current = start.ledger.written(snapshot, is_durable=not outcome["error"])
-                # What is free, before the outcome: whoever waits for that goes on at once.
-                self._kept.settle(start)
+                outcome = self._save(group, snapshot, facts)
+            except Exception as error:  # without this thread nothing would be written any more
+                state.reporter.log.exception("writing step %s failed", snapshot.step)
+                outcome = Outcome(step=snapshot.step, error=f"{type(error).__name__}: {error}")
+            with state.changed:
+                state.is_writing = False
+                is_current = group.registry.written(snapshot, is_durable=outcome.is_durable)
+                # Ranks receive what is free before the outcome: a rank that waits for the outcome goes on at once.
+                state.notify(group)
                 if is_current:
-                    start.outcomes = {snapshot.step: outcome}
-                    start.tell_outcome(outcome)
-                if start.has_failed:
-                    rescue_newer(self._kept, start, snapshot.step)
-                self._kept.settle(start)
+                    group.last_outcome = outcome
+                    group.send_outcome(outcome)
+                if group.has_failed:
+                    rescue_newer(state, group, snapshot.step)
+                state.notify(group)
 
-    def _take_next(self) -> tuple[Start, Snapshot]:
-        kept = self._kept
-        with kept.changed:
-            kept.changed.wait_for(lambda: kept.next_to_write() is not None)
-            found = kept.next_to_write()
+    def _take_next(self) -> tuple[RankGroup, Snapshot, CheckpointFacts]:
+        state = self._state
+        with state.changed:
+            state.changed.wait_for(lambda: state.next_to_write() is not None)
+            found = state.next_to_write()
             assert found is not None
-            start, snapshot = found
+            group, snapshot = found
+            assert snapshot.facts is not None
             snapshot.progress = Progress.WRITING
-            kept.is_writing = True
-            # What is small takes no time that anybody would miss, and would wait long for a processor.
-            if kept.is_urgent(start) or snapshot.num_bytes < _SMALL_BYTES:
-                kept.priority.restore()
+            state.is_writing = True
+            # A small snapshot takes little processor time, and would wait long for it at a low priority.
+            if state.is_urgent(group) or snapshot.num_bytes < _SMALL_BYTES:
+                state.priority.restore()
             else:
-                kept.priority.lower()
-            return found
+                state.priority.lower()
+            return group, snapshot, snapshot.facts
 
-    def _commit(self, start: Start, snapshot: Snapshot) -> dict[str, Any]:
-        """Make a checkpoint of it; the message with the outcome."""
+    def _save(self, group: RankGroup, snapshot: Snapshot, facts: CheckpointFacts) -> Outcome:
+        """Make a checkpoint of a snapshot; report it, or why it failed."""
         began_s = clock.monotonic_s()
-        report = self._kept.reporting.report
+        report = self._state.reporter.report
         try:
-            with self._kept.changed:
-                if self._kept.folder.path is None:
-                    raise GivenUpError("the keeper holds no folder")  # noqa: TRY301
-                sources = start.sources(snapshot)
-            size_bytes = sum(source.size_bytes for of_rank in sources.values() for source in of_rank)
-            # Processors that are never free must not keep a snapshot from becoming durable.
-            hurrying = threading.Timer(_PATIENCE_S + size_bytes / _USUAL_BYTES_PER_S, self._kept.priority.restore)
-            hurrying.daemon = True
-            hurrying.start()
-            try:
-                manifest = commit_snapshot(snapshot, sources, report, lambda: start.is_hopeless(size_bytes))
-            finally:
-                hurrying.cancel()
+            manifest = self._commit(group, snapshot)
         except GivenUpError as error:
-            return {"step": snapshot.step, "error": str(error)}
+            return Outcome(step=snapshot.step, error=str(error))
         except (SafepointError, OSError, ValueError, TypeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             consequence = "it stays in memory until the next one; an older checkpoint stands"
             report(
                 SaveFailed(step=snapshot.step, trigger=snapshot.trigger, reason=str(error), consequence=consequence)
             )
-            return {"step": snapshot.step, "error": reason}
+            return Outcome(step=snapshot.step, error=reason)
         now_s = clock.monotonic_s()
-        path = str(Path(snapshot.facts["folder"]) / f"checkpoint-{snapshot.step}")
-        if snapshot.facts.get("node", 0) == 0:
+        path = str(facts.output.root / checkpoint_name(snapshot.step))
+        if facts.node == 0:
             saved = Saved(
                 step=snapshot.step,
                 trigger=snapshot.trigger,
                 path=path,
                 num_files=len(manifest.files),
                 size_bytes=manifest.size_bytes,
-                duration_s=round(now_s - start.begun_s.get(snapshot.step, began_s), 3),
+                duration_s=round(now_s - group.begun_s.get(snapshot.step, began_s), 3),
             )
             report(saved)
-        return {
-            "step": snapshot.step,
-            "error": "",
-            "path": path,
-            "size_bytes": manifest.size_bytes,
-            "write_s": now_s - began_s,
-        }
+        return Outcome(
+            step=snapshot.step,
+            error="",
+            path=path,
+            size_bytes=manifest.size_bytes,
+            write_s=now_s - began_s,
+            ended_s=now_s,
+        )
+
+    def _commit(self, group: RankGroup, snapshot: Snapshot) -> Manifest:
+        state = self._state
+        with state.changed:
+            if state.folder.path is None:
+                raise GivenUpError("the keeper holds no folder")
+            sources = group.sources(snapshot)
+        size_bytes = snapshot.num_bytes
+        # Even if the processors are never idle, a snapshot becomes durable.
+        hurry = threading.Timer(_PATIENCE_S + size_bytes / _USUAL_BYTES_PER_S, state.priority.restore)
+        hurry.daemon = True
+        hurry.start()
+        try:
+            return commit_snapshot(
+                snapshot, sources, state.reporter.report, lambda: group.has_waited_enough(size_bytes)
+            )
+        finally:
+            hurry.cancel()

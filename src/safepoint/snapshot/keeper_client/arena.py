@@ -1,4 +1,4 @@
-"""The memory that snapshots are staged into: blocks that are made once and used again and again."""
+"""The memory that snapshots are staged into: blocks that are allocated once and reused."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,22 +11,22 @@ from safepoint.snapshot.memory.host_memory import Room
 from safepoint.snapshot.staging.device_copy import pin
 
 _SMALL_STATE_BYTES = 256 << 20
-"""Up to here three slots are cheaper than the thought of whether to have them."""
-_MOST_SLOTS = 3
+"""Up to this size three slots are cheap."""
+_MAX_SLOTS = 3
 _SLACK_BYTES = 16 << 20
 
 
 class NoRoomError(Exception):
-    """There is not enough memory for a snapshot; the text has the figures."""
+    """There is not enough memory for a snapshot; the message says how much."""
 
 
 class Arena:
     """One rank's blocks.
 
     Args:
-        keeper: gets to see them, and says which are free.
+        keeper: maps them, and says which are free.
         slots: how many snapshots may be in memory; None for what fits the size of the state.
-        look: tells how much memory there is.
+        look: returns how much memory there is; None if that is not known.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Arena:
         self._keeper = keeper
         self._slots = slots
         self.most_bytes: int | None = None
-        """How much memory all blocks together may take; None for no such bound."""
+        """How much memory all blocks together may take; None for no limit."""
         self._look = look
         self._blocks: list[Block] = []
         self._populating: threading.Thread | None = None
@@ -50,18 +50,18 @@ class Arena:
         """How many snapshots of this size may be in memory."""
         if self._slots is not None:
             return self._slots
-        return _MOST_SLOTS if _MOST_SLOTS * snapshot_bytes <= _SMALL_STATE_BYTES else 1
+        return _MAX_SLOTS if _MAX_SLOTS * snapshot_bytes <= _SMALL_STATE_BYTES else 1
 
     def prepare(self, sizes: Sequence[int], *, still_to_come: int = 0, device: int | None = None) -> None:
-        """Make blocks for images of about these sizes, and fault them in beside whatever else goes on.
+        """Allocate blocks for images of about these sizes, and fault them in on a thread.
 
         Args:
             sizes: bytes.
-            still_to_come: memory that the training itself is going to take.
-            device: the CUDA device that will write to them, for which their pages are locked; None for none.
+            still_to_come: bytes that the training itself is going to take.
+            device: the CUDA device that will write to them, and for which their pages are locked; None for none.
 
         Raises:
-            NoRoomError: there is not enough memory; nothing was taken.
+            NoRoomError: there is not enough memory; nothing was allocated.
         """
         self._check_bound(sizes)
         self._check_room(sum(sizes) + still_to_come)
@@ -79,7 +79,7 @@ class Arena:
         self._populating.start()
 
     def wait_prepared(self) -> None:
-        """Wait until what `prepare` began is done."""
+        """Wait for the thread that `prepare` has started."""
         if self._populating is not None:
             self._populating.join()
 
@@ -106,18 +106,18 @@ class Arena:
 
     def _allocate(self, size_bytes: int) -> Block:
         try:
-            block = Block.allocate(self._keeper.new_number(), size_bytes)
+            block = Block.allocate(self._keeper.new_block_number(), size_bytes)
         except OSError as error:
             raise NoRoomError(f"the system has no {format_bytes(size_bytes)} of shared memory: {error}") from error
         self._blocks.append(block)
         self._keeper.lend(block)
-        self._keeper.release([block])
+        self._keeper.mark_free([block])
         return block
 
     def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
-        """Whether images of these sizes would find a place, as far as free memory goes; see `take`."""
+        """Whether `take` would find enough free memory for images of these sizes."""
         if self.most_bytes is not None and _least(sizes) > self.most_bytes:
-            return True  # `take` says why it never can, and nobody waits for it
+            return True  # `take` raises; waiting would not help
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
         return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, more_slots)
 
@@ -131,15 +131,15 @@ class Arena:
 
         Args:
             sizes: bytes.
-            more_slots: beyond what is usual, because this snapshot cannot wait.
+            more_slots: more than usual, because this snapshot cannot wait.
 
         Returns:
-            The blocks, no longer free; None while too many of them are busy.
+            The blocks, which are no longer free; None while too many blocks are busy.
 
         Raises:
             NoRoomError: there is not enough memory.
         """
-        if self._is_pinning:  # a device must find a block's pages locked, and nobody may cut it meanwhile
+        if self._is_pinning:  # pages must be locked before a device writes to them, and must not be cut meanwhile
             self.wait_prepared()
         self._check_bound(sizes)
         allowed = self._allowed(sizes, more_slots)
@@ -158,7 +158,7 @@ class Arena:
         while free and self.num_bytes + needed > allowed:
             self._give_back(free.pop(0))
         if self.num_bytes + needed > allowed and len(taken) == len(self._blocks):
-            # Nobody is going to free anything: what fits is so large that it leaves no room for the rest.
+            # No block is busy, so waiting would not help: the blocks that fit leave no room for the others.
             for block in taken.values():
                 self._give_back(block)
             taken.clear()
@@ -171,17 +171,16 @@ class Arena:
             for index in lacking:
                 taken[index] = self._allocate(sizes[index])
         blocks = [taken[index] for index in range(len(sizes))]
-        self._keeper.use(blocks)
+        self._keeper.overwrite(blocks)
         return blocks
 
     def _give_back(self, block: Block) -> None:
         self._blocks.remove(block)
-        self._keeper.use([block])
-        self._keeper.take_back(block)
-        # Its memory goes when nobody refers to it: the keeper may just be mapping it.
+        self._keeper.overwrite([block])
+        self._keeper.take_back(block)  # it is unmapped here when nothing refers to it any more
 
     def close(self) -> None:
-        """Give everything back; the keeper keeps what it still needs."""
+        """Release all blocks. The keeper keeps those that it still needs."""
         self.wait_prepared()
         self._blocks.clear()
 

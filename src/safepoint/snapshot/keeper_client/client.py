@@ -1,62 +1,24 @@
-"""The keeper as a rank sees it: a connection that lends it memory, says what lies there, hears what became of it."""
+"""A rank's connection to its node's keeper: lends memory, describes snapshots, receives the outcomes of saves."""
 
 import ctypes
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.foundation import clock
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
-from safepoint.snapshot.protocol.channel import Channel, Message, connect
-from safepoint.snapshot.protocol.layout import CONTROL_NUMBER, NUM_MARKS
-from safepoint.snapshot.protocol.recent import Recent
+from safepoint.snapshot.protocol import messages
+from safepoint.snapshot.protocol.bounded_dict import BoundedDict
+from safepoint.snapshot.protocol.channel import Channel, connect
+from safepoint.snapshot.protocol.codec import ProtocolError
+from safepoint.snapshot.protocol.memory_layout import CONTROL_NUMBER, NUM_MARKS
+from safepoint.snapshot.protocol.messages import Answer, CheckpointFacts, EarlierSnapshot, Outcome, StagedFile
 
 _log = logging.getLogger("safepoint")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of a snapshot that was to be made durable.
-
-    Args:
-        step: of the snapshot.
-        error: why it is not durable; empty when it is.
-        path: the checkpoint's folder.
-        size_bytes: of its files.
-        write_s: seconds that writing and committing took.
-        heard_s: when this process heard of it, by the monotonic clock.
-    """
-
-    step: int
-    error: str
-    path: str = ""
-    size_bytes: int = 0
-    write_s: float = 0.0
-    heard_s: float = 0.0
-
-    @property
-    def is_durable(self) -> bool:
-        """Whether it is committed."""
-        return not self.error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recalled:
-    """A snapshot that an earlier start of the ranks has left in memory.
-
-    Args:
-        folder: its files, as links into the keeper's memory.
-        manifest: the manifest's text.
-        is_durable: whether it is a checkpoint too.
-    """
-
-    folder: str
-    manifest: str
-    is_durable: bool
+_Answer = TypeVar("_Answer", bound=Answer)
 
 
 class KeeperClient:
@@ -66,8 +28,8 @@ class KeeperClient:
         channel: connected.
         rank: of the job.
         num_ranks: of this node.
-        restart: how often the ranks have been started anew.
-        on_leave: called on the receiving thread when the keeper decides that the ranks leave now, with its message.
+        restart: how often the ranks have been restarted.
+        on_leave: called on the receiving thread when the keeper lets all ranks end now.
     """
 
     def __init__(
@@ -77,238 +39,268 @@ class KeeperClient:
         rank: int,
         num_ranks: int,
         restart: int = 0,
-        on_leave: Callable[[Message], None] | None = None,
+        on_leave: Callable[[messages.Leave], None] | None = None,
     ) -> None:
         self.is_alive = True
         self.pid = 0
+        """Of the keeper; 0 until it has answered."""
         self.write_bytes_per_s: float | None = None
-        """What writing has reached so far."""
+        """How fast the last save was written; None before the first."""
         self._channel = channel
         self._on_leave = on_leave
         self._changed = threading.Condition()
         self._free: set[int] = set()
-        self._outcomes: Recent[int, Outcome] = Recent()
-        self._answers: list[Message] = []
-        self._numbers = itertools.count(CONTROL_NUMBER + 1)
-        self._asked = itertools.count(1)
-        self._last_asked: Recent[int, int] = Recent()
-        """Which of this rank's requests was the last one about a step: what became of others of it is no answer."""
+        self._outcomes: BoundedDict[int, Outcome] = BoundedDict()
+        self._answer: Answer | None = None
+        self._block_numbers = itertools.count(CONTROL_NUMBER + 1)
+        self._request_numbers = itertools.count(1)
+        self._requests: BoundedDict[int, int] = BoundedDict()
+        """By step: the number of this rank's last request about it. Outcomes of earlier requests are ignored."""
         self._control = Block.allocate(CONTROL_NUMBER, PAGE_BYTES)
         self._marks = (ctypes.c_uint64 * NUM_MARKS).from_address(self._control.address)
-        self._send({"type": "hello", "rank": rank, "num_ranks": num_ranks, "restart": restart})
+        self._send(messages.Hello(rank=rank, num_ranks=num_ranks, restart=restart))
         self.lend(self._control)
-        threading.Thread(target=self._listen, name="safepoint-keeper", daemon=True).start()
+        threading.Thread(target=self._receive, name="safepoint-keeper", daemon=True).start()
 
     @classmethod
-    def reach(cls, name: str, *, wait_s: float = 0.0, **identity: Any) -> "KeeperClient | None":
-        """Connect to the keeper called `name`; None when there is none.
+    def connect(
+        cls,
+        name: str,
+        *,
+        wait_s: float = 0.0,
+        rank: int,
+        num_ranks: int,
+        restart: int = 0,
+        on_leave: Callable[[messages.Leave], None] | None = None,
+    ) -> "KeeperClient | None":
+        """Connect to the keeper called `name`; None if there is none.
 
         Args:
-            name: see `messages.new_name`.
-            wait_s: how long it may take to start.
-            identity: see `Keeper`.
+            name: see `KeeperPlan`.
+            wait_s: how long the keeper may take to start.
+            rank: see `KeeperClient`, as for the other arguments.
+            num_ranks: of this node.
+            restart: how often the ranks have been restarted.
+            on_leave: called when the keeper lets all ranks end now.
         """
         deadline_s = clock.monotonic_s() + wait_s
         while True:
             try:
-                return cls(connect(name), **identity)
+                return cls(connect(name), rank=rank, num_ranks=num_ranks, restart=restart, on_leave=on_leave)
             except OSError:
                 if clock.monotonic_s() >= deadline_s:
                     return None
                 clock.sleep(0.01)
 
-    def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, message: messages.RankMessage, descriptors: Sequence[int] = ()) -> None:
         if not self.is_alive:
             return
         try:
-            self._channel.send(message, descriptors)
+            self._channel.send(messages.encode(message), descriptors)
         except OSError:
-            self._lost()
+            self._lose()
 
-    def _lost(self) -> None:
+    def _lose(self) -> None:
         with self._changed:
             self.is_alive = False
             self._changed.notify_all()
 
-    def _listen(self) -> None:
-        while True:
-            received = self._channel.receive()
-            if received is None:
-                self._lost()
-                return
-            message, _ = received
-            kind = message["type"]
-            with self._changed:
-                if kind == "free":
-                    self._free.update(message["blocks"])
-                elif kind == "outcome":
-                    self._note(Outcome(**message["outcome"], heard_s=clock.monotonic_s()), message["asked"])
-                elif kind == "welcome":
-                    self.pid = message["pid"]
-                elif kind == "answer":
-                    self._answers.append(message)
-                self._changed.notify_all()
-            if kind == "leave" and self._on_leave is not None:
-                self._on_leave(message)
+    def _receive(self) -> None:
+        try:
+            while (received := self._channel.receive()) is not None:
+                message = messages.decode_keeper_message(received[0])
+                with self._changed:
+                    self._handle(message)
+                    self._changed.notify_all()
+                if isinstance(message, messages.Leave) and self._on_leave is not None:
+                    self._on_leave(message)
+        except ProtocolError as error:
+            _log.warning("the keeper sent an invalid message, and is not used any more: %.300s", error)
+        self._lose()
 
-    def _note(self, outcome: Outcome, asked: int) -> None:
-        if self._last_asked.get(outcome.step, 0) == asked:
-            self._outcomes[outcome.step] = outcome
-        if outcome.is_durable and outcome.write_s > 0:
-            self.write_bytes_per_s = outcome.size_bytes / outcome.write_s
+    def _handle(self, message: messages.KeeperMessage) -> None:
+        match message:
+            case messages.Welcome():
+                self.pid = message.pid
+            case messages.Refused():
+                _log.warning("the keeper refused this rank: %s", message.reason)
+            case messages.BlocksFree():
+                self._free.update(message.numbers)
+            case messages.SaveEnded():
+                outcome = message.outcome
+                if self._requests.get(outcome.step, 0) == message.request:
+                    self._outcomes[outcome.step] = outcome
+                if outcome.is_durable and outcome.write_s > 0:
+                    self.write_bytes_per_s = outcome.size_bytes / outcome.write_s
+            case messages.Leave():
+                pass
+            case _:
+                self._answer = message
 
-    def _ask_about(self, step: int) -> int:
+    def _new_request(self, step: int) -> int:
         with self._changed:
             self._outcomes.pop(step, None)
-            self._last_asked[step] = asked = next(self._asked)
-        return asked
+            self._requests[step] = request = next(self._request_numbers)
+        return request
 
     # ---- memory -----------------------------------------------------------------------------------------------
 
-    def new_number(self) -> int:
-        """For a block; no other one that this connection has lent, or will lend, has it."""
-        return next(self._numbers)
+    def new_block_number(self) -> int:
+        """A number that no other block of this connection has."""
+        return next(self._block_numbers)
 
     def lend(self, block: Block) -> None:
         """Let the keeper map a block."""
-        self._send({"type": "block", "number": block.number, "capacity": block.capacity_bytes}, [block.descriptor])
+        message = messages.LendBlock(number=block.number, capacity_bytes=block.capacity_bytes)
+        self._send(message, [block.descriptor])
 
     def populated(self, block: Block) -> None:
-        """All pages of the block are there: the keeper may map them."""
-        self._send({"type": "populated", "number": block.number})
+        """All pages of the block exist: the keeper may fault them in."""
+        self._send(messages.BlockPopulated(number=block.number))
 
     def take_back(self, block: Block) -> None:
-        """The block is closed next."""
-        self._send({"type": "drop", "number": block.number})
+        """The block is about to be closed: the keeper unmaps it."""
+        self._send(messages.ReturnBlock(number=block.number))
 
     def is_free(self, block: Block) -> bool:
         """Whether the block may be overwritten."""
         return block.number in self._free
 
-    def use(self, blocks: Sequence[Block]) -> None:
-        """The blocks are going to be overwritten."""
+    def overwrite(self, blocks: Sequence[Block]) -> None:
+        """The blocks are about to be overwritten."""
         with self._changed:
             self._free -= {block.number for block in blocks}
-        # Before the first byte: a snapshot that is partly overwritten must not be taken for whole.
-        self._send({"type": "use", "blocks": [block.number for block in blocks]})
+        # Before the first byte: the keeper must not write a snapshot that is partly overwritten.
+        self._send(messages.OverwriteBlocks(numbers=tuple(block.number for block in blocks)))
 
-    def release(self, blocks: Sequence[Block]) -> None:
-        """New blocks, or those of a snapshot that never began, may be used."""
+    def mark_free(self, blocks: Sequence[Block]) -> None:
+        """The blocks are new, or belong to a snapshot that never began: they may be overwritten."""
         with self._changed:
             self._free |= {block.number for block in blocks}
 
-    def set_mark(self, block: Block, num_bytes: int) -> None:
-        """How much of a block is there."""
+    def set_num_copied(self, block: Block, num_bytes: int) -> None:
+        """How many bytes of a block have been copied: the keeper writes up to there."""
         self._marks[block.number % NUM_MARKS] = num_bytes
 
     # ---- snapshots --------------------------------------------------------------------------------------------
 
-    def begin(
+    def begin_snapshot(
         self,
         step: int,
-        files: Sequence[Mapping[str, Any]],
+        files: tuple[StagedFile, ...],
         *,
         trigger: Trigger,
-        is_wanted: bool,
-        facts: Mapping[str, Any] | None,
+        is_requested: bool,
+        facts: CheckpointFacts | None,
         number: int,
     ) -> None:
-        """Say what is being staged; see `ledger.Ledger.begin`, `ledger.StagedFile` and `committing.Facts`."""
-        message = {"step": step, "files": list(files), "trigger": trigger, "wanted": is_wanted, "facts": facts}
-        self._send({"type": "begin", "asked": self._ask_about(step), "number": number, **message})
+        """Describe what is being staged; see `BeginSnapshot`."""
+        message = messages.BeginSnapshot(
+            step=step,
+            number=number,
+            request=self._new_request(step),
+            files=files,
+            trigger=trigger,
+            is_requested=is_requested,
+            facts=facts,
+        )
+        self._send(message)
 
     def staged(self, step: int) -> None:
-        """All of it is there."""
-        self._send({"type": "staged", "step": step})
+        """This rank's part of the snapshot is complete."""
+        self._send(messages.SnapshotStaged(step=step))
 
-    def give_up(self, step: int, number: int) -> None:
-        """It will not be."""
-        self._send({"type": "give_up", "step": step, "number": number})
+    def cancel_snapshot(self, step: int, number: int) -> None:
+        """This rank's part of the snapshot will not be complete."""
+        self._send(messages.CancelSnapshot(step=step, number=number))
 
-    def want(self, step: int, trigger: Trigger) -> None:
-        """Make a staged snapshot durable."""
-        self._send({"type": "want", "asked": self._ask_about(step), "step": step, "trigger": trigger})
+    def request_save(self, step: int, trigger: Trigger) -> None:
+        """Make a checkpoint of a snapshot that was staged."""
+        self._send(messages.RequestSave(step=step, trigger=trigger, request=self._new_request(step)))
 
     def outcome(self, step: int) -> Outcome | None:
-        """What became of the snapshot of `step`; None while nobody knows."""
+        """How the save of `step` ended; None while it is not known."""
         return self._outcomes.get(step)
 
     def wait(self, step: int, deadline_s: float | None = None) -> Outcome:
-        """Wait until the snapshot of `step` is durable, or will not be.
+        """Wait until the save of `step` has ended.
 
         Args:
-            step: which was wanted.
-            deadline_s: by the monotonic clock.
+            step: that was requested.
+            deadline_s: by the monotonic clock; None for no limit.
         """
         with self._changed:
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s())
             self._changed.wait_for(
-                lambda: step in self._outcomes or step not in self._last_asked or not self.is_alive, timeout_s
+                lambda: step in self._outcomes or step not in self._requests or not self.is_alive, timeout_s
             )
             outcome = self._outcomes.get(step)
         if outcome is not None:
             return outcome
-        if step not in self._last_asked:
-            return Outcome(step=step, error="it was not asked for, or so long ago that it is forgotten")
-        return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the time was not enough")
+        if step not in self._requests:
+            return Outcome(step=step, error="it was not requested, or too long ago")
+        return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the deadline came first")
 
     # ---- the job ----------------------------------------------------------------------------------------------
 
     def open_folder(self, folder: str, *, is_committer: bool = True) -> str:
-        """Where checkpoints go from now on; a rank says so when the folder is claimed.
+        """Let the keeper write checkpoints into a folder that this job has claimed.
 
         Args:
             folder: absolute.
-            is_committer: whether this keeper commits and prunes, as one of all nodes does.
+            is_committer: whether this keeper commits and prunes; of several nodes one does.
 
         Returns:
-            Why the keeper cannot hold it too; empty when it does.
+            Why the keeper cannot hold the folder; empty if it does.
         """
-        answer = self._ask({"type": "folder", "folder": folder, "is_committer": is_committer})
-        return "the keeper ended" if answer is None else answer["error"]
+        answer = self._ask(messages.OpenFolder(folder=folder, is_committer=is_committer), messages.FolderOpened)
+        return "the keeper ended" if answer is None else answer.error
 
     def close_folder(self) -> None:
-        """Wait until everything is written; the folder is somebody else's then."""
-        self._ask({"type": "close_folder"})
+        """Wait until everything is written, and the keeper has released the folder."""
+        self._ask(messages.CloseFolder(), messages.FolderClosed)
 
-    def recall(self) -> Recalled | None:
-        """The newest complete snapshot of the ranks' last start, once the keeper has made it durable."""
-        answer = self._ask({"type": "recall"})
-        if answer is None or not answer["folder"]:
-            return None
-        return Recalled(folder=answer["folder"], manifest=answer["manifest"], is_durable=answer["is_durable"])
+    def find_earlier_snapshot(self) -> EarlierSnapshot | None:
+        """The newest complete snapshot of the ranks before the restart, when their requests are written."""
+        answer = self._ask(messages.FindEarlierSnapshot(), messages.EarlierSnapshotFound)
+        return None if answer is None else answer.snapshot
 
-    def restored(self) -> None:
-        """The recalled snapshot is no longer needed."""
-        self._send({"type": "restored"})
+    def release_earlier_snapshot(self) -> None:
+        """The ranks have loaded their state: the snapshot is no longer needed."""
+        self._send(messages.ReleaseEarlierSnapshot())
 
-    def rescue(self, step: int, why: str) -> None:
-        """Make the newest complete snapshot durable and let all ranks leave; the answer comes to `on_leave`.
+    def abandon_step(self, step: int, reason: str) -> None:
+        """Make the newest complete snapshot durable and let all ranks end; the answer goes to `on_leave`.
 
         Args:
-            step: the one that is given up.
-            why: the reason.
+            step: the step that the ranks do not finish.
+            reason: why, for people.
         """
-        self._send({"type": "rescue", "step": step, "why": why})
+        self._send(messages.AbandonStep(step=step, reason=reason))
 
-    def entrust(self, folder: str) -> None:
-        """Have a temporary folder of this rank removed when the rank is gone, however it ends."""
-        self._send({"type": "entrust", "folder": folder})
+    def remove_at_exit(self, folder: str) -> None:
+        """Let the keeper remove a temporary folder when this rank has ended, even if it is killed."""
+        self._send(messages.RemoveAtExit(folder=folder))
 
-    def leave(self) -> None:
+    def say_goodbye(self) -> None:
         """This rank ends as it should."""
-        self._send({"type": "bye"})
+        self._send(messages.Goodbye())
 
-    def _ask(self, message: Message) -> Message | None:
+    def _ask(self, message: messages.RankMessage, kind: type[_Answer]) -> _Answer | None:
+        """Send a message and wait for its answer; None if the keeper ends."""
         with self._changed:
-            self._answers.clear()
+            self._answer = None
         self._send(message)
+
+        def answer() -> _Answer | None:
+            return self._answer if isinstance(self._answer, kind) else None
+
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._answers) or not self.is_alive)
-            return self._answers.pop() if self._answers else None
+            self._changed.wait_for(lambda: answer() is not None or not self.is_alive)
+            return answer()
 
     def close(self) -> None:
-        """Hang up."""
-        self._lost()
+        """Close the connection."""
+        self._lose()
         self._channel.close()
-        # The marks stay mapped: a copying thread may still be about to set one.
+        # The control block stays mapped: a copying thread may still write to it.

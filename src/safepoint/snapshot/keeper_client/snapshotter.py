@@ -1,7 +1,6 @@
-"""One rank's snapshots: images get their place in memory, are staged there, and are told to the keeper."""
+"""One rank's snapshots: places images in memory, has them staged, and hands them to the keeper."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -10,7 +9,8 @@ from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.keeper_client.arena import Arena
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.memory.block import Block
-from safepoint.snapshot.protocol.layout import SMALL_BYTES
+from safepoint.snapshot.protocol.memory_layout import SMALL_BYTES
+from safepoint.snapshot.protocol.messages import CheckpointFacts, StagedFile
 from safepoint.snapshot.staging.guard import Guard
 from safepoint.snapshot.staging.placed_image import Placed
 from safepoint.snapshot.staging.stager import Stager, Work
@@ -25,7 +25,7 @@ class Snapshotter:
         keeper: of this node.
         optimizers: whose tensors change in their steps only; None copies everything at the boundary.
         slots: see `Arena`.
-        on_torn: told the step of a snapshot whose tensors were changed while they were being copied.
+        on_torn: called with the step of a snapshot whose tensors were changed while they were copied.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Snapshotter:
         self.keeper = keeper
         self.arena = Arena(keeper, slots=slots)
         self.passing: frozenset[str] = frozenset()
-        """Files of the last snapshot with tensors that may have been made for it alone; whoever remembers how files
-        look must not keep those of these."""
+        """Files of the last snapshot whose tensors may have been made for it alone; a cache of their layout would
+        keep these tensors."""
         self._on_torn = on_torn
-        self._stager = Stager(keeper.set_mark)
+        self._stager = Stager(keeper.set_num_copied)
         self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)
 
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """From now on these are the optimizers; not while something is being copied."""
+        """From now on these are the optimizers. Waits until the last snapshot is copied."""
         self._stager.wait()
         if self._guard is not None:
             self._guard.close()
@@ -58,8 +58,8 @@ class Snapshotter:
         images: Sequence[Image],
         *,
         trigger: Trigger,
-        is_wanted: bool,
-        facts: Mapping[str, Any] | None,
+        is_requested: bool,
+        facts: CheckpointFacts | None,
         number: int,
         more_slots: int = 0,
     ) -> bool:
@@ -67,10 +67,10 @@ class Snapshotter:
 
         Args:
             step: optimizer steps done.
-            images: everything this rank has of it.
+            images: of all files that this rank writes.
             trigger: why.
-            is_wanted: whether to make it durable.
-            facts: see `committing.Facts`; the first rank's count.
+            is_requested: whether to make a checkpoint of it.
+            facts: of the checkpoint; from the first rank of the node.
             number: rises with each call, and is the same on all ranks.
             more_slots: see `Arena.take`.
 
@@ -79,44 +79,40 @@ class Snapshotter:
 
         Raises:
             NoRoomError: there is not enough memory.
+            ValueError: a checkpoint cannot have a file of this name.
         """
         self._stager.wait()
         placed = self._place(images, more_slots)
         if placed is None:
             return False
-        described = [
-            {
-                "path": place.image.path,
-                "block": place.block.number,
-                "offset": place.offset,
-                "size_bytes": place.image.size_bytes,
-                "archives": place.image.archives,
-            }
-            for place in placed
-        ]
-
-        def begin() -> None:
-            self.keeper.begin(step, described, trigger=trigger, is_wanted=is_wanted, facts=facts, number=number)
 
         def end(is_whole: bool) -> None:
             if is_whole:
                 self.keeper.staged(step)
                 return
             self._leave_guard()
-            self.keeper.give_up(step, number)  # and says when the blocks are free: it may be reading them
+            # The keeper says when the blocks are free: it may be reading them.
+            self.keeper.cancel_snapshot(step, number)
             self._on_torn(step)
 
         try:
+            files = tuple(_staged_file(one) for one in placed)
+
+            def begin() -> None:
+                self.keeper.begin_snapshot(
+                    step, files, trigger=trigger, is_requested=is_requested, facts=facts, number=number
+                )
+
             self.passing = self._stager.stage(Work(placed=placed, on_begin=begin, on_end=end), self._guard)
         except BaseException:
-            self.keeper.release([place.block for place in placed])
+            self.keeper.mark_free([place.block for place in placed])
             raise
         return True
 
     def cancel(self, step: int, number: int) -> None:
-        """The snapshot that was begun last is not to be: another rank could not take it."""
+        """Cancel the last snapshot: another rank could not take it."""
         self._stager.wait()
-        self.keeper.give_up(step, number)
+        self.keeper.cancel_snapshot(step, number)
 
     def _leave_guard(self) -> None:
         if self._guard is not None:
@@ -139,7 +135,7 @@ class Snapshotter:
             for block, size in zip(blocks, sizes, strict=True):
                 block.fit(size)
         except BaseException:
-            self.keeper.release(blocks)
+            self.keeper.mark_free(blocks)
             raise
         shared: list[Block] = blocks[len(large) :]
         placed = [Placed(image=image, block=block, offset=0) for image, block in zip(large, blocks, strict=False)]
@@ -157,7 +153,17 @@ class Snapshotter:
         self._stager.wait()
 
     def close(self) -> None:
-        """End the copying; what was staged is the keeper's."""
+        """End the copying. The keeper still writes what was staged."""
         self._stager.close()
         self._leave_guard()
         self.arena.close()
+
+
+def _staged_file(placed: Placed) -> StagedFile:
+    return StagedFile(
+        path=placed.image.path,
+        block=placed.block.number,
+        offset=placed.offset,
+        size_bytes=placed.image.size_bytes,
+        archives=placed.image.archives,
+    )

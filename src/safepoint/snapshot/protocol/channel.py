@@ -1,12 +1,11 @@
-"""What keeper and ranks say to each other: JSON objects over a Unix socket, with descriptors of memory beside them.
+"""The connection between a rank and its keeper: frames of bytes over a Unix socket, with descriptors of memory.
 
-The socket is in the abstract namespace: it has no file, so that nothing is left of it. Only processes of the same
-user are heard.
+The socket is in the abstract namespace: it has no file, so nothing is left of it. Only processes of the same user can
+connect.
 """
 
 import array
 import contextlib
-import json
 import os
 import socket
 import struct
@@ -18,11 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 _HEADER = struct.Struct("<II")
-_MAX_BYTES = 256 << 20
+MAX_FRAME_BYTES = 64 << 20
 _MAX_DESCRIPTORS = 1
 _CREDENTIALS = struct.Struct("3i")
-
-Message = dict[str, Any]
 
 
 class Channel:
@@ -36,37 +33,44 @@ class Channel:
         self._socket = connected
         self._sending = threading.Lock()
 
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send `message`, and descriptors that the other side gets copies of.
+    def send(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send one frame, and descriptors of which the other side gets copies.
 
         Raises:
             OSError: the other side is gone.
+            ValueError: the frame is too long.
         """
-        body = json.dumps(message, separators=(",", ":")).encode()
+        if len(body) > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
         header = _HEADER.pack(len(body), len(descriptors))
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         with self._sending:
             self._socket.sendmsg([header], ancillary)
             self._socket.sendall(body)
 
-    def receive(self) -> tuple[Message, list[int]] | None:
-        """The next message and its descriptors, which the caller closes; None when the other side is gone."""
-        try:
+    def receive(self) -> tuple[bytes, list[int]] | None:
+        """The next frame and its descriptors, which the caller closes.
+
+        Returns:
+            None when the other side is gone, or has sent what is not a frame.
+        """
+        descriptors: list[int] = []
+        body = None
+        with contextlib.suppress(OSError):
             space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
             header, ancillary, _, _ = self._socket.recvmsg(_HEADER.size, space, socket.MSG_WAITALL)
-            descriptors: list[int] = []
             for level, kind, data in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     numbers = array.array("i")
                     numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
                     descriptors += numbers
-            if len(header) < _HEADER.size:
-                return None
-            length, _ = _HEADER.unpack(header)
-            body = self._receive_exactly(length) if length <= _MAX_BYTES else None
-            return None if body is None else (json.loads(body), descriptors)
-        except (OSError, ValueError):
+            if len(header) == _HEADER.size:
+                length, _ = _HEADER.unpack(header)
+                body = self._receive_exactly(length) if length <= MAX_FRAME_BYTES else None
+        if body is None:
+            close_all(descriptors)
             return None
+        return body, descriptors
 
     def _receive_exactly(self, length: int) -> bytes | None:
         body = bytearray()
@@ -84,16 +88,22 @@ class Channel:
         self._socket.close()
 
 
-def new_name() -> str:
-    """A name for a keeper that nobody else has."""
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors that came with a frame and are not used."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def new_keeper_name() -> str:
+    """A name for a keeper that no other process uses."""
     return f"safepoint-{os.getuid()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
 
 
 def listen(name: str) -> socket.socket:
-    """Begin to accept connections under `name`.
+    """Accept connections under `name`.
 
     Raises:
-        OSError: another keeper has the name.
+        OSError: another keeper uses the name.
     """
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -108,8 +118,8 @@ def listen(name: str) -> socket.socket:
 _not_for_children: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def keep_from_children(connection: Any) -> None:
-    """Close `connection` in forked processes: a data loader's worker must not hide that its parent has died."""
+def close_in_children(connection: Any) -> None:
+    """Close `connection` in forked processes: a data loader's worker would keep it open after its parent has died."""
     _not_for_children.add(connection)
 
 
@@ -122,7 +132,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def connect(name: str) -> Channel:
-    """Reach the keeper called `name`.
+    """Connect to the keeper called `name`.
 
     Raises:
         OSError: there is none, or it belongs to another user.
@@ -134,15 +144,15 @@ def connect(name: str) -> Channel:
     except OSError:
         client.close()
         raise
-    keep_from_children(client)
+    close_in_children(client)
     return Channel(client)
 
 
 def check_same_user(connected: socket.socket) -> None:
-    """Refuse to talk to another user's process.
+    """Check that the process at the other end belongs to this user.
 
     Raises:
-        PermissionError: it is one.
+        PermissionError: it does not.
     """
     if sys.platform != "linux":
         raise PermissionError("the other side cannot be identified on this system")

@@ -1,4 +1,4 @@
-"""What a keeper's process is given to begin: one command-line argument."""
+"""The command-line argument of the keeper's process."""
 
 import dataclasses
 import json
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperPlan:
-    """What a keeper needs to begin.
+    """What a keeper needs to start.
 
     Args:
-        name: under which ranks reach it.
-        owner_pid: the process for which it lives on, or None for the one at the other end of its stdin.
+        name: under which ranks connect to it; see `channel.new_keeper_name`.
+        owner_pid: the keeper lives at least as long as this process; None: as long as its own stdin is open.
         verbosity: of the console.
-        scratch: a folder of the owner's, for this process too; removed here when the owner dies without a word.
-        events: a stream of the job's for what happens, besides the one in the output folder.
+        scratch: a temporary folder of the owner, which the keeper uses too, and removes if the owner is killed.
+        events: a file for the job's events, besides the one in the output folder.
     """
 
     name: str
@@ -25,5 +25,5 @@ class KeeperPlan:
 
 
 def plan_text(plan: KeeperPlan) -> str:
-    """`plan` as the process reads it."""
+    """`plan` as JSON."""
     return json.dumps(dataclasses.asdict(plan))

@@ -7,13 +7,13 @@ from pathlib import Path
 from safepoint.foundation.environment import Place
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.client import KeeperClient
-from safepoint.snapshot.keeper_client.host import KeeperHost
+from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
-from safepoint.snapshot.protocol.channel import Message
+from safepoint.snapshot.protocol.messages import Leave
 from safepoint.snapshot.protocol.plan import KeeperPlan
 
 _START_S = 20.0
-_process_host: KeeperHost | None = None
+_process_host: KeeperProcess | None = None
 
 
 class KeeperConnection:
@@ -25,7 +25,7 @@ class KeeperConnection:
         on_leave: see `KeeperClient`.
     """
 
-    def __init__(self, settings: RunSettings, place: Place, on_leave: Callable[[Message], None]) -> None:
+    def __init__(self, settings: RunSettings, place: Place, on_leave: Callable[[Leave], None]) -> None:
         self._place = place
         self._on_leave = on_leave
         self._verbosity = settings.verbosity
@@ -65,7 +65,7 @@ class KeeperConnection:
 
     def _reach(self, wait_s: float) -> bool:
         place = self._place
-        self.client = KeeperClient.reach(
+        self.client = KeeperClient.connect(
             self._name,
             wait_s=wait_s,
             rank=place.rank,
@@ -79,7 +79,7 @@ class KeeperConnection:
         # It lives as long as the process that restarts the ranks, where there is one.
         global _process_host  # noqa: PLW0603  the process's, like its signals
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
-        _process_host = KeeperHost(
+        _process_host = KeeperProcess(
             KeeperPlan(name=self._name, owner_pid=owner, verbosity=self._verbosity, events=self._events)
         )
 

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import threading
-from typing import Any
 
 from safepoint.errors import ExitCode, Interrupted, StorageError
 from safepoint.foundation.environment import Place
@@ -16,6 +15,7 @@ from safepoint.foundation.events import run_events
 from safepoint.progress.record import State, state_after
 from safepoint.progress.tracker import ProgressTracker
 from safepoint.settings.run_settings import RunSettings
+from safepoint.snapshot.protocol.messages import Leave
 from safepoint.training.context.reporter import Reporter
 from safepoint.training.context.termination import Termination
 from safepoint.training.context.uploads import Uploads
@@ -185,15 +185,13 @@ class Outcome:
         with self._ending:
             pass
 
-    def end_with_snapshot(self, message: dict[str, Any]) -> None:
+    def end_with_snapshot(self, message: Leave) -> None:
         """The keeper has committed the newest snapshot, because the running step would miss the deadline: end."""
         with self._ending:
             if self.interrupted is not None:
                 return  # the step was finished in time
-            step: int | None = message["step"]
-            self._reporter.report(
-                run_events.StepAbandoned(step=message["given_up"], snapshot_step=step, reason=message["why"])
-            )
+            step, abandoned = message.step, message.abandoned_step
+            self._reporter.report(run_events.StepAbandoned(step=abandoned, snapshot_step=step, reason=message.reason))
             if step is not None:
                 self.step = self.saved_step = step
                 self._progress.became_durable(step)

@@ -11,6 +11,7 @@ from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.snapshot.images.capture import Capture
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.snapshot.protocol.messages import SCRATCH_PREFIX
 from safepoint.training.engine.loop import Write
 
 _LEAST_BYTES = 16 << 20
@@ -39,15 +40,15 @@ class Scratch:
             OSError: there is no room for small files.
         """
         if self._path is None:
-            self._path = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._parent))
-            self.entrust_to(keeper)
+            self._path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=self._parent))
+            self.let_keeper_remove(keeper)
         if shutil.disk_usage(self._path).free < _LEAST_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
-    def entrust_to(self, keeper: KeeperClient) -> None:
-        """Have a keeper remove it when this process is gone; nothing where there is no folder yet."""
+    def let_keeper_remove(self, keeper: KeeperClient) -> None:
+        """Let the keeper remove the folder when this process has ended, if there is one."""
         if self._path is not None:
-            keeper.entrust(str(self._path))
+            keeper.remove_at_exit(str(self._path))
 
     def images(self, step: int, write: Write) -> list[Image]:
         """What a save routine would write, as images; `ensure` comes first.

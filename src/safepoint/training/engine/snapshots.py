@@ -5,7 +5,6 @@ none does and the save is the synchronous one of `saver`.
 """
 
 import contextlib
-import dataclasses
 import enum
 import statistics
 from collections import deque
@@ -20,8 +19,9 @@ from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import SaveFailed, SnapshotTaken
 from safepoint.snapshot.keeper.persist.node_exchange import Nodes
 from safepoint.snapshot.keeper_client.arena import NoRoomError
-from safepoint.snapshot.keeper_client.client import KeeperClient, Outcome
+from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
+from safepoint.snapshot.protocol.messages import CheckpointFacts, Outcome
 from safepoint.training.collective.peers import NUM_VALUES, Peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.loop import TrainingLoop, Write
@@ -110,7 +110,7 @@ class Snapshots:
             on_torn=self._note_torn,
         )
         self._snapshotter.arena.most_bytes = self._most_bytes
-        self._scratch.entrust_to(keeper)
+        self._scratch.let_keeper_remove(keeper)
 
     def _note_torn(self, step: int) -> None:
         self._report_failure(
@@ -179,7 +179,7 @@ class Snapshots:
         if self._context.place.restart > 0:
             self._peers.gather(None)  # ranks that load more slowly still read what the last start has left
             if self._snapshotter is not None and self._context.place.local_rank == 0:
-                self._snapshotter.keeper.restored()
+                self._snapshotter.keeper.release_earlier_snapshot()
 
     # ---- taking one -------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Snapshots:
                 step,
                 images,
                 trigger=trigger,
-                is_wanted=is_wanted,
+                is_requested=is_wanted,
                 facts=facts,
                 number=self._num_taken,
                 more_slots=more_slots,
@@ -303,19 +303,19 @@ class Snapshots:
         self._scratch.forget(self._snapshotter.passing)
         return Handover.TAKEN if taken else Handover.BUSY
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> CheckpointFacts:
         limit, protected = self._framework.retention()
-        return {
-            "folder": str(self._output.root.absolute()),
-            "attempt_id": self._attempt_id,
-            "manifest": dataclasses.asdict(self._saver.manifest_facts()),
-            "keep": self._context.settings.keep,
-            "limit": limit,
-            "protected": sorted(protected),
-            "save": self._num_taken,
-            "node": self._context.place.node,
-            "num_nodes": self._context.place.num_nodes,
-        }
+        return CheckpointFacts(
+            manifest=self._saver.manifest_facts(),
+            folder=str(self._output.root.absolute()),
+            attempt_id=self._attempt_id,
+            keep=self._context.settings.keep,
+            limit=limit,
+            protected=tuple(sorted(protected)),
+            save=self._num_taken,
+            node=self._context.place.node,
+            num_nodes=self._context.place.num_nodes,
+        )
 
     def _agree(self, mine: Handover, cost_us: int = 0) -> Handover:
         values = [int(mine), cost_us] + [0] * (NUM_VALUES - 2)
@@ -368,7 +368,7 @@ class Snapshots:
                 outcome.step,
                 time=self._pending_time,
                 stall_s=self._pending_stall_s + waited_s,
-                durable_s=(outcome.heard_s or clock.monotonic_s()) - self._handed_s,
+                durable_s=(outcome.ended_s or clock.monotonic_s()) - self._handed_s,
                 size_bytes=outcome.size_bytes,
             )
         else:
@@ -404,7 +404,7 @@ class Snapshots:
         agreed = self._agree(Handover.TAKEN if is_alive else Handover.IMPOSSIBLE)
         if agreed != Handover.TAKEN or self._snapshotter is None:
             return False
-        self._snapshotter.keeper.want(step, trigger)
+        self._snapshotter.keeper.request_save(step, trigger)
         self._await(step, clock.monotonic_s())
         return True
 
@@ -431,7 +431,7 @@ class Snapshots:
         """Ask the keeper to make the newest snapshot durable and to let all ranks leave."""
         keeper = self._context.keeper.client
         if keeper is not None:
-            keeper.rescue(step, why)
+            keeper.abandon_step(step, why)
 
     def close(self, *, is_orderly: bool) -> None:
         """The training ends.

@@ -85,7 +85,7 @@ class SynchronousSave:
         parts = self._peers.gather(self._write_part(working, write))
         commit = self._commit if self._folders.is_shared else self._commit_parts
         manifest, error = commit(
-            working, parts, lambda files: self.manifest_facts().manifest(trigger=trigger, files=files)
+            working, parts, lambda files: self.manifest_facts().to_manifest(trigger=trigger, files=files)
         )
         if self._folders.is_owner:
             working.discard()
@@ -168,7 +168,7 @@ class SynchronousSave:
             self._output,
             self._folders,
             attempt_id=self._facts.attempt_id,
-            describe=lambda files: self.manifest_facts().manifest(trigger=Trigger.FINAL, files=files),
+            describe=lambda files: self.manifest_facts().to_manifest(trigger=Trigger.FINAL, files=files),
         )
         finishing.finish(location)
 

@@ -32,7 +32,7 @@ from torch.distributed.run import (
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Failed, Restarted
 from safepoint.settings.run_settings import RunSettings
-from safepoint.snapshot.keeper_client.host import KeeperHost
+from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.training.launcher.launch_plan import LaunchPlan, rank_command
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.signal_relay import SignalRelay
@@ -61,7 +61,11 @@ class AgentOutcome:
 
 
 def run_agent(
-    plan: LaunchPlan, settings: RunSettings, relay: SignalRelay, keeper: KeeperHost | None, reporter: LauncherReporter
+    plan: LaunchPlan,
+    settings: RunSettings,
+    relay: SignalRelay,
+    keeper: KeeperProcess | None,
+    reporter: LauncherReporter,
 ) -> AgentOutcome:
     """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
     config = _config(plan, settings)
@@ -141,7 +145,7 @@ class SafepointAgent(LocalElasticAgent):
         *,
         settings: RunSettings,
         relay: SignalRelay,
-        keeper: KeeperHost | None,
+        keeper: KeeperProcess | None,
         reporter: LauncherReporter,
     ) -> None:
         super().__init__(

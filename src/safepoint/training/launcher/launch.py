@@ -14,9 +14,9 @@ from pathlib import Path
 
 from safepoint.foundation.events import console
 from safepoint.settings.run_settings import STATUS_URL, RunSettings
-from safepoint.snapshot.keeper_client.host import KeeperHost
+from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
-from safepoint.snapshot.protocol.channel import new_name
+from safepoint.snapshot.protocol.channel import new_keeper_name
 from safepoint.snapshot.protocol.plan import KeeperPlan
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
@@ -86,11 +86,13 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         return verdict.exit_code
 
 
-def _start_keeper(settings: RunSettings, folder: Path) -> KeeperHost | None:
+def _start_keeper(settings: RunSettings, folder: Path) -> KeeperProcess | None:
     if not block.are_available() or settings.snapshot_slots == 0:
         return None
     events = None if settings.job_events is None else str(settings.job_events)
-    return KeeperHost(KeeperPlan(name=new_name(), verbosity=settings.verbosity, scratch=str(folder), events=events))
+    return KeeperProcess(
+        KeeperPlan(name=new_keeper_name(), verbosity=settings.verbosity, scratch=str(folder), events=events)
+    )
 
 
 def _prepare_environment(settings: RunSettings) -> None:

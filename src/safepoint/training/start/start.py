@@ -192,7 +192,7 @@ def _open_store(context: RankContext, location: Location, folders: Folders) -> S
 def _recall(context: RankContext) -> ResumePoint | None:
     """The snapshot that an earlier start of this job's ranks has left in memory, or None."""
     keeper = context.keeper.client
-    recalled = keeper.recall() if keeper is not None and context.place.restart > 0 else None
+    recalled = keeper.find_earlier_snapshot() if keeper is not None and context.place.restart > 0 else None
     if recalled is None:
         return None
     manifest = Manifest.from_bytes(recalled.manifest.encode())

@@ -23,7 +23,7 @@ class Book:
         self.taken_back: list[int] = []
         self.newest = 0
 
-    def new_number(self) -> int:
+    def new_block_number(self) -> int:
         self.newest += 1
         return self.newest
 
@@ -39,10 +39,10 @@ class Book:
     def is_free(self, block: Block) -> bool:
         return block.number in self.free
 
-    def use(self, blocks: Sequence[Block]) -> None:
+    def overwrite(self, blocks: Sequence[Block]) -> None:
         self.free -= {block.number for block in blocks}
 
-    def release(self, blocks: Sequence[Block]) -> None:
+    def mark_free(self, blocks: Sequence[Block]) -> None:
         self.free |= {block.number for block in blocks}
 
 
@@ -60,7 +60,7 @@ def test_the_same_blocks_again_and_again() -> None:
     assert blocks is not None
     assert [block.capacity_bytes for block in blocks] == [3 * MB, 40 * MB, PAGE_BYTES]
     assert not book.free
-    book.release(blocks)
+    book.mark_free(blocks)
     again = arena.take(sizes)
     assert again is not None
     assert {block.number for block in again} == {block.number for block in blocks}
@@ -79,7 +79,7 @@ def test_none_while_they_are_busy() -> None:
         assert arena.take([size]) is None
         more = arena.take([size], more_slots=1)
         assert more is not None
-        book.release(more)
+        book.mark_free(more)
         assert arena.take([size]) is not None
 
 
@@ -89,7 +89,7 @@ def test_what_does_not_fit_any_more_is_given_back() -> None:
     small = arena.take([30 * MB, 30 * MB])
     assert small is not None
     assert arena.take([200 * MB]) is None, "not while they are busy"
-    book.release(small)
+    book.mark_free(small)
     large = arena.take([200 * MB])
     assert large is not None
     assert sorted(book.taken_back) == [1, 2]
@@ -98,11 +98,11 @@ def test_what_does_not_fit_any_more_is_given_back() -> None:
 
 
 def test_a_block_that_is_too_large_does_not_stand_in_the_way() -> None:
-    """It fits one image, and would leave no room for the other: it is given back, and nobody waits for nothing."""
+    """It fits one image, and would leave no room for the other: it is returned, and no rank waits in vain."""
     arena, book = arena_with(slots=1)
     blocks = arena.take([200 * MB])
     assert blocks is not None
-    book.release(blocks)
+    book.mark_free(blocks)
     blocks = arena.take([100 * MB, 90 * MB])
     assert blocks is not None
     assert arena.num_bytes == 190 * MB
@@ -117,7 +117,7 @@ def test_a_bound_is_never_passed() -> None:
     assert not arena.could_take([100 * MB])
     assert arena.take([100 * MB], more_slots=1) is None
     assert arena.num_bytes <= arena.most_bytes
-    book.release(blocks)
+    book.mark_free(blocks)
     assert arena.could_take([151 * MB]), "or a save would be postponed for ever"
     with pytest.raises(NoRoomError, match=r"158 MB of host memory, and a rank may take 157 MB"):
         arena.take([151 * MB])
@@ -147,7 +147,7 @@ def test_whatever_is_saved_finds_its_place(
         if blocks is None:
             assert busy, "there is nothing to wait for"
             for one in busy:
-                book.release(one)
+                book.mark_free(one)
             busy.clear()
             blocks = arena.take(sizes)
         assert blocks is not None
@@ -156,7 +156,7 @@ def test_whatever_is_saved_finds_its_place(
         assert not book.free & {block.number for block in blocks}
         busy.append(blocks)
         if not is_kept_busy:
-            book.release(busy.pop())
+            book.mark_free(busy.pop())
         largest = max(sum(one) for one, _ in states)
         assert arena.num_bytes <= 3 * (largest + 4 * PAGE_BYTES) + 2 * SLACK
         assert most_bytes is None or arena.num_bytes <= most_bytes

@@ -1,15 +1,19 @@
-"""A rank's side of its connection: what it makes of the keeper's words, the other end played by the test."""
+"""A rank's side of its connection, the keeper's side played by the test."""
 
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.snapshot.protocol import messages
+from safepoint.snapshot.protocol.bounded_dict import BoundedDict
 from safepoint.snapshot.protocol.channel import Channel
-from safepoint.snapshot.protocol.recent import Recent
+from safepoint.snapshot.protocol.messages import Outcome
+
+_Message = TypeVar("_Message", bound=messages.RankMessage)
 
 
 class Other:
@@ -17,17 +21,24 @@ class Other:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self.hear("hello")
-        self.hear("block")
+        self.receive(messages.Hello)
+        self.receive(messages.LendBlock)
 
-    def hear(self, kind: str) -> dict[str, Any]:
+    def receive(self, kind: type[_Message]) -> _Message:
         received = self._channel.receive()
         assert received is not None
-        assert received[0]["type"] == kind
-        return received[0]
+        message = messages.decode_rank_message(received[0])
+        assert isinstance(message, kind)
+        return message
 
-    def tell(self, asked: int, **outcome: Any) -> None:
-        self._channel.send({"type": "outcome", "outcome": outcome, "asked": asked})
+    def send(self, message: messages.KeeperMessage) -> None:
+        self._channel.send(messages.encode(message))
+
+    def send_bytes(self, body: bytes) -> None:
+        self._channel.send(body)
+
+    def send_outcome(self, request: int, outcome: Outcome) -> None:
+        self.send(messages.SaveEnded(request=request, outcome=outcome))
 
     def close(self) -> None:
         self._channel.close()
@@ -44,44 +55,44 @@ def _ends() -> Iterator[tuple[KeeperClient, Other]]:
 
 
 def _begin(keeper: KeeperClient, other: Other, step: int) -> int:
-    keeper.begin(step, [], trigger=Trigger.PERIODIC, is_wanted=True, facts=None, number=1)
-    return other.hear("begin")["asked"]
+    keeper.begin_snapshot(step, (), trigger=Trigger.PERIODIC, is_requested=True, facts=None, number=1)
+    return other.receive(messages.BeginSnapshot).request
 
 
-def test_what_became_of_an_earlier_beginning_is_no_answer(ends: tuple[KeeperClient, Other]) -> None:
-    """A step is given up, begun anew, and only then the word of the first time arrives."""
+def test_the_outcome_of_an_earlier_beginning_is_ignored(ends: tuple[KeeperClient, Other]) -> None:
+    """A step is cancelled, begun again, and only then the outcome of the first beginning arrives."""
     keeper, other = ends
     first = _begin(keeper, other, 3)
     second = _begin(keeper, other, 3)
-    other.tell(first, step=3, error="rank 1 could not stage its part")
-    other.tell(second, step=3, error="", path="/there")
+    other.send_outcome(first, Outcome(step=3, error="rank 1 could not stage its part"))
+    other.send_outcome(second, Outcome(step=3, error="", path="/there"))
     outcome = keeper.wait(3, None)
     assert outcome.is_durable
     assert outcome.path == "/there"
 
 
-def test_a_wish_is_another_request(ends: tuple[KeeperClient, Other]) -> None:
-    """What is known of a snapshot that nobody wanted does not count once somebody does."""
+def test_a_later_request_is_another_one(ends: tuple[KeeperClient, Other]) -> None:
+    """The outcome of a snapshot that was not requested does not count once it is requested."""
     keeper, other = ends
-    asked = _begin(keeper, other, 3)
-    other.tell(asked, step=3, error="no")
+    request = _begin(keeper, other, 3)
+    other.send_outcome(request, Outcome(step=3, error="no"))
     assert not keeper.wait(3, None).is_durable
-    keeper.want(3, Trigger.JIT)
+    keeper.request_save(3, Trigger.JIT)
     assert keeper.outcome(3) is None
-    other.tell(other.hear("want")["asked"], step=3, error="")
+    other.send_outcome(other.receive(messages.RequestSave).request, Outcome(step=3, error=""))
     assert keeper.wait(3, None).is_durable
 
 
-def test_nobody_waits_for_what_was_not_asked(ends: tuple[KeeperClient, Other]) -> None:
+def test_no_one_waits_for_what_was_not_requested(ends: tuple[KeeperClient, Other]) -> None:
     """A step that was never begun, or so long ago that it is forgotten."""
     keeper, other = ends
-    assert "not asked for" in keeper.wait(3, None).error
+    assert "not requested" in keeper.wait(3, None).error
     for step in range(300):
         _begin(keeper, other, step)
-    assert "forgotten" in keeper.wait(0, None).error
+    assert "too long ago" in keeper.wait(0, None).error
 
 
-def test_everybody_who_waits_hears_of_the_end(ends: tuple[KeeperClient, Other]) -> None:
+def test_waiting_ends_when_the_keeper_is_gone(ends: tuple[KeeperClient, Other]) -> None:
     """A keeper that is gone answers nothing more."""
     keeper, other = ends
     _begin(keeper, other, 3)
@@ -89,9 +100,32 @@ def test_everybody_who_waits_hears_of_the_end(ends: tuple[KeeperClient, Other]) 
     assert keeper.wait(3, None).error == "the keeper ended"
 
 
-def test_the_longest_ago_is_forgotten() -> None:
-    """By when it was set last, not first."""
-    recent: Recent[int, int] = Recent()
+@pytest.mark.parametrize("body", [b"", b"\xff", b"{}", b'{"type":"Hello"}', b'{"type":"Welcome","pid":-1}'])
+def test_an_invalid_message_of_the_keeper_ends_its_use(
+    ends: tuple[KeeperClient, Other], body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Saves are synchronous then; the training goes on."""
+    keeper, other = ends
+    _begin(keeper, other, 3)
+    other.send_bytes(body)
+    assert keeper.wait(3, None).error == "the keeper ended"
+    assert not keeper.is_alive
+    assert "the keeper sent an invalid message" in caplog.text
+
+
+def test_a_refusal_is_logged(ends: tuple[KeeperClient, Other], caplog: pytest.LogCaptureFixture) -> None:
+    """The keeper says why, and closes the connection."""
+    keeper, other = ends
+    _begin(keeper, other, 3)
+    other.send(messages.Refused(reason="another version"))
+    other.close()
+    assert keeper.wait(3, None).error == "the keeper ended"
+    assert "the keeper refused this rank: another version" in caplog.text
+
+
+def test_the_oldest_entries_are_forgotten() -> None:
+    """By the time when they were set last, not first."""
+    recent: BoundedDict[int, int] = BoundedDict()
     for number in range(256):
         recent[number] = number
     recent[0] = 1

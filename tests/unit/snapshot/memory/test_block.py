@@ -87,22 +87,22 @@ def test_another_process_sees_the_same_memory() -> None:
     if child == 0:
         received = Channel(theirs).receive()
         assert received is not None
-        message, [descriptor] = received
-        other = Block(7, descriptor, message["capacity"])
+        body, [descriptor] = received
+        other = Block(7, descriptor, int(body))
         is_same = bytes(other.view(0, 9)) == b"from here"
         other.write(PAGE_BYTES, b"from there")
-        Channel(theirs).send({"same": is_same})
+        Channel(theirs).send(b"same" if is_same else b"")
         Channel(theirs).receive()
-        Channel(theirs).send({"same": bytes(other.view(PAGE_BYTES, 10)) == b"from there"})
+        Channel(theirs).send(b"same" if bytes(other.view(PAGE_BYTES, 10)) == b"from there" else b"")
         os._exit(0)
     theirs.close()
     channel = Channel(ours)
-    channel.send({"capacity": block.capacity_bytes}, [block.descriptor])
-    assert channel.receive() == ({"same": True}, [])
+    channel.send(str(block.capacity_bytes).encode(), [block.descriptor])
+    assert channel.receive() == (b"same", [])
     assert bytes(block.view(PAGE_BYTES, 10)) == b"from there"
     block.close()
-    channel.send({})
-    assert channel.receive() == ({"same": True}, [])
+    channel.send(b"")
+    assert channel.receive() == (b"same", [])
     channel.close()
     os.waitpid(child, 0)
 

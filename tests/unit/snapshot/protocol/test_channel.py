@@ -1,23 +1,16 @@
-"""What keeper and ranks say to each other arrives whole, with its descriptors, from the same user."""
+"""Frames arrive whole, with their descriptors, from processes of the same user."""
 
 import os
 import socket
 import struct
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.snapshot.protocol.channel import Channel, check_same_user, connect, listen, new_name
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=10,
-)
+from safepoint.snapshot.protocol.channel import Channel, check_same_user, connect, listen, new_keeper_name
 
 
 def pair() -> tuple[Channel, Channel]:
@@ -26,40 +19,40 @@ def pair() -> tuple[Channel, Channel]:
 
 
 @settings(max_examples=50, deadline=None)
-@given(sent=st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=3), max_size=5))
-def test_messages_arrive_in_their_order(sent: list[dict[str, Any]]) -> None:
-    """Whatever JSON can say."""
+@given(sent=st.lists(st.binary(max_size=100), max_size=5))
+def test_frames_arrive_in_their_order(sent: list[bytes]) -> None:
+    """Any bytes, and none."""
     one, other = pair()
-    for message in sent:
-        one.send(message)
-    assert [other.receive() for _ in sent] == [(message, []) for message in sent]
+    for frame in sent:
+        one.send(frame)
+    assert [other.receive() for _ in sent] == [(frame, []) for frame in sent]
     one.close()
     assert other.receive() is None
     other.close()
 
 
-def test_large_messages_from_many_threads() -> None:
+def test_large_frames_from_many_threads() -> None:
     """More than a socket holds at a time, and none within another."""
     one, other = pair()
-    texts = [letter * 300_000 for letter in "abcdefgh"]
-    threads = [threading.Thread(target=one.send, args=[{"text": text}]) for text in texts]
+    frames = [letter.encode() * 300_000 for letter in "abcdefgh"]
+    threads = [threading.Thread(target=one.send, args=[frame]) for frame in frames]
     for thread in threads:
         thread.start()
-    received = [other.receive() for _ in texts]
+    received = [other.receive() for _ in frames]
     for thread in threads:
         thread.join()
-    assert sorted(message[0]["text"] for message in received if message) == texts
+    assert sorted(frame for frame, _ in filter(None, received)) == frames
     one.close()
     other.close()
 
 
-def test_descriptors_come_with_their_message() -> None:
+def test_descriptors_come_with_their_frame() -> None:
     """As copies of one's own."""
     one, other = pair()
     reading, writing = os.pipe()
-    one.send({"n": 1})
-    one.send({"n": 2}, [writing])
-    one.send({"n": 3})
+    one.send(b"1")
+    one.send(b"2", [writing])
+    one.send(b"3")
     os.close(writing)
     received = [other.receive() for _ in range(3)]
     assert [len(item[1]) for item in received if item] == [0, 1, 0]
@@ -79,11 +72,11 @@ HEADER = struct.Struct("<II")
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"abc", HEADER.pack(5, 0) + b"abc", HEADER.pack(3, 0) + b"{x}", HEADER.pack(1 << 31, 0), b"\xff" * 20],
-    ids=["nothing", "half a header", "half a body", "no JSON", "too much", "noise"],
+    [b"", b"abc", HEADER.pack(5, 0) + b"abc", HEADER.pack(1 << 31, 0), b"\xff" * 20],
+    ids=["nothing", "half a header", "half a body", "too much", "noise"],
 )
-def test_what_is_no_message_ends_the_connection(sent: bytes) -> None:
-    """Nobody waits, and nothing is taken for a message."""
+def test_what_is_no_frame_ends_the_connection(sent: bytes) -> None:
+    """The receiver does not wait, and closes what came with half a frame."""
     one, other = socket.socketpair()
     one.sendall(sent)
     one.close()
@@ -92,25 +85,25 @@ def test_what_is_no_message_ends_the_connection(sent: bytes) -> None:
     channel.close()
 
 
-def test_a_closed_channel_wakes_who_listens() -> None:
+def test_a_closed_channel_wakes_its_receivers() -> None:
     """On this side, and on the other."""
     one, other = pair()
-    heard: list[Any] = []
-    threads = [threading.Thread(target=lambda c=c: heard.append(c.receive())) for c in (one, other)]
+    received: list[tuple[bytes, list[int]] | None] = []
+    threads = [threading.Thread(target=lambda c=c: received.append(c.receive())) for c in (one, other)]
     for thread in threads:
         thread.start()
     one.close()
     for thread in threads:
         thread.join()
-    assert heard == [None, None]
+    assert received == [None, None]
     with pytest.raises(OSError, match=r"."):
-        one.send({})
+        one.send(b"")
     other.close()
 
 
-def test_a_name_is_reached_while_somebody_listens() -> None:
+def test_a_name_is_reached_while_a_process_listens() -> None:
     """It has no file, one owner at a time, and is gone with it."""
-    name = new_name()
+    name = new_keeper_name()
     with pytest.raises(ConnectionRefusedError):
         connect(name)
     server = listen(name)
@@ -121,18 +114,18 @@ def test_a_name_is_reached_while_somebody_listens() -> None:
     accepted, _ = server.accept()
     check_same_user(accepted)
     there = Channel(accepted)
-    channel.send({"hello": 1})
-    assert there.receive() == ({"hello": 1}, [])
+    channel.send(b"hello")
+    assert there.receive() == (b"hello", [])
     there.close()
     channel.close()
     server.close()
     assert name not in Path("/proc/net/unix").read_text()
-    assert new_name() != name
+    assert new_keeper_name() != name
 
 
-def test_another_user_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither as keeper nor as rank."""
-    name = new_name()
+    name = new_keeper_name()
     with listen(name) as server:
         user = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: user + 1)
@@ -141,3 +134,30 @@ def test_another_user_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
         accepted, _ = server.accept()
         with accepted, pytest.raises(PermissionError):
             check_same_user(accepted)
+
+
+def test_a_frame_that_is_too_long_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender gets an error, and the connection goes on."""
+    monkeypatch.setattr("safepoint.snapshot.protocol.channel.MAX_FRAME_BYTES", 10)
+    one, other = pair()
+    with pytest.raises(ValueError, match="a frame of 11 bytes is longer than 10"):
+        one.send(b"12345678901")
+    one.send(b"1234567890")
+    assert other.receive() == (b"1234567890", [])
+    one.close()
+    other.close()
+
+
+def test_descriptors_of_half_a_frame_are_closed() -> None:
+    """A sender that dies in the middle leaves no open file behind."""
+    one, other = socket.socketpair()
+    before = set(os.listdir("/proc/self/fd"))
+    with Path("/dev/null").open() as file:
+        socket.send_fds(one, [HEADER.pack(5, 1)], [file.fileno()])
+    one.send(b"abc")
+    one.shutdown(socket.SHUT_WR)
+    channel = Channel(other)
+    assert channel.receive() is None
+    assert set(os.listdir("/proc/self/fd")) == before
+    channel.close()
+    one.close()

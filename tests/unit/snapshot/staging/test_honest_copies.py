@@ -175,6 +175,6 @@ def test_what_was_saved_long_ago_is_still_saved(tmp_path: Path) -> None:
         checkpointer.save(state, 2).wait(TIMEOUT_S)
         keeper = checkpointer._snapshotter.keeper
         keeper._outcomes.clear()
-        keeper._last_asked.clear()
+        keeper._requests.clear()
         assert first.is_durable
         assert first.wait(TIMEOUT_S) == tmp_path / "out" / "checkpoint-1"

@@ -23,7 +23,7 @@ from safepoint.errors import SaveError
 from safepoint.foundation import clock
 from safepoint.snapshot.images.zip_archive import Archive, records_of
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
-from safepoint.snapshot.protocol.layout import SMALL_BYTES
+from safepoint.snapshot.protocol.memory_layout import SMALL_BYTES
 
 STAGED = 1 << 62
 """What `Source.available` says when all is there."""

@@ -1,10 +1,8 @@
 """From a snapshot in the keeper's book to a checkpoint in the output folder."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import read_manifest
@@ -12,10 +10,8 @@ from safepoint.checkpoint.local.commit import RankPart, WorkingCheckpoint
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import KeepNewest, parse_policies
 from safepoint.errors import SafepointError, SaveError
-from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Pruned, SaveFailed
 from safepoint.foundation.events.stream import Event
-from safepoint.snapshot.keeper.ledger import Snapshot
 from safepoint.snapshot.keeper.persist.file_writer import (
     GivenUpError,
     Source,
@@ -24,43 +20,13 @@ from safepoint.snapshot.keeper.persist.file_writer import (
     write_files,
 )
 from safepoint.snapshot.keeper.persist.node_exchange import Nodes
+from safepoint.snapshot.keeper.snapshot_registry import Snapshot
+from safepoint.snapshot.protocol.messages import CheckpointFacts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the first rank says of the checkpoint that a snapshot is to become.
-
-    Args:
-        folder: the output folder.
-        attempt_id: names this start's working folders.
-        manifest: fields of `Manifest`, without files, trigger and time.
-        keep: retention, as `parse_policies` reads it.
-        limit: how many checkpoints to keep; None for all.
-        protected: steps that are never pruned.
-        save: the number of this save in the attempt, the same on all nodes.
-        node: see `Nodes`.
-        num_nodes: see `Nodes`.
-    """
-
-    folder: str
-    attempt_id: str
-    manifest: Mapping[str, Any]
-    keep: str | None = None
-    limit: int | None = None
-    protected: tuple[int, ...] = ()
-    save: int = 0
-    node: int = 0
-    num_nodes: int = 1
-
-    @property
-    def output(self) -> OutputFolder:
-        """The output folder."""
-        return OutputFolder(Path(self.folder))
-
-    @property
-    def nodes(self) -> Nodes:
-        """This node among those that save together."""
-        return Nodes(self.output.work / self.attempt_id, index=self.node, count=self.num_nodes)
+def nodes_of(facts: CheckpointFacts) -> Nodes:
+    """This node among those that save together."""
+    return Nodes(facts.output.work / facts.attempt_id, index=facts.node, count=facts.num_nodes)
 
 
 def commit_snapshot(
@@ -74,14 +40,15 @@ def commit_snapshot(
     Args:
         snapshot: what, with the first rank's facts.
         sources: its files, by rank.
-        report: told what was pruned.
+        report: receives what was pruned.
         is_over: whether waiting for other nodes makes no sense any more.
 
     Raises:
         GivenUpError: a rank will not stage its part.
         SafepointError, OSError: it cannot be committed; nothing is left of it.
     """
-    facts = Facts(**snapshot.facts)
+    facts = snapshot.facts
+    assert facts is not None
     # A folder for every save: what an earlier one of the same step has left is not in the way.
     working = WorkingCheckpoint(facts.output, attempt_id=f"{facts.attempt_id}/{facts.save}", step=snapshot.step)
     if facts.num_nodes > 1:
@@ -114,13 +81,13 @@ def _write(
 
 def _commit_with_others(
     snapshot: Snapshot,
-    facts: Facts,
+    facts: CheckpointFacts,
     working: WorkingCheckpoint,
     sources: dict[int, list[Source]],
     is_over: Callable[[], bool],
 ) -> Manifest:
     """Write this node's part; node 0 commits when all parts are there, the others wait for what it says."""
-    nodes = facts.nodes
+    nodes = nodes_of(facts)
     try:
         part = _write(working, snapshot, sources, node=nodes.index)
     except BaseException as error:
@@ -146,18 +113,18 @@ def _commit_with_others(
     return manifest
 
 
-def excuse(snapshot: Snapshot, error: str) -> None:
-    """Tell the other nodes, if there are any, not to wait for this one's part of a snapshot, and why."""
-    facts = Facts(**snapshot.facts) if snapshot.facts else None
+def publish_no_part(snapshot: Snapshot, error: str) -> None:
+    """Let the other nodes, if there are any, know that this one writes no part of a snapshot, and why."""
+    facts = snapshot.facts
     if facts is not None and facts.num_nodes > 1:
         with contextlib.suppress(OSError):
-            facts.nodes.publish(facts.save, RankPart(rank=facts.node, error=error))
+            nodes_of(facts).publish(facts.save, RankPart(rank=facts.node, error=error))
 
 
 def describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
     """The manifest of a snapshot whose files are known."""
-    fields = Facts(**snapshot.facts).manifest
-    return Manifest(**fields, files=files, trigger=snapshot.trigger, created=clock.utc_now())
+    assert snapshot.facts is not None
+    return snapshot.facts.manifest.to_manifest(trigger=snapshot.trigger, files=files)
 
 
 def merge(sources: dict[int, list[Source]]) -> list[Source]:
@@ -184,7 +151,7 @@ def _are_equal(first: Source, second: Source) -> bool:
     return digest_source(first) == digest_source(second)
 
 
-def _prune(output: OutputFolder, facts: Facts, report: Callable[[Event], None]) -> None:
+def _prune(output: OutputFolder, facts: CheckpointFacts, report: Callable[[Event], None]) -> None:
     policies = [*parse_policies(facts.keep), *([KeepNewest(facts.limit)] if facts.limit else [])]
     try:
         pruned = output.prune(output.superseded(policies, protected=set(facts.protected)))

@@ -7,30 +7,30 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.foundation import clock, files
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.files import FolderLock
-from safepoint.snapshot.keeper.reporting import Reporting
+from safepoint.snapshot.keeper.reporter import Reporter
 
 
 class HeldFolder:
-    """The folder; where this keeper commits, no other one does.
+    """The folder, locked: of several keepers only this one commits into it.
 
     Args:
-        reporting: its events go into the folder's stream.
+        reporter: writes its events into the folder.
     """
 
-    def __init__(self, reporting: Reporting) -> None:
+    def __init__(self, reporter: Reporter) -> None:
         self.path: Path | None = None
         self._lock: FolderLock | None = None
-        self._reporting = reporting
+        self._reporter = reporter
 
     def open(self, path: Path, *, is_committer: bool) -> None:
-        """Leave the one before, take this one, and delete what a keeper that died was writing.
+        """Close the folder before, lock this one, and delete the unfinished files of a keeper that died.
 
         Args:
             path: of the output folder.
             is_committer: whether checkpoints are committed here; of several nodes one does.
 
         Raises:
-            OSError: it cannot be held, because another keeper holds it for instance; no folder is open then.
+            OSError: the folder cannot be locked, because another keeper holds it for instance; none is open then.
         """
         self.close()
         output = OutputFolder(path)
@@ -38,18 +38,18 @@ class HeldFolder:
             owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
             self._lock = FolderLock.acquire(output.keeper_lock, owner)
             try:
-                for left in output.work.glob("*/*"):
-                    if left.name.isdecimal():
-                        files.delete_tree(left)
+                for unfinished in output.work.glob("*/*"):
+                    if unfinished.name.isdecimal():
+                        files.delete_tree(unfinished)
             except OSError:
                 self.close()
                 raise
         self.path = path
-        self._reporting.write_to(output.events)
+        self._reporter.write_to(output.events)
 
     def close(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
         self._lock = self.path = None
-        self._reporting.write_to(None)
+        self._reporter.write_to(None)

@@ -7,19 +7,19 @@ import sys
 from collections.abc import Callable
 
 from safepoint.foundation import clock
-from safepoint.snapshot.protocol.channel import keep_from_children
+from safepoint.snapshot.protocol.channel import close_in_children
 from safepoint.snapshot.protocol.plan import KeeperPlan, plan_text
 
 _log = logging.getLogger("safepoint")
 _LOOK_EVERY_S = 0.1
-_SHORT_S, _MOST_SHORT = 5.0, 3
+_SHORT_S, _MAX_SHORT = 5.0, 3
 
 
-class KeeperHost:
+class KeeperProcess:
     """A keeper that lives as long as this process, and until its work is done.
 
     Args:
-        plan: what it needs to know.
+        plan: what it needs to start.
     """
 
     def __init__(self, plan: KeeperPlan) -> None:
@@ -36,24 +36,24 @@ class KeeperHost:
         return self._process.pid
 
     def ensure(self) -> bool:
-        """Start a new one when the last one has died; whether that was so.
+        """Start a new keeper if the last one has died, and return whether that was so.
 
-        One that does not live for a few seconds, several times, is not started again.
+        After several keepers that lived a few seconds only, no other one is started.
         """
         if self._process.poll() is None or self._has_given_up:
             return False
         lived_s = clock.monotonic_s() - self._started_s
         self._num_short = self._num_short + 1 if lived_s < _SHORT_S else 0
-        if self._num_short >= _MOST_SHORT:
+        if self._num_short >= _MAX_SHORT:
             self._has_given_up = True
             _log.warning("the keeper ends as soon as it is started: saves are synchronous from now on")
             return False
-        self._hang_up()
+        self._say_goodbye()
         self._process = _start(self._plan)
         self._started_s = clock.monotonic_s()
         return True
 
-    def _hang_up(self) -> None:
+    def _say_goodbye(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(b"bye")
@@ -61,15 +61,15 @@ class KeeperHost:
             self._process.stdin.close()
 
     def finish(self, left_s: Callable[[], float | None] = lambda: None) -> bool:
-        """Let it end after its work, and wait for that.
+        """Let the keeper end after its work, and wait for that.
 
         Args:
-            left_s: asked again and again how many seconds are left, None for as many as it takes; then it is killed.
+            left_s: called repeatedly: how many seconds are left before the keeper is killed; None for no limit.
 
         Returns:
             Whether it ended by itself.
         """
-        self._hang_up()
+        self._say_goodbye()
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LOOK_EVERY_S)
@@ -82,12 +82,12 @@ class KeeperHost:
 
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
-    # A session of its own: a signal to the process group of a rank or a launcher must not kill the keeper.
+    # In a session of its own: a signal to the process group of a rank or a launcher does not reach the keeper.
     process = subprocess.Popen(
         [sys.executable, "-m", "safepoint.snapshot.keeper", plan_text(plan)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
-    keep_from_children(process.stdin)
+    close_in_children(process.stdin)
     return process

@@ -1,19 +1,18 @@
-"""The ranks that a keeper serves, and what each of their starts has left in memory."""
+"""The ranks that a keeper serves: their connections, their memory, and their snapshots."""
 
 import ctypes
-from typing import Any
 
 from safepoint.foundation import clock
-from safepoint.snapshot.keeper.ledger import Ledger, Snapshot, StagedFile
 from safepoint.snapshot.keeper.persist.file_writer import STAGED, GivenUpError, Source
-from safepoint.snapshot.keeper.persist.snapshot_commit import Facts
+from safepoint.snapshot.keeper.snapshot_registry import Snapshot, SnapshotRegistry, StagedFile
 from safepoint.snapshot.memory.block import Block
-from safepoint.snapshot.protocol.channel import Channel, Message
-from safepoint.snapshot.protocol.layout import CONTROL_NUMBER, NUM_MARKS
-from safepoint.snapshot.protocol.recent import Recent
+from safepoint.snapshot.protocol.bounded_dict import BoundedDict
+from safepoint.snapshot.protocol.channel import Channel
+from safepoint.snapshot.protocol.memory_layout import CONTROL_NUMBER, NUM_MARKS
+from safepoint.snapshot.protocol.messages import CheckpointFacts, KeeperMessage, Outcome, SaveEnded, encode
 
 _SLOW_BYTES_PER_S = 100e6
-OTHERS_S = 15.0
+OTHER_NODES_S = 15.0
 """How long after a failure other nodes may take to notice it too."""
 
 
@@ -21,58 +20,54 @@ class Rank:
     """One connected rank, or one that has gone and left its memory.
 
     Args:
-        rank: of the job.
+        number: of the rank, in the job.
         channel: to it.
     """
 
-    def __init__(self, rank: int, channel: Channel) -> None:
-        self.rank = rank
+    def __init__(self, number: int, channel: Channel) -> None:
+        self.number = number
         self.channel = channel
         self.blocks: dict[int, Block] = {}
         self.is_connected = True
-        self.has_said_bye = False
-        self.asked: Recent[int, int] = Recent()
-        """By step: the number of its last request about it, which outcomes are reported with."""
+        self.has_said_goodbye = False
+        self.requests: BoundedDict[int, int] = BoundedDict()
+        """By step: the number of its last request about it."""
         self.scratch: str | None = None
-        """A folder of its own, to be removed when it is gone."""
+        """A temporary folder of the rank, which is removed when it has ended."""
 
     @property
-    def lent(self) -> set[int]:
-        """The numbers of its blocks."""
+    def block_numbers(self) -> set[int]:
+        """The numbers of the blocks that snapshots lie in."""
         return set(self.blocks) - {CONTROL_NUMBER}
 
-    def mark(self, number: int) -> int:
-        """How many bytes of a block are there."""
+    def num_copied(self, block: int) -> int:
+        """How many bytes of a block have been copied."""
         control = self.blocks.get(CONTROL_NUMBER)
         if control is None:
             return 0
-        return ctypes.c_uint64.from_address(control.address + 8 * (number % NUM_MARKS)).value
+        return ctypes.c_uint64.from_address(control.address + 8 * (block % NUM_MARKS)).value
 
-    def tell(self, message: Message) -> None:
-        """Send it a message; one that has gone hears nothing."""
+    def send(self, message: KeeperMessage) -> None:
+        """Send a message; nothing is sent to a rank that has gone."""
         if self.is_connected:
             try:
-                self.channel.send(message)
+                self.channel.send(encode(message))
             except OSError:
-                return  # its own thread notices
+                return  # the thread that receives from this rank notices that it has gone
 
-    def tell_outcome(self, outcome: dict[str, Any]) -> None:
-        """Tell it what has become of a save.
+    def send_outcome(self, outcome: Outcome) -> None:
+        """Send how a save ended, with the number of the rank's request."""
+        self.send(SaveEnded(request=self.requests.get(outcome.step, 0), outcome=outcome))
 
-        Args:
-            outcome: its `step`, its `error`, which is empty for a durable one, and what else is known of that one.
-        """
-        self.tell({"type": "outcome", "outcome": outcome, "asked": self.asked.get(outcome["step"], 0)})
-
-    def close(self) -> None:
-        """Give its memory back."""
+    def release_memory(self) -> None:
+        """Unmap its blocks."""
         for block in self.blocks.values():
             block.close()
         self.blocks.clear()
 
 
-class Start:
-    """One start of the ranks: their memory and the book of their snapshots.
+class RankGroup:
+    """The ranks of one start.
 
     Args:
         restart: how often the ranks had been restarted.
@@ -81,13 +76,15 @@ class Start:
 
     def __init__(self, restart: int, num_ranks: int) -> None:
         self.restart = restart
-        self.ledger = Ledger(num_ranks)
+        self.registry = SnapshotRegistry(num_ranks)
         self.ranks: dict[int, Rank] = {}
         self.has_failed = False
-        self.is_hurried = False
-        """Whether ranks wait to leave, whatever for."""
-        self.begun_s: Recent[int, float] = Recent()
-        self.outcomes: dict[int, dict[str, Any]] = {}
+        """Whether a rank has gone without a goodbye."""
+        self.waits_to_leave = False
+        """Whether the ranks wait for a save before they end."""
+        self.begun_s: BoundedDict[int, float] = BoundedDict()
+        """By step: when its save began."""
+        self.last_outcome: Outcome | None = None
         self.failed_s: float | None = None
         self.is_watching = False
         self.is_rescuing = False
@@ -100,19 +97,19 @@ class Start:
         return not any(rank.is_connected for rank in self.ranks.values())
 
     @property
-    def facts(self) -> Facts | None:
-        """What the newest snapshot says of where it belongs."""
-        return next((Facts(**one.facts) for one in self.ledger.snapshots if one.facts), None)
+    def facts(self) -> CheckpointFacts | None:
+        """Of the newest snapshot that has them."""
+        return next((one.facts for one in self.registry.snapshots if one.facts is not None), None)
 
-    def is_hopeless(self, num_bytes: int = 0) -> bool:
-        """Whether waiting for other nodes, which have about `num_bytes` to write, makes no sense any more."""
-        patience_s = OTHERS_S + num_bytes / _SLOW_BYTES_PER_S
+    def has_waited_enough(self, num_bytes: int = 0) -> bool:
+        """Whether it is too long after a failure to wait for other nodes, which write about `num_bytes`."""
+        patience_s = OTHER_NODES_S + num_bytes / _SLOW_BYTES_PER_S
         return self.failed_s is not None and clock.monotonic_s() > self.failed_s + patience_s
 
-    def tell_outcome(self, outcome: dict[str, Any]) -> None:
-        """Tell every rank what has become of a save; see `Rank.tell_outcome`."""
+    def send_outcome(self, outcome: Outcome) -> None:
+        """Send every rank how a save ended."""
         for rank in self.ranks.values():
-            rank.tell_outcome(outcome)
+            rank.send_outcome(outcome)
 
     def sources(self, snapshot: Snapshot) -> dict[int, list[Source]]:
         """The files of a snapshot, by rank."""
@@ -129,7 +126,7 @@ class Start:
                 return STAGED
             if not snapshot.is_intact or not rank.is_connected or snapshot.parts.get(number) is not part:
                 raise GivenUpError(f"rank {number} has not staged its part of step {snapshot.step}")
-            return rank.mark(file.block)
+            return rank.num_copied(file.block)
 
         return Source(
             path=file.path,

@@ -1,0 +1,418 @@
+"""Every message between a rank and its keeper, in both directions; each is a frozen dataclass.
+
+A rank sends `Hello` first. A keeper of another protocol version answers `Refused` and closes the connection.
+The keeper closes the connection of a rank that sends anything else than these messages, and goes on with the others.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger, path_fault
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.snapshot.images.zip_archive import Archive
+from safepoint.snapshot.memory.block import PAGE_BYTES
+from safepoint.snapshot.protocol import codec
+from safepoint.snapshot.protocol.codec import ProtocolError
+
+VERSION = 1
+"""Changes with every change of a message. Ranks and keeper of a node are of one release, except by mistake."""
+SCRATCH_PREFIX = "scratch-"
+"""The names of the folders that a keeper removes begin so; no other folder is removed, whatever a message says."""
+
+
+def _check_folder(folder: str) -> None:
+    if not folder.startswith("/") or b"\0" in os.fsencode(folder):
+        raise ValueError(f"folder {folder!r} must be an absolute path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFile:
+    """A file of a snapshot: its place in a rank's memory.
+
+    Args:
+        path: relative to the checkpoint.
+        block: the number of the rank's block.
+        offset: in the block, in bytes; a multiple of the page size for large files.
+        size_bytes: of the file.
+        archives: see `Image`.
+    """
+
+    path: str
+    block: int
+    offset: int
+    size_bytes: int
+    archives: tuple[Archive, ...] = ()
+
+    def __post_init__(self) -> None:
+        fault = path_fault(self.path)
+        if fault:
+            raise ValueError(f"path {self.path!r} {fault}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """How a snapshot becomes a checkpoint; the first rank of a node sends it.
+
+    Args:
+        manifest: what the manifest says.
+        folder: the output folder, absolute.
+        attempt_id: names the working folder of this attempt.
+        keep: retention policies, as `parse_policies` reads them.
+        limit: how many checkpoints to keep; None for all.
+        protected: steps that are never pruned.
+        save: the number of this save in the attempt, the same on all nodes.
+        node: the number of this node.
+        num_nodes: how many nodes write a part of the checkpoint.
+    """
+
+    manifest: ManifestFacts
+    folder: str
+    attempt_id: str
+    keep: str | None = None
+    limit: int | None = None
+    protected: tuple[int, ...] = ()
+    save: int = 0
+    node: int = 0
+    num_nodes: int = 1
+
+    def __post_init__(self) -> None:
+        _check_folder(self.folder)
+        if self.attempt_id in {"", ".", ".."} or "/" in self.attempt_id:
+            raise ValueError(f"attempt_id {self.attempt_id!r} must be the name of a folder")
+        if self.node >= self.num_nodes:
+            raise ValueError(f"node {self.node} must be less than num_nodes {self.num_nodes}")
+
+    @property
+    def output(self) -> OutputFolder:
+        """The output folder."""
+        return OutputFolder(Path(self.folder))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the save of a snapshot ended.
+
+    Args:
+        step: of the snapshot.
+        error: why it is not durable; empty if it is.
+        path: the checkpoint's folder.
+        size_bytes: of its files.
+        write_s: seconds that writing and committing took.
+        ended_s: when the checkpoint was durable, by the monotonic clock, which all processes of a machine share.
+    """
+
+    step: int
+    error: str
+    path: str = ""
+    size_bytes: int = 0
+    write_s: float = 0.0
+    ended_s: float = 0.0
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the checkpoint is committed."""
+        return not self.error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierSnapshot:
+    """The newest snapshot that an earlier start of the ranks left in memory.
+
+    Args:
+        folder: its files, as links into the keeper's memory.
+        manifest: the text of the manifest.
+        is_durable: whether it is a checkpoint too.
+    """
+
+    folder: str
+    manifest: str
+    is_durable: bool
+
+
+# ---- from a rank to the keeper ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The first message.
+
+    Args:
+        version: of the protocol.
+        rank: of the job.
+        num_ranks: of this node.
+        restart: how often the ranks have been restarted.
+    """
+
+    version: int = VERSION
+    rank: int
+    num_ranks: int
+    restart: int
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise ValueError(f"num_ranks {self.num_ranks} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendBlock:
+    """The keeper may map a block, whose descriptor comes with this message.
+
+    Args:
+        number: of the block, unique on this connection.
+        capacity_bytes: of the block; a multiple of the page size.
+    """
+
+    number: int
+    capacity_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.capacity_bytes < 1 or self.capacity_bytes % PAGE_BYTES:
+            raise ValueError(f"capacity_bytes {self.capacity_bytes} must be a multiple of {PAGE_BYTES}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPopulated:
+    """All pages of a block exist: the keeper may fault them in without taking memory."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnBlock:
+    """The rank is about to close a block; the keeper unmaps it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverwriteBlocks:
+    """The rank is about to overwrite these blocks."""
+
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginSnapshot:
+    """The rank begins to fill its memory with its part of a snapshot.
+
+    Args:
+        step: of the snapshot.
+        number: of the snapshot, the same on all ranks and rising: a step may be begun several times.
+        request: number of this request; the outcome repeats it.
+        files: of this rank's part.
+        trigger: why it is taken.
+        is_requested: whether to make a checkpoint of it.
+        facts: of the checkpoint; None from all ranks but the first of the node.
+    """
+
+    step: int
+    number: int
+    request: int
+    files: tuple[StagedFile, ...]
+    trigger: Trigger
+    is_requested: bool
+    facts: CheckpointFacts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotStaged:
+    """The rank's part of a snapshot is complete."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelSnapshot:
+    """The rank's part of a snapshot will not be complete."""
+
+    step: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSave:
+    """Make a checkpoint of a snapshot that was staged; `request` as for `BeginSnapshot`."""
+
+    step: int
+    trigger: Trigger
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFolder:
+    """Checkpoints go into this folder from now on; `FolderOpened` is the answer.
+
+    Args:
+        folder: absolute.
+        is_committer: whether this keeper commits and prunes; of several nodes one does.
+    """
+
+    folder: str
+    is_committer: bool
+
+    def __post_init__(self) -> None:
+        _check_folder(self.folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseFolder:
+    """Write what was requested, then release the folder; `FolderClosed` is the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindEarlierSnapshot:
+    """Asks for the newest snapshot of the ranks' earlier start; `EarlierSnapshotFound` is the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseEarlierSnapshot:
+    """The ranks have loaded their state: the memory of their earlier start is no longer needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonStep:
+    """Make the newest complete snapshot durable, and send `Leave` to all ranks.
+
+    Args:
+        step: the step that the ranks do not finish.
+        reason: why, for people.
+    """
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveAtExit:
+    """Remove a temporary folder of this rank when the rank has ended; its name begins with `SCRATCH_PREFIX`."""
+
+    folder: str
+
+    def __post_init__(self) -> None:
+        _check_folder(self.folder)
+        if not Path(self.folder).name.startswith(SCRATCH_PREFIX):
+            raise ValueError(f"the name of the folder {self.folder!r} must begin with {SCRATCH_PREFIX}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye:
+    """The rank ends as it should: without this message it has failed."""
+
+
+# ---- from the keeper to a rank ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The answer to `Hello`; `pid` is the keeper's."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The keeper does not accept this rank, and closes the connection."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksFree:
+    """The rank may overwrite these blocks."""
+
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveEnded:
+    """How a save ended; `request` is the number of the rank's last request about the step."""
+
+    request: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderOpened:
+    """The answer to `OpenFolder`; `error` says why the keeper cannot hold the folder, and is empty if it does."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderClosed:
+    """The answer to `CloseFolder`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierSnapshotFound:
+    """The answer to `FindEarlierSnapshot`; None if there is no complete snapshot."""
+
+    snapshot: EarlierSnapshot | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """All ranks end now.
+
+    Args:
+        step: of the newest checkpoint; None if no snapshot was made durable.
+        abandoned_step: the step that they do not finish.
+        reason: why, for people.
+    """
+
+    step: int | None
+    abandoned_step: int
+    reason: str
+
+
+SnapshotMessage = (
+    LendBlock
+    | BlockPopulated
+    | ReturnBlock
+    | OverwriteBlocks
+    | BeginSnapshot
+    | SnapshotStaged
+    | CancelSnapshot
+    | RequestSave
+)
+JobMessage = (
+    OpenFolder | CloseFolder | FindEarlierSnapshot | ReleaseEarlierSnapshot | AbandonStep | RemoveAtExit | Goodbye
+)
+RankMessage = Hello | SnapshotMessage | JobMessage
+Answer = FolderOpened | FolderClosed | EarlierSnapshotFound
+KeeperMessage = Welcome | Refused | BlocksFree | SaveEnded | Leave | Answer
+
+_RANK_MESSAGES = {kind.__name__: kind for kind in get_args(RankMessage)}
+_KEEPER_MESSAGES = {kind.__name__: kind for kind in get_args(KeeperMessage)}
+
+
+def encode(message: RankMessage | KeeperMessage) -> bytes:
+    """`message` as it is sent."""
+    return codec.encode(message)
+
+
+def decode_rank_message(body: bytes) -> RankMessage:
+    """The message that a rank has sent.
+
+    Raises:
+        ProtocolError: it is not one of this version.
+    """
+    record = codec.parse(body)
+    version = record.get("version")
+    if record.get("type") == Hello.__name__ and version != VERSION:
+        raise ProtocolError(
+            f"the rank speaks version {version!r:.20} of the keeper's protocol, and this keeper version {VERSION}: "
+            "run one release of safepoint on all ranks of a node"
+        )
+    return codec.decode(record, _RANK_MESSAGES)
+
+
+def decode_keeper_message(body: bytes) -> KeeperMessage:
+    """The message that the keeper has sent.
+
+    Raises:
+        ProtocolError: it is not one of this version.
+    """
+    return codec.decode(codec.parse(body), _KEEPER_MESSAGES)
