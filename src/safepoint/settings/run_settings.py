@@ -1,7 +1,7 @@
 """The options of `safepoint run`, passed to the ranks as SAFEPOINT_* variables."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -82,11 +82,14 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         self._check_places()
-        if self.save_strategy is not None and self.save_strategy not in SAVE_STRATEGIES:
-            raise UsageError(
-                f"--save-strategy {self.save_strategy!r} is unknown",
-                hint=f"use one of {', '.join(SAVE_STRATEGIES)}",
-            )
+        for option, value, known in (
+            ("--on-upload-failure", self.on_upload_failure, UPLOAD_FAILURE_ANSWERS),
+            ("--save-strategy", self.save_strategy, (None, *SAVE_STRATEGIES)),
+        ):
+            if value not in known:
+                raise UsageError(
+                    f"{option} {value!r} is unknown", hint=f"use one of {', '.join(filter(None, known))}"
+                )
         if self.save_steps is not None and self.save_steps < 1:
             raise UsageError(
                 f"--save-steps {self.save_steps} must be at least 1",
@@ -117,21 +120,9 @@ class RunSettings:
     def _check_places(self) -> None:
         if self.output_dir is not None and not self.output_dir.strip():
             raise UsageError("--output-dir is empty", hint="name a folder")
-        if self.output_dir is not None:
-            try:
-                parse_location(self.output_dir)
-            except ValueError as error:
-                raise UsageError(f"--output-dir: {error}") from error
-        for option, text in (("--keep", self.keep), ("--store-keep", self.store_keep)):
-            try:
-                parse_policies(text)
-            except ValueError as error:
-                raise UsageError(f"{option}: {error}") from error
-        if self.on_upload_failure not in UPLOAD_FAILURE_ANSWERS:
-            raise UsageError(
-                f"--on-upload-failure {self.on_upload_failure!r} is unknown",
-                hint=f"use one of {', '.join(UPLOAD_FAILURE_ANSWERS)}",
-            )
+        _check_text("--output-dir", self.output_dir, parse_location)
+        _check_text("--keep", self.keep, parse_policies)
+        _check_text("--store-keep", self.store_keep, parse_policies)
 
     def _check_save_every(self) -> None:
         if self.save_every is None:
@@ -156,11 +147,7 @@ class RunSettings:
             raise UsageError(f"--snapshot-slots {self.snapshot_slots} must be from 0 to 8")
         if self.snapshot_slots == 0 and steps is not None:
             raise UsageError("--snapshot-slots 0 contradicts --snapshot-steps", hint="leave one of them out")
-        if self.snapshot_memory is not None:
-            try:
-                parse_bytes(self.snapshot_memory)
-            except ValueError as error:
-                raise UsageError(f"--snapshot-memory: {error}") from error
+        _check_text("--snapshot-memory", self.snapshot_memory, parse_bytes)
 
     @property
     def snapshot_bytes(self) -> int | None:
@@ -209,6 +196,14 @@ class RunSettings:
 def variable(setting: str) -> str:
     """The environment variable of a setting: `grace_s` → `SAFEPOINT_GRACE`."""
     return _PREFIX + setting.removesuffix("_s").upper()
+
+
+def _check_text(option: str, text: str | None, parse: Callable[[str], object]) -> None:
+    try:
+        if text is not None:
+            parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def _kind(annotation: object) -> str:
