@@ -16,9 +16,6 @@ NOT_YET = (
     "benchmarks/bench_vote.py",
     "docs/architecture.md",
     "src/safepoint/checkpoint",
-    "src/safepoint/errors.py",
-    "src/safepoint/jobs",
-    "src/safepoint/sdk",
     "src/safepoint/snapshot",
     "src/safepoint/training/collective",
     "src/safepoint/training/engine",
@@ -28,8 +25,6 @@ NOT_YET = (
     "src/safepoint/training/state",
     "tests/ranks/test_session.py",
     "tests/unit/checkpoint",
-    "tests/unit/jobs",
-    "tests/unit/sdk",
     "tests/unit/snapshot",
     "tests/unit/training",
 )

@@ -45,7 +45,7 @@ def methods_of(kind: type) -> dict[str, inspect.Signature]:
 
 
 def test_a_risky_suspension_is_warned_of(client: TrainerClient, caplog: pytest.LogCaptureFixture) -> None:
-    """With the figures; whoever calls a method has decided already."""
+    """With the numbers; the caller of a method has decided already."""
     add_job("held", JobState.RUNNING)
     saves = SaveStatistics(count=1, mean_stall_s=0.01, last_durable_s=38.0, expected_s=38.0)
     progress = Progress(time="2026-01-31T09:30:00.000Z", state=State.TRAINING, step=40, step_s=10.0, saves=saves)
@@ -245,7 +245,7 @@ def test_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_cluster_it_says_what_there_is(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Kubeflow's, the client looks for a cluster unless it is told otherwise."""
+    """As Kubeflow's, the client looks for a cluster by default."""
     monkeypatch.setenv("KUBECONFIG", str(machine / "none"))
     monkeypatch.setenv("HOME", str(machine))
     with pytest.raises(RuntimeError, match=r"no cluster can be reached.*TrainerClient\(LocalConfig\(\)\)"):

@@ -93,7 +93,7 @@ def test_everything_of_the_trainer_is_in_the_job(machine: Path) -> None:
 
 
 def test_kubeflows_own_trainer(machine: Path) -> None:
-    """With options as variables; pip's own configuration counts where nobody has said anything."""
+    """With options as variables; pip's own configuration is used without them."""
     trainer = types.CustomTrainer(train_it, env={"SAFEPOINT_OUTPUT_DIR": "out", "SAFEPOINT_SAVE_STEPS": "5"})
     spec = made(trainer).spec
     assert (spec.settings.output_dir, spec.settings.save_steps, spec.env) == ("out", 5, {})
@@ -119,7 +119,7 @@ def test_what_kubeflows_own_trainer_leaves_unchecked(values: dict[str, Any], mes
 
 
 def test_a_module_of_another_interpreter_may_be_there(tmp_path: Path) -> None:
-    """Or come with the job's own packages: nobody can know here."""
+    """Or come with the job's own packages: that is unknown here."""
     assert made(TransformersTrainer("no.such.mod", packages_to_install=["no-such"])).spec.is_module
 
 

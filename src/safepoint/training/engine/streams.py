@@ -1,8 +1,7 @@
 """A model whose bytes are on all ranks, as files that their writer receives in order.
 
-The first rank leads: it says which stretch it wants next, and the rank that has it sends it. While it wants nothing,
-because a store is slow, it says so, lest the others take it for lost; and when it begins a file anew, nobody has to
-know.
+The first rank requests one stretch after another, and the rank that has it sends it. While a store is slow, the first
+rank reports that it is alive. When it starts a file again, it requests the same stretches again.
 """
 
 import queue

@@ -66,7 +66,7 @@ def test_what_was_written_is_read(history: History) -> None:
 
 
 def test_the_file_and_its_folder_are_private(history: History, path: Path) -> None:
-    """Commands and variables of jobs are nobody else's business; the write-ahead log has them too."""
+    """Commands and variables of jobs are readable by their owner alone; the write-ahead log has them too."""
     history.add(job_spec(), actor="me")
     assert path.parent.stat().st_mode & 0o077 == 0
     assert [file.name for file in path.parent.iterdir() if file.stat().st_mode & 0o077] == []
@@ -343,7 +343,7 @@ if os.getuid() == 0:
     os.setuid(65534)
 try:
     with History(Path(sys.argv[1])) as history:
-        history.forget("nobody")
+        history.forget("missing")
 except SafepointError as error:
     print(type(error).__name__, error)
 """
@@ -352,7 +352,7 @@ except SafepointError as error:
 @pytest.mark.parametrize("what", ["folder", "file", "parent"])
 def test_a_folder_that_cannot_be_written_is_said_to_be_one(what: str) -> None:
     """By a user without rights; a process of root gives its own away first."""
-    with tempfile.TemporaryDirectory() as name:  # not below pytest's folder, which nobody else may enter
+    with tempfile.TemporaryDirectory() as name:  # not below pytest's folder, which no other user may enter
         folder = Path(name) / "safepoint"
         if what != "parent":
             History(folder / "jobs.sqlite3").close()

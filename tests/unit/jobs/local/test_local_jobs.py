@@ -294,7 +294,7 @@ class TestAsking:
         assert (job.spec.num_nodes, job.state, supervisors) == (2, FAILED, [])
 
     def test_scaling_what_runs_is_one_entry(self, jobs: LocalJobs, history: History, supervisors: list[str]) -> None:
-        """It goes on when nobody waits for it any more, and the message says so truly."""
+        """It continues when no command waits for it any more, as the message says."""
         known(history, "a", RUNNING)
         for _ in range(2):
             with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*it continues"):
@@ -316,7 +316,7 @@ class TestAsking:
     def test_what_goes_on_waits_for_its_turn_at_once(
         self, jobs: LocalJobs, history: History, supervisors: list[str]
     ) -> None:
-        """Nobody sees a job that rests and is to run."""
+        """No command sees a job that rests and is to run."""
         known(history, "a", SUSPENDED, Wanted.SUSPEND)
         job = jobs.resume("a")
         assert (job.state, job.wanted, job.needs_supervisor) == (JobState.QUEUED, Wanted.RUN, True)
@@ -388,7 +388,7 @@ class TestDeleting:
     def test_checkpoints_are_looked_for_where_the_job_ran(
         self, jobs: LocalJobs, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A relative folder is the job's, not that of whoever deletes it."""
+        """A relative folder is relative to the job's folder, not to that of the deleting command."""
         for place in ("there", "here"):
             commit(prepared(tmp_path / place / "out"), 10)
         monkeypatch.chdir(tmp_path / "here")
@@ -454,7 +454,7 @@ class TestDeleting:
     def test_a_folder_that_cannot_be_removed_keeps_the_job(
         self, jobs: LocalJobs, history: History, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nothing is left that nobody knows of."""
+        """Nothing unknown is left."""
         known(history, "a", COMPLETE)
 
         def fail(path: Path, **_: object) -> None:

@@ -103,7 +103,7 @@ def test_a_store_and_the_folder_in_front_of_it(
 
 class TestForgetting:
     def test_a_job_goes_with_its_folder(self) -> None:
-        """And nobody else's."""
+        """And no others."""
         with History() as history:
             for name in ("a", "a-2"):
                 history.add(job_spec(name), actor="me")

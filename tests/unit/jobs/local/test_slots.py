@@ -57,12 +57,12 @@ def test_a_job_whose_owner_has_it_suspended_holds_nobody_up() -> None:
 
 
 def test_a_small_job_starts_beside_what_an_older_one_cannot_use() -> None:
-    """One slot is free, and the older one needs two that nobody gives up for it."""
+    """One slot is free, and the older one needs two that no job gives up for it."""
     assert _asks([running("a"), job_record("large", cpu=2, age=1)]).may_start
 
 
 def test_jobs_in_every_state_that_has_processes_hold_their_slots() -> None:
-    """Whoever runs, stops, comes back or is to be restarted keeps what it has."""
+    """A job that runs, stops, resumes or restarts keeps its slots."""
     for state in JobState:
         admission = _asks([job_record("other", state)], capacity=Slots(cpu=1, gpu=0), age=1)
         assert admission.may_start is not state.holds_slots, state
@@ -108,7 +108,7 @@ def test_nobody_leaves_for_what_would_not_fit_then_either() -> None:
 @pytest.mark.parametrize("state", [RUNNING, SUSPENDING, JobState.RESTARTING])
 @pytest.mark.parametrize("wanted", [Wanted.PREEMPT, Wanted.SUSPEND, Wanted.DELETE])
 def test_whoever_is_leaving_is_counted_and_not_asked_again(state: JobState, wanted: Wanted) -> None:
-    """Their slots will be free; nobody else has to go."""
+    """Their slots will be free; no other job has to leave."""
     others = [job_record("leaver", state, wanted=wanted), running("stays")]
     admission = _asks(others, priority=1)
     assert not admission.may_start
@@ -169,7 +169,7 @@ class TestCounting:
             count_slots({"SAFEPOINT_CPU_SLOTS": text})
 
     def test_devices_are_given_by_number(self) -> None:
-        """The first that nobody has."""
+        """The first free ones."""
         assert free_gpus(["0", "2"], 2, ["0", "1", "2", "3"]) == ("1", "3")
 
     @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_some_job_always_starts_when_nothing_runs(capacity: Slots, wanted: list[
     seed=st.integers(0, 2**32 - 1),
 )
 def test_preemption_comes_to_an_end(capacity: Slots, wanted: list[tuple[int, int, int]], seed: int) -> None:
-    """No job ends by itself: nobody has to leave twice, and in the end those run that nobody may ask to leave."""
+    """No job ends by itself: no job has to leave twice, and in the end those run that no other may preempt."""
     machine, chance = Machine(capacity), random.Random(seed)
     names = [f"job{number}" for number in range(len(wanted))]
     for wish in wanted:

@@ -52,7 +52,7 @@ class Place:
     history: History
 
     def add(self, name: str, *orders: str, env: dict[str, str] | None = None, **fields: Any) -> None:
-        """A job that nobody looks after yet, with what its launchers are to do, one after the other."""
+        """A job without a supervisor yet, with what its launchers are to do, one after the other."""
         self._orders(name).write_text("".join(f"{order}\n" for order in orders))
         env = {"ORDERS": str(self._orders(name)), "NODES": str(fields.get("num_nodes", 1)), **(env or {})}
         self.history.add(job_spec(name, python=str(LAUNCHER), env=env, **fields), actor="me")
@@ -236,7 +236,7 @@ class TestAsked:
         assert place.states() == ["running", "suspending", "suspended", "resuming", "complete"]
 
     def test_whoever_changes_his_mind_while_it_stops_has_it_go_on(self, place: Place) -> None:
-        """What has begun is done first, and is nobody's setback."""
+        """What has begun is done first, and does not count as a setback."""
         place.add("a", "wait 75", "0")
         thread = Thread()
         place.wait_for_launchers()
@@ -249,7 +249,7 @@ class TestAsked:
         assert "restarting" not in place.states()
 
     def test_another_number_of_nodes_needs_nobody_but_the_supervisor(self, place: Place) -> None:
-        """Whoever asked may be gone: the request is one entry of the history."""
+        """The command may have ended: the request is one entry of the history."""
         place.add("a", "wait 75", "unused", "0", "0", env={"NODES": "2"})
         thread = Thread()
         place.wait_for_launchers()
@@ -260,7 +260,7 @@ class TestAsked:
         assert place.states() == ["running", "suspending", "changed", "queued", "resuming", "complete"]
 
     def test_another_number_of_nodes_between_two_attempts(self, place: Place) -> None:
-        """There is nothing to stop, and whether that many fit is asked anew."""
+        """There is nothing to stop, and whether that many fit is checked again."""
         place.add("a", "killed", "unused", "0", "0", env={"NODES": "2"}, priority=-1)
         thread = Thread()
         place.wait_for(RESTARTING)
@@ -270,7 +270,7 @@ class TestAsked:
         assert [attempt.num_nodes for attempt in place.history.attempts("a")] == [1, 2]
 
     def test_what_fails_while_it_stops_is_not_changed_and_rests(self, place: Place) -> None:
-        """Nobody lets it go on but a person."""
+        """Only a person resumes it."""
         place.add("a", "wait 3")
         thread = Thread()
         place.wait_for_launchers()
@@ -385,7 +385,7 @@ class TestBeginning:
         place.wait_for_launchers(attempt)
         return json.loads((job_folder("a") / f"attempt-{attempt}" / "node-0.json").read_bytes())["settings"]
 
-    def told(self, event: str) -> None:
+    def report(self, event: str) -> None:
         with (job_folder("a") / "events.jsonl").open("a") as stream:
             stream.write(json.dumps({"event": event}) + "\n")
 
@@ -410,7 +410,7 @@ class TestBeginning:
             settings = self.settings_of(place, attempt)
             seen.append((settings["has_begun"], settings["from_scratch"], settings["resume"]))
             if attempt == 2:
-                self.told("attempt_started")
+                self.report("attempt_started")
             place.history.want("a", Wanted.SUSPEND, actor="me")
             thread.end()
         first = (False, asked.get("from_scratch", False), asked.get("resume", "auto"))
@@ -499,7 +499,7 @@ class TestKilled:
         place.wait_for(COMPLETE, name="b")
 
     def test_with_its_launcher_the_job_is_started_again(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nobody has left an exit code."""
+        """No process has left an exit code."""
         monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.0)
         place.add("a", "wait 75", "0")
         start_supervisor("a")
@@ -604,7 +604,7 @@ class TestTrouble:
             supervise("a")
 
     def test_a_job_that_is_removed_by_force_leaves_no_process(self, place: Place) -> None:
-        """Nobody would ever look at them again."""
+        """No process would ever read them again."""
         place.add("a", "stubborn")
         start_supervisor("a")
         [pid] = place.wait_for_launchers()

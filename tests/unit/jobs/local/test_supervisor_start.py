@@ -77,7 +77,7 @@ NEEDING = [(state, wanted) for state in JobState for wanted in Wanted]
 
 @pytest.mark.parametrize(("state", "wanted"), NEEDING)
 def test_who_needs_a_supervisor(state: JobState, wanted: Wanted) -> None:
-    """Whoever runs, will run by itself, or is to be removed; and the history looks among all of them."""
+    """Jobs that run, will run by themselves, or are to be removed; and the history looks among all of them."""
     job: JobRecord = job_record(state=state, wanted=wanted)
     over = state in {JobState.COMPLETE, JobState.FAILED}
     rests = state is JobState.SUSPENDED and wanted is not Wanted.RUN
@@ -200,7 +200,7 @@ def test_what_lies_in_the_jobs_folder_is_no_module_of_its_supervisor(history: Hi
 
 
 def test_a_supervisor_of_no_job_leaves_nothing(history: History) -> None:
-    """The job was removed between the look at the history and the start: no folder stays, nobody is told off."""
+    """The job was removed between the look at the history and the start: no folder stays, and no error is raised."""
     start_supervisor("gone")
     wait_until(lambda: not supervisors_of("gone"))
     assert not job_folder("gone").exists()
@@ -220,7 +220,7 @@ def test_a_supervisor_whose_job_is_removed_by_force_ends_and_never_adopts_a_name
 
 
 def test_what_is_wanted_while_a_supervisor_leaves_is_done(history: History) -> None:
-    """Suspend, resume and suspend again without a pause: whoever finds the lock held relies on its holder."""
+    """Suspend, resume and suspend again without a pause: a process that finds the lock held relies on its holder."""
     history.add(never("a"), actor="me")
     with LocalJobs() as jobs:
         for _ in range(5):
@@ -228,7 +228,7 @@ def test_what_is_wanted_while_a_supervisor_leaves_is_done(history: History) -> N
             jobs.resume("a")
             deadline = time.monotonic() + 60
             while history.job("a").state is JobState.SUSPENDED:
-                assert time.monotonic() < deadline, "nobody looks after it"
+                assert time.monotonic() < deadline, "it has no supervisor"
                 time.sleep(0.005)
         jobs.delete("a", timeout_s=60)
     assert not history.knows("a")

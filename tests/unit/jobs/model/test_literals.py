@@ -115,7 +115,7 @@ def test_options_of_a_script() -> None:
 
 @pytest.mark.parametrize("value", [None, False, {"a": 1}, [True], [[1]], Path("x")])
 def test_what_a_script_cannot_be_given(value: Any) -> None:
-    """A switch that is off is left out by whoever writes it, not by us."""
+    """A switch that is off is left out by its author, not by Safepoint."""
     with pytest.raises(UsageError, match=r"func_args\['x'\]"):
         as_options({"x": value})
 

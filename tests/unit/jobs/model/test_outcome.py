@@ -73,12 +73,12 @@ def test_a_stop_without_a_save_says_so() -> None:
 
 
 def test_a_save_of_unknown_step_is_not_called_nothing() -> None:
-    """The ranks may have told nothing, and their exit code says that they have saved."""
+    """The ranks may have reported nothing, and their exit code says that they have saved."""
     assert end(75, wanted=Wanted.SUSPEND).message == "its state is saved"
 
 
 def test_a_checkpoint_that_is_not_in_the_store_is_safe_here_only() -> None:
-    """Whoever tidies this machine must know."""
+    """A person who cleans this machine must know."""
     outcome = end(75, wanted=Wanted.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
     assert outcome.message.startswith("step 7 is safe on this machine only: s3://bucket/run does not have it")
     failed = end(13, wanted=Wanted.SUSPEND, safe_step=7, missing_in="s3://bucket/run")

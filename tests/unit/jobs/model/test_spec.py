@@ -1,4 +1,4 @@
-"""What a job is to do: written down and read again, and what cannot be meant is refused."""
+"""What a job is to do: written down and read again, and an invalid one is refused."""
 
 import json
 import string

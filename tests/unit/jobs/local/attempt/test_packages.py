@@ -135,7 +135,7 @@ def test_a_job_that_is_not_wanted_any_more_waits_for_no_pip(wheels: Path, folder
     spec = job_spec(packages=(f"slow @ {(wheels / 'slow-1.0').as_uri()}",))
     with pytest.raises(JobStoppedError):
         install_packages(spec, folder, is_wanted=is_wanted)
-    assert seen, "pip can be found by whoever ends the job"
+    assert seen, "pip can be found when the job is ended"
     assert time.monotonic() - began < 50
     assert processes_of(folder) == []
     assert left(folder) == []
