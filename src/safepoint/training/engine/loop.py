@@ -35,7 +35,7 @@ class TrainingLoop(Protocol):
         ...
 
     @property
-    def share(self) -> float:
+    def written_fraction(self) -> float:
         """How much of model and optimizer this rank writes, from 0 to 1."""
         ...
 

@@ -135,7 +135,7 @@ class Snapshots:
         """Take the memory and fault it in, beside the loading of the model."""
         self._divide_memory()
         snapshotter, framework = self._snapshotter, self._framework
-        share = framework.share
+        share = framework.written_fraction
         if not share:
             return
         parameters = list(framework.parameters())
@@ -164,7 +164,7 @@ class Snapshots:
             return
         place = self._context.place
         # All have something to write, and be it the state of their random numbers.
-        mine = self._framework.share + _LEAST_SHARE
+        mine = self._framework.written_fraction + _LEAST_SHARE
         here = sum(share for node, share in self._peers.gather((place.node, mine)) if node == place.node)
         self._most_bytes = int(bound_bytes * mine / here)
         if self._snapshotter is not None:

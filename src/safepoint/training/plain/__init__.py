@@ -1,1 +1,1 @@
-"""Training loops written by hand: `safepoint.session`."""
+"""Hand-written training loops: `safepoint.session`."""

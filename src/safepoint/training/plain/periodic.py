@@ -1,19 +1,19 @@
-"""Which steps of a loop are saved without anybody asking: every so many, the last one of each epoch, or none."""
+"""Which steps of a loop are saved periodically: every n-th, the last one of each epoch, or none."""
 
 from safepoint.errors import UsageError
 from safepoint.settings.run_settings import RunSettings
-from safepoint.training.plain.data.position import Feed
+from safepoint.training.plain.data.position import DataSource
 
 
 class Periodic:
-    """Decides after each step, and likewise on all ranks; what goes by time is the vote's.
+    """Decides after each step, with the same result on all ranks. Saves by time are due by the vote instead.
 
     Args:
-        settings: of the run; they count more than the script.
-        save_steps: what the script says: optimizer steps between checkpoints, or None.
+        settings: of the run; they override the script.
+        save_steps: the script's optimizer steps between checkpoints, or None.
 
     Raises:
-        UsageError: `save_steps` is none.
+        UsageError: `save_steps` is less than 1.
     """
 
     def __init__(self, settings: RunSettings, save_steps: int | None) -> None:
@@ -26,30 +26,31 @@ class Periodic:
         self._is_by_epoch = settings.save_strategy == "epoch"
         self._epochs = 0
 
-    def begin(self, feed: Feed) -> str:
-        """The loop begins, or goes on, where `feed` stands.
+    def begin(self, data: DataSource) -> str:
+        """Start, or resume, at the position of `data`.
 
         Returns:
             Why a setting has no effect; empty when all have.
         """
-        self._epochs = _epochs_ended(feed)
+        self._epochs = _epochs_ended(data)
         if self._lacks_steps:
-            return "--save-strategy steps has no effect: nobody says after how many; give --save-steps"
-        if self._is_by_epoch and feed.num_batches is None:
-            self._is_by_epoch = False  # ranks whose data end at different steps would not save together
+            return "--save-strategy steps has no effect without a number of steps; give --save-steps"
+        if self._is_by_epoch and data.num_batches is None:
+            self._is_by_epoch = False  # ranks whose epochs end at different steps would not save together
             return (
-                "--save-strategy epoch has no effect: how many batches an epoch has is not known; give --save-steps"
+                "--save-strategy epoch has no effect, because the number of batches in an epoch is not known; give "
+                "--save-steps"
             )
         return ""
 
-    def is_due(self, step: int, feed: Feed) -> bool:
+    def is_due(self, step: int, data: DataSource) -> bool:
         """Whether the step that has just ended is saved; call it once for each step."""
-        epochs, self._epochs = self._epochs, _epochs_ended(feed)
+        epochs, self._epochs = self._epochs, _epochs_ended(data)
         if self._is_by_epoch:
             return self._epochs > epochs
         return self._steps is not None and step % self._steps == 0
 
 
-def _epochs_ended(feed: Feed) -> int:
-    """With the one whose last batch the loop has had; what it does not step for is the next step's."""
-    return feed.epoch + (1 if feed.num_batches and feed.batches >= feed.num_batches else 0)
+def _epochs_ended(data: DataSource) -> int:
+    """Epochs done, including one whose last batch the loop has received."""
+    return data.epoch + (1 if data.num_batches and data.batches >= data.num_batches else 0)

@@ -1,6 +1,5 @@
-"""A hand-written loop as the engine sees it: the parts of its state, and this rank's place in the data."""
+"""A hand-written loop as the engine sees it: the parts of its state, and this rank's position in the data."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,27 @@ from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.loop import Write
 from safepoint.training.engine.run_facts import RunFacts
-from safepoint.training.plain.data.position import Feed, Position
+from safepoint.training.plain.data.position import DataSource, Position
 from safepoint.training.plain.state.parts import Parts, parameters_of
-from safepoint.training.plain.state.torch_load import load_plain
 from safepoint.training.state.base_model import check_base
+from safepoint.training.state.plain_values import load_plain
 from safepoint.training.state.rng import capture_rng
 
 _RANK_FILE = "rank_{rank}.pt"
 
 
-class PlainFramework:
-    """See `engine.framework.Framework`.
+class PlainLoop:
+    """See `engine.loop.TrainingLoop`.
 
     Args:
         parts: the state.
-        data: what is trained on.
+        data: that it trains on.
         place: this rank.
-        newest: how many checkpoints stay; None keeps all.
+        keep_newest: number of checkpoints to keep; None keeps all.
     """
 
-    def __init__(self, parts: Parts, data: Feed, place: Place, *, newest: int | None = None) -> None:
-        self._newest = newest
+    def __init__(self, parts: Parts, data: DataSource, place: Place, *, keep_newest: int | None = None) -> None:
+        self._keep_newest = keep_newest
         self._parts = parts
         self._data = data
         self._place = place
@@ -46,34 +45,34 @@ class PlainFramework:
 
     @property
     def strategy(self) -> str:
-        """How the ranks share the model."""
+        """See `TrainingLoop`."""
         return self._parts.strategy
 
     @property
     def zero_stage(self) -> int | None:
-        """Of DeepSpeed's ZeRO; None without it."""
+        """See `Manifest.zero_stage`."""
         return self._parts.zero_stage
 
     @property
-    def share(self) -> float:
-        """How much of model and optimizer this rank writes."""
-        return self._parts.share
+    def written_fraction(self) -> float:
+        """See `TrainingLoop`."""
+        return self._parts.written_fraction
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """Of all modules; where there are adapters, only what is trained, because not much else is saved."""
+        """The parameters of all modules; with adapters only the trained ones, because the base is not saved."""
         every = parameters_of(self._parts.modules())
         return every if self._base is None else [one for one in every if one.requires_grad]
 
     def moments_per_parameter(self) -> int:
-        """Two, as the usual optimizers have."""
+        """Two, as Adam has."""
         return 2
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that step."""
+        """See `TrainingLoop`."""
         return self._parts.optimizers()
 
     def manifest_facts(self, run: RunFacts) -> ManifestFacts:
-        """With the place in the data."""
+        """See `TrainingLoop`; with the position in the data."""
         data, world_size, accumulation = self._data, self._place.world_size, self.batches_per_step
         in_epoch = data.num_batches
         samples = data.batch_size * world_size
@@ -93,59 +92,57 @@ class PlainFramework:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """The option `--save-total-limit`, and nothing besides."""
-        return self._newest, set()
+        """The option `--save-total-limit`."""
+        return self._keep_newest, set()
 
     def write_again(self) -> Write:
-        """Everything, as it is now."""
+        """Writes all parts, this rank's position and its random number states."""
 
         def write(_: Path, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             self._parts.write(folder)
-            position = self._data.position()
-            place = {field.name: getattr(position, field.name) for field in dataclasses.fields(position)}
-            mine = {"rng": capture_rng(), "position": place}
+            mine = {"rng": capture_rng(), "position": self._data.position().as_dict()}
             torch.save(mine, folder / _RANK_FILE.format(rank=self._place.rank))
 
         return write
 
     def write_final(self, folder: Path) -> None:
-        """The models alone."""
+        """Write only the models."""
         folder.mkdir(parents=True, exist_ok=True)
         self._parts.write_final(folder)
 
     def find_base(self, peers: Peers) -> None:
-        """Look what lies below the adapters that are trained, if there are any; all ranks call it."""
+        """Find the base of the adapters that are trained, if there are any; all ranks call it."""
         self._base = self._parts.base(peers)
 
-    def place_in(self, folder: Path, *, ranks_before: int) -> tuple[Position, dict[str, Any]]:
-        """Where this rank was in its data when a checkpoint was written; nothing is changed.
+    def position_in(self, folder: Path, *, ranks_before: int) -> tuple[Position, dict[str, Any]]:
+        """Read this rank's position in its data from a checkpoint.
 
         Args:
             folder: a verified checkpoint.
             ranks_before: how many ranks wrote it.
 
         Returns:
-            The place, and its random number states.
+            The position, and the random number states that belong to it.
 
         Raises:
-            ConflictError: a loop of another kind has written it.
+            ConflictError: another kind of training loop has written it.
         """
         path = folder / _RANK_FILE.format(rank=self._place.rank % ranks_before)
         if not path.is_file():
             raise ConflictError(
                 f"{folder.name} was not written by a session: it has no {path.name}; training was not started",
-                hint="give the session an output folder of its own, or begin anew with --from-scratch",
+                hint="give the session its own output folder, or start from the beginning with --from-scratch",
             )
         mine = load_plain(path)
         return Position(**mine["position"]), mine["rng"]
 
     def load(self, folder: Path, manifest: Manifest) -> None:
-        """Load the parts that `write_again` has written into a verified checkpoint.
+        """Load the parts from a verified checkpoint.
 
         Raises:
-            UsageError: the checkpoint has no such part.
-            ConflictError: its adapters belong to another base, or one of both has none.
+            UsageError: the checkpoint has other parts.
+            ConflictError: a part does not fit, or adapters belong to another base.
         """
         check_base(manifest.base, self._base, manifest.step)
         self._parts.load(folder)

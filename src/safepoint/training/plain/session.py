@@ -9,8 +9,8 @@ import torch.distributed as dist
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import Place
 from safepoint.training.context.rank_context import RankContext, current_context
-from safepoint.training.plain.data.data_state import Data
-from safepoint.training.plain.state.accelerate import AcceleratedParts
+from safepoint.training.plain.data.tracked_data import TrackedData
+from safepoint.training.plain.state.accelerated_parts import AcceleratedParts
 from safepoint.training.plain.state.parts import NamedParts, Parts
 from safepoint.training.plain.training import Training
 
@@ -37,7 +37,7 @@ class Run(Training):
         output_dir: str | Path | None,
         save_steps: int | None,
     ) -> None:
-        self._data = Data(data, context.log.info)
+        self._data = TrackedData(data, context.log.info)
         super().__init__(context, parts=parts, feed=self._data, output_dir=output_dir, save_steps=save_steps)
 
     @property

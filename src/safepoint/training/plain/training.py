@@ -24,16 +24,16 @@ from safepoint.training.context.store_access import open_tried
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.boundary import Boundary
 from safepoint.training.outcome.program_error import exit_code_after, summarize
-from safepoint.training.plain.data.position import Feed
-from safepoint.training.plain.data.rescale_position import moved
+from safepoint.training.plain.data.position import DataSource
+from safepoint.training.plain.data.rescale_position import rescale_position
+from safepoint.training.plain.metric_reader import MetricReader
 from safepoint.training.plain.periodic import Periodic
-from safepoint.training.plain.plain_loop import PlainFramework
-from safepoint.training.plain.reading import Numbers
+from safepoint.training.plain.plain_loop import PlainLoop
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.start.resume import lease
 from safepoint.training.start.start import Start, agree_on_start, announce, begin_progress
 from safepoint.training.state.rng import devices_left_out
-from safepoint.training.state.strategy import check_split, check_strategy
+from safepoint.training.state.strategy import check_partitions, check_strategy
 
 
 class Training:
@@ -56,7 +56,7 @@ class Training:
         context: RankContext,
         *,
         parts: Parts,
-        feed: Feed,
+        feed: DataSource,
         output_dir: str | Path | None,
         save_steps: int | None,
     ) -> None:
@@ -70,7 +70,7 @@ class Training:
         self._output, self._location = OutputFolder(place.folder), place.remote
         self._output.check_usable()
         self._feed = feed
-        self._framework = PlainFramework(parts, self._feed, context.place, newest=settings.save_total_limit)
+        self._framework = PlainLoop(parts, self._feed, context.place, keep_newest=settings.save_total_limit)
         self._batches_before = 0
         self.epochs_to_do = 0
         """Epochs of the whole run, for whoever looks how far it is; 0 when nobody knows."""
@@ -83,7 +83,7 @@ class Training:
         self._has_voted = False
         self._was_told = False
         self._is_inside = False
-        self._numbers = Numbers()
+        self._numbers = MetricReader()
         self._most_batches = 1
         self._hook: Any = None
         self._reading = contextlib.ExitStack()
@@ -170,11 +170,11 @@ class Training:
         assert start.point is not None
         manifest, context = start.point.manifest, self._context
         check_strategy(manifest, self._framework.strategy)
-        check_split(manifest, self._framework.zero_stage, context.place.world_size)
+        check_partitions(manifest, self._framework.zero_stage, context.place.world_size)
         with self._reading:
-            position, rng = self._framework.place_in(start.point.path, ranks_before=manifest.world_size)
+            position, rng = self._framework.position_in(start.point.path, ranks_before=manifest.world_size)
             # Before anything is loaded: it may be refused.
-            position = moved(
+            position = rescale_position(
                 position,
                 manifest,
                 self._feed,

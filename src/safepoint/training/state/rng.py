@@ -9,11 +9,14 @@ import torch
 
 from safepoint.errors import ConflictError
 
+_PARTS = ("base_dataloader", "batch_sampler", "sampler")
+_GENERATORS = ("generator", "synchronized_generator")
+
 
 def capture_rng() -> dict[str, Any]:
     """The states of this rank's random number generators: Python's, numpy's, the CPU's, the current CUDA device's.
 
-    Those of other devices belong to other ranks, and on another machine there are more or fewer of them.
+    Other CUDA devices are left out: they belong to other ranks, and another machine may have more or fewer of them.
     """
     states: dict[str, Any] = {
         "python": random.getstate(),
@@ -26,7 +29,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Put them where `capture_rng` found them, whatever the number of the device then and now."""
+    """Set the states that `capture_rng` has returned; the index of the CUDA device may have changed."""
     random.setstate(_as_tuples(states["python"]))
     np.random.set_state(states["numpy"])
     torch.random.set_rng_state(states["cpu"])
@@ -36,13 +39,13 @@ def restore_rng(states: dict[str, Any]) -> None:
 
 
 def devices_left_out(tensors: Iterable[torch.Tensor]) -> list[str]:
-    """The CUDA devices of a model whose random numbers `capture_rng` does not see, by name."""
+    """The CUDA devices of a model that `capture_rng` leaves out, by name."""
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     return sorted(str(device) for device in devices if device.index != torch.cuda.current_device())
 
 
 def generators_of(part: Any) -> list[torch.Generator]:
-    """The generators that belong to a loader and to the samplers in it.
+    """The generators of a data loader and of its samplers.
 
     Args:
         part: a loader, or anything that may have one.
@@ -53,23 +56,26 @@ def generators_of(part: Any) -> list[torch.Generator]:
     return _generators_in(part, ())
 
 
+def restore_generators(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
+    """Set the states of a loader's generators; nothing when the numbers differ."""
+    if len(generators) == len(states):
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
 def other_generators(before: int, now: int) -> ConflictError:
-    """What to raise where an epoch cannot be gone on with.
+    """The error for an epoch that cannot be continued, because other generators have shuffled it.
 
     Args:
-        before: how many generators made its order.
-        now: how many the loader has.
+        before: number of generators that produced its order.
+        now: number of generators that the loader has.
     """
     return ConflictError(
-        "the checkpoint was written in the middle of an epoch, the order of which comes from "
-        f"{before} generator(s) of the data loader, and this loader has {now}: what is left of the epoch cannot "
-        "be told; training was not started",
-        hint="make the loader and its samplers as they were, or begin anew with --from-scratch",
+        "the checkpoint was written in the middle of an epoch whose order comes from "
+        f"{before} generator(s) of the data loader, and this loader has {now}: the rest of the epoch is not known; "
+        "training was not started",
+        hint="make the loader and its samplers as they were, or start from the beginning with --from-scratch",
     )
-
-
-_PARTS = ("base_dataloader", "batch_sampler", "sampler")
-_GENERATORS = ("generator", "synchronized_generator")
 
 
 def _generators_in(part: Any, seen: tuple[int, ...]) -> list[torch.Generator]:

@@ -1,4 +1,4 @@
-"""Whether a run can go on from a checkpoint that was written under some strategy."""
+"""Whether a run can resume from a checkpoint that was written under some strategy."""
 
 import re
 from pathlib import PurePosixPath
@@ -25,18 +25,39 @@ def check_strategy(manifest: Manifest, now: str) -> None:
     """
     before = manifest.strategy
     if before != now and not {before, now} <= _WHOLE:
-        raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written under {before}, this run uses {now}, which reads "
-            "other files; training was not started",
-            hint=f"train under {before}, or begin anew with --from-scratch",
-        )
+        raise other_files(f"the checkpoint of step {manifest.step}", before, now)
+
+
+def check_fsdp_files(checkpoint: str, *, has_shards: bool, reads_shards: bool) -> None:
+    """Refuse a checkpoint of FSDP whose `state_dict_type` is not that of this run.
+
+    Args:
+        checkpoint: what the message calls it.
+        has_shards: whether each rank has written its shards into it.
+        reads_shards: whether the ranks of this run read theirs.
+
+    Raises:
+        ConflictError: they differ.
+    """
+    if has_shards != reads_shards:
+        before, now = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")[:: 1 if has_shards else -1]
+        raise other_files(checkpoint, before, now)
+
+
+def other_files(checkpoint: str, before: str, now: str) -> ConflictError:
+    """The error for a checkpoint that was written under `before`, where `now` reads other files."""
+    return ConflictError(
+        f"{checkpoint} was written under {before}, this run uses {now}, which reads other files; training was not "
+        "started",
+        hint=f"train under {before}, or start from the beginning with --from-scratch",
+    )
 
 
 def zero_stages(manifest: Manifest) -> tuple[int, ...]:
-    """The stages of ZeRO that may have written a checkpoint of DeepSpeed's.
+    """The stages of ZeRO that may have written a checkpoint of DeepSpeed.
 
     Args:
-        manifest: one that does not state the stage is judged by its files, which are the same for 1 and 2.
+        manifest: one that does not state the stage is judged by its files, which are the same for stages 1 and 2.
     """
     if manifest.zero_stage is not None:
         return (manifest.zero_stage,)
@@ -46,37 +67,41 @@ def zero_stages(manifest: Manifest) -> tuple[int, ...]:
     return (1, 2) if any(_OPTIMIZER_IN_PARTS.fullmatch(name) for name in names) else (0,)
 
 
-def is_split_alike(manifest: Manifest, stage: int, world_size: int) -> bool:
-    """Whether DeepSpeed itself loads the checkpoint.
+def has_same_partitions(manifest: Manifest, stage: int, world_size: int) -> bool:
+    """Whether DeepSpeed itself can load the checkpoint.
 
     Args:
         manifest: of the checkpoint.
         stage: of ZeRO in this run.
-        world_size: its ranks.
+        world_size: ranks of this run.
     """
     return stage in zero_stages(manifest) and manifest.world_size == world_size
 
 
-def check_split(manifest: Manifest, stage: int | None, world_size: int) -> None:
-    """Refuse a checkpoint of ZeRO that was split in another way.
+def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> None:
+    """Refuse a checkpoint of ZeRO that has other partitions than this run.
 
     Args:
         manifest: of the checkpoint, which was written under this run's strategy.
         stage: of ZeRO in this run; None without DeepSpeed.
-        world_size: its ranks.
+        world_size: ranks of this run.
 
     Raises:
         ConflictError: it was written by another number of ranks, or under another stage.
     """
-    if stage is not None and not is_split_alike(manifest, stage, world_size):
-        before = f"{called(zero_stages(manifest))} on {plural(manifest.world_size, 'rank')}"
+    if stage is not None and not has_same_partitions(manifest, stage, world_size):
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {before}, and its partitions are theirs; this "
-            f"run is {called((stage,))} on {world_size}; training was not started",
-            hint="train as it was written; only under the Trainer ranks and stage can change",
+            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, and this run is "
+            f"{zero_name((stage,))} on {world_size}: DeepSpeed cannot load its partitions; training was not started",
+            hint="use the same number of ranks and the same stage; only Hugging Face's Trainer can change them",
         )
 
 
-def called(stages: tuple[int, ...]) -> str:
+def writer_of(manifest: Manifest) -> str:
+    """`ZeRO-3 on 2 ranks`."""
+    return f"{zero_name(zero_stages(manifest))} on {plural(manifest.world_size, 'rank')}"
+
+
+def zero_name(stages: tuple[int, ...]) -> str:
     """`ZeRO-3`, or `ZeRO-1 or 2` where that is not known, or `DeepSpeed without ZeRO`."""
     return "DeepSpeed without ZeRO" if stages == (0,) else f"ZeRO-{' or '.join(map(str, stages))}"

@@ -1,4 +1,4 @@
-"""A weight that ZeRO-3 has split, whole for a moment."""
+"""Gathers a weight that ZeRO-3 has partitioned."""
 
 import contextlib
 import importlib
@@ -8,14 +8,15 @@ from typing import Any
 
 @contextlib.contextmanager
 def gathered(weight: Any, *, is_changed: bool = False) -> Generator[bool]:
-    """Have `weight` whole, on all ranks, which all call it; of any other weight nothing needs to be done.
+    """Make a partitioned `weight` whole while the block runs; all ranks call it. Other weights stay as they are.
 
     Args:
-        weight: a parameter, split or not.
-        is_changed: whether it is written; of a split one, by the first rank alone, and the others get that.
+        weight: a parameter, partitioned or not.
+        is_changed: whether the block writes to it. The first rank alone writes a partitioned weight, and the other
+            ranks receive the result.
 
     Yields:
-        Whether this rank is to write it.
+        Whether this rank writes the weight.
     """
     if not hasattr(weight, "ds_id"):
         yield True

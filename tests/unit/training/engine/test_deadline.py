@@ -10,7 +10,7 @@ from safepoint.training.engine.deadline import Deadline
 from tests.support.contexts import rank_context
 
 
-class Moment:
+class Rank:
     """A rank somewhere in a step, with a snapshot of the last one or without."""
 
     def __init__(self, *, available_s: float, step_left_s: float, commit_s: float, can_rescue: bool = True) -> None:
@@ -34,13 +34,13 @@ class Moment:
 @pytest.mark.parametrize(
     ("moment", "choice", "rescued"),
     [
-        (Moment(available_s=20, step_left_s=5, commit_s=2), "finish_step", []),
-        (Moment(available_s=20, step_left_s=60, commit_s=2), "commit_snapshot", [8]),
-        (Moment(available_s=2, step_left_s=0, commit_s=2), "commit_snapshot", [8]),
-        (Moment(available_s=20, step_left_s=60, commit_s=2, can_rescue=False), "finish_step", []),
+        (Rank(available_s=20, step_left_s=5, commit_s=2), "finish_step", []),
+        (Rank(available_s=20, step_left_s=60, commit_s=2), "commit_snapshot", [8]),
+        (Rank(available_s=2, step_left_s=0, commit_s=2), "commit_snapshot", [8]),
+        (Rank(available_s=20, step_left_s=60, commit_s=2, can_rescue=False), "finish_step", []),
     ],
 )
-def test_the_choice_is_told_with_its_figures(moment: Moment, choice: str, rescued: list[int]) -> None:
+def test_the_choice_is_told_with_its_figures(moment: Rank, choice: str, rescued: list[int]) -> None:
     """Once, however often somebody looks at the time."""
     for _ in range(3 if choice == "finish_step" else 1):
         moment.deadline.look()
@@ -53,7 +53,7 @@ def test_the_choice_is_told_with_its_figures(moment: Moment, choice: str, rescue
 
 def test_a_choice_that_changes_is_told_again() -> None:
     """The step was slower than it had seemed."""
-    moment = Moment(available_s=20, step_left_s=5, commit_s=2)
+    moment = Rank(available_s=20, step_left_s=5, commit_s=2)
     assert moment.deadline.look() == pytest.approx(17.7)
     moment.termination.available_s = 2.1
     assert moment.deadline.look() is None

@@ -8,19 +8,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from safepoint.errors import UsageError
 from safepoint.settings.run_settings import RunSettings
-from safepoint.training.plain.data.data_state import Data
 from safepoint.training.plain.data.position import Position
+from safepoint.training.plain.data.tracked_data import TrackedData
 from safepoint.training.plain.periodic import Periodic
 
 BATCHES = 5
 
 
-def data(loader: Any = None) -> Data:
-    return Data(loader or DataLoader(TensorDataset(torch.arange(BATCHES))), lambda *_: None)
+def data(loader: Any = None) -> TrackedData:
+    return TrackedData(loader or DataLoader(TensorDataset(torch.arange(BATCHES))), lambda *_: None)
 
 
 def saved(
-    feed: Data,
+    feed: TrackedData,
     *,
     save_steps: int | None = None,
     batches_per_step: int = 1,

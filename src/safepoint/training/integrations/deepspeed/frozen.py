@@ -1,16 +1,16 @@
-"""Leaves out of a checkpoint of adapters what DeepSpeed, told to leave out frozen weights, still puts into it."""
+"""Keeps entries of frozen weights out of a checkpoint of adapters, where DeepSpeed leaves some in it."""
 
 import contextlib
-from collections.abc import Generator
 from typing import Any
 
+from safepoint.training.state.temporary_attributes import temporarily
 
-@contextlib.contextmanager
-def without_frozen_statistics(engine: Any) -> Generator[None]:
-    """While this lasts, an engine's checkpoint has nothing that belongs to a frozen weight.
 
-    DeepSpeed leaves out the weights themselves. Quantized ones add entries below their names, scales and tables,
-    which are a part of the model as their codes are. Whoever loads the model has them.
+def without_frozen_statistics(engine: Any) -> contextlib.AbstractContextManager[None]:
+    """Remove all entries of frozen weights from an engine's checkpoints, while the block runs.
+
+    DeepSpeed leaves out the weights themselves. Quantized weights add entries under their names (scales and tables),
+    which belong to the base model and are loaded with it.
 
     Args:
         engine: a `DeepSpeedEngine`.
@@ -26,8 +26,4 @@ def without_frozen_statistics(engine: Any) -> Generator[None]:
                 del state[entry]
         return state
 
-    engine.module_state_dict = module_state_dict
-    try:
-        yield
-    finally:
-        del engine.module_state_dict
+    return temporarily(engine, module_state_dict=module_state_dict)

@@ -1,8 +1,8 @@
 """DeepSpeed's own load of the universal layout, and what it leaves out.
 
-Of this layout DeepSpeed 0.19 does not bring back buffers and weights that are not trained; under stage 3 it gives all
-groups of the optimizer the settings of the first one, and one counter of steps together, which then counts once for
-each of them. All of that is set right here, after its load.
+From this layout DeepSpeed 0.19 does not load buffers and frozen weights. Under stage 3 it gives all groups of the
+optimizer the settings of the first one, and a shared counter of steps, which is then incremented once per group. This
+module corrects all of it after the load.
 """
 
 import contextlib
@@ -15,17 +15,18 @@ import torch
 from safepoint.errors import ConflictError
 from safepoint.foundation.units import plural
 from safepoint.training.integrations.deepspeed.universal import OTHERS
+from safepoint.training.state.temporary_attributes import temporarily
 from safepoint.training.state.zero_gathering import gathered
 
 _STEP = "step"
 
 
 def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups: int) -> None:
-    """Whether this rank's engine can load the weights; nothing is changed.
+    """Check that this rank's engine can load the weights; nothing is changed.
 
     Args:
         engine: a DeepSpeedEngine under ZeRO, about to load.
-        shapes: of the weights of the checkpoint that are trained, by name.
+        shapes: of the checkpoint's trained weights, by name.
         num_groups: of the checkpoint's optimizer.
 
     Raises:
@@ -41,20 +42,20 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
             before, after = (_shape(one.get(name)) for one in (shapes, now))
             raise ConflictError(
                 f"the checkpoint's {name} is {before}, and this run's is {after}",
-                hint="train the model that the run began with, or begin anew with --from-scratch",
+                hint="train the model of that run, or start from the beginning with --from-scratch",
             )
     groups_now = len(engine.optimizer.optimizer.param_groups)
     if groups_now != num_groups:
         raise ConflictError(
             f"the checkpoint's optimizer has {plural(num_groups, 'group')} of weights, this run's has {groups_now}",
-            hint="train with the optimizer that the run began with, or begin anew with --from-scratch",
+            hint="use the optimizer of that run, or start from the beginning with --from-scratch",
         )
     for group in _split_groups(engine.optimizer):
         if all(weight._hp_mapping is None for weight in group):
             raise ConflictError(
-                "a group of the optimizer has so few weights that there is nothing of it for one of the ranks, which "
-                "DeepSpeed cannot load where ranks or stage have changed",
-                hint="train on fewer ranks, or on as many as before",
+                "a group of the optimizer has so few weights that one of the ranks has none of them, which DeepSpeed "
+                "cannot load after the number of ranks or the stage has changed",
+                hint="use fewer ranks, or the same number as before",
             )
 
 
@@ -62,13 +63,13 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     """Load the universal layout; all ranks call it.
 
     Args:
-        engine: see `check_engine`, which has found nothing.
+        engine: that `check_engine` has accepted.
         folder: with the layout, as `Universal` writes it.
-        load: has `engine` load `folder` in the way in which it loads a checkpoint.
+        load: lets `engine` load `folder` as it loads a checkpoint.
     """
     inner: torch.optim.Optimizer = engine.optimizer.optimizer
     devices = {id(weight): _device(state.get(_STEP)) for weight, state in inner.state.items()}
-    with _asking_for_universal(engine):
+    with _universal_requested(engine):
         load()
     saved: dict[str, Any] = torch.load(
         next(folder.glob("*/zero/optimizer_state.pt")), map_location="cpu", weights_only=False
@@ -87,7 +88,7 @@ def _split_groups(optimizer: Any) -> list[list[Any]]:
 
 
 def _load_others(engine: Any, folder: Path) -> None:
-    """Buffers, and weights that are not trained; under stage 3 the first rank gives each of these to all."""
+    """Load buffers and frozen weights; under stage 3 the first rank sends each weight to all."""
     with torch.no_grad():
         for name, buffer in engine.module.named_buffers():
             path = folder / f"{name}.pt"
@@ -103,16 +104,14 @@ def _load_others(engine: Any, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _asking_for_universal(engine: Any) -> Generator[None]:
+def _universal_requested(engine: Any) -> Generator[None]:
     config: Any = engine._config
-    zero: Any = config.zero_config
-    # One rank after the other would load, each waiting for a word that its neighbour does not send in this case.
-    before = config.load_universal_checkpoint, zero.pipeline_loading_checkpoint
-    config.load_universal_checkpoint, zero.pipeline_loading_checkpoint = True, False
-    try:
+    # Pipelined loading would deadlock: each rank waits for a message that its neighbour does not send in this case.
+    with (
+        temporarily(config, load_universal_checkpoint=True),
+        temporarily(config.zero_config, pipeline_loading_checkpoint=False),
+    ):
         yield
-    finally:
-        config.load_universal_checkpoint, zero.pipeline_loading_checkpoint = before
 
 
 def _device(step: Any) -> torch.device | None:

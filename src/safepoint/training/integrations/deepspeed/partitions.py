@@ -1,9 +1,9 @@
-"""What the ranks of ZeRO have written, put together again: each weight whole, in full precision, with its moments.
+"""Reads what the ranks of ZeRO have written: each weight whole, in full precision, with its moments.
 
-Stages 1 and 2 lay the weights of a group of the optimizer one after the other and cut that into equal parts; stage 3
-cuts each weight into equal parts. Layout as in DeepSpeed 0.19. Files are mapped, so that only what is asked for is
-read. They are DeepSpeed's pickles, and reading them runs what is in them, as DeepSpeed itself does when it resumes:
-the checkpoint must have been verified.
+Stages 1 and 2 concatenate the weights of a group of the optimizer and split the result into equal parts; stage 3
+splits each weight into equal parts. The layout is that of DeepSpeed 0.19. Files are mapped, so that only the
+requested parts are read. They are DeepSpeed's pickles, and loading them runs code in them, as DeepSpeed itself does
+when it resumes: the checkpoint must have been verified.
 """
 
 import math
@@ -26,9 +26,9 @@ _STEP = "step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a weight is: in which flat group, from which element of it on, and its shape.
+    """Where a weight is: its flat group, its first element there, and its shape.
 
-    Under stage 3 `first` counts in each rank's part of the group.
+    Under stage 3 `first` counts within each rank's part of the group.
     """
 
     group: int
@@ -41,15 +41,15 @@ class _Place:
 
 
 class Partitions:
-    """The checkpoint of ZeRO's ranks.
+    """A checkpoint of ZeRO.
 
     Args:
         folder: the verified checkpoint.
-        ranks: how many ranks its manifest names.
+        ranks: the number of ranks in its manifest.
 
     Raises:
-        CheckpointError: its layout is not the one that is known.
-        ConflictError: it holds what no other number of ranks could load.
+        CheckpointError: its layout is unknown.
+        ConflictError: another number of ranks cannot load what it contains.
         OSError: it cannot be read.
     """
 
@@ -68,26 +68,26 @@ class Partitions:
         """3, or 2 for 1 and 2, whose files are the same."""
         if self._ranks != ranks or int(self._models[0]["dp_world_size"]) != ranks:
             raise ConflictError(
-                f"{place} has the partitions of {plural(self._ranks, 'rank')}, its manifest names {ranks}: ranks "
-                "that share a sequence or a part of the model are not known here"
+                f"{place} has the partitions of {plural(self._ranks, 'rank')}, and its manifest names {ranks}: "
+                "sequence, tensor and pipeline parallelism are not supported here"
             )
         counts: Any = first["partition_count"]
         if any(int(count) != ranks for count in (counts if self.stage < 3 else [counts])):
-            raise ConflictError(f"{place} is split among fewer ranks than have written it (MiCS), not among {ranks}")
+            raise ConflictError(f"{place} is split among fewer ranks (MiCS) than the {ranks} that wrote it")
         self._base = [
             state["optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"] for state in self._optimizers
         ]
         if not isinstance(self._base[0], dict):
-            raise ConflictError(f"{place} was written with DeepSpeed's elastic_checkpoint, another layout")
+            raise ConflictError(f"{place} was written with DeepSpeed's elastic_checkpoint, which uses another layout")
         self._flat: list[Sequence[torch.Tensor]] = [
             state["fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"]
             for state in self._optimizers
         ]
         self._places = dict(self._find())
         self.moments = self._check_moments()
-        """What the optimizer keeps for each weight, of its size, such as `exp_avg`."""
+        """The optimizer's tensors of each weight's size, such as `exp_avg`."""
 
-    # ---- what is trained ------------------------------------------------------------------------------------
+    # ---- trained weights ------------------------------------------------------------------------------------
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -101,40 +101,40 @@ class Partitions:
         return torch.cat(pieces).reshape(place.shape)
 
     def size_bytes(self, name: str) -> int:
-        """Of all states of a weight together."""
+        """The size of all states of a weight together."""
         place = self._places[name]
         parts = [self._part(0, place.group, state) for state in (WEIGHT, *self.moments)]
         return sum(place.count * part.element_size() for part in parts)
 
     def step(self, name: str) -> Any:
-        """The optimizer's steps so far, as it keeps them for this weight; None when it does not."""
+        """The optimizer's step count for this weight; None when it has none."""
         return self._state(0, self._places[name].group).get(_STEP)
 
     def steps(self) -> list[Any]:
-        """The same for all groups."""
+        """The optimizer's step count of each group."""
         return [self._state(0, group).get(_STEP) for group in range(len(self._flat[0]))]
 
-    # ---- all of it ------------------------------------------------------------------------------------------
+    # ---- the rest of the optimizer ---------------------------------------------------------------------------------
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups, with learning rate and whatever else belongs to a group."""
+        """The optimizer's groups, with learning rate and all other settings of a group."""
         return [dict(group) for group in self._base[0]["param_groups"]]
 
     def common(self) -> dict[str, Any]:
-        """What the optimizer keeps once, such as the scale of losses."""
+        """The optimizer's values that exist once, such as the loss scale."""
         known = {**self._models[0], **self._optimizers[0]}
         return {name: known[name] for name in _KEPT if name in known}
 
     def metadata(self) -> dict[str, Any]:
-        """What the engine keeps: steps, scheduler, versions; without any weight."""
+        """The engine's own state: steps, scheduler, versions; without any weight."""
         left_out = {"module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "optimizer"}
         return {name: value for name, value in self._models[0].items() if name not in left_out}
 
-    # ---- what is not trained --------------------------------------------------------------------------------
+    # ---- frozen weights and buffers --------------------------------------------------------------------------------
 
     def others(self) -> Iterator[tuple[str, int, Callable[[], torch.Tensor]]]:
-        """Buffers, and weights that are not trained, where they were saved: name, bytes, and how to read it."""
+        """Buffers and frozen weights, where they were saved: name, size in bytes, and a function that reads it."""
         model = self._models[0]
         module: Mapping[str, Any] = model.get("module") or {}
         buffers: list[str] = model.get("buffer_names") or []
@@ -166,7 +166,7 @@ class Partitions:
             first = 0
             for (name, shape), padding in zip(group.items(), after, strict=True):
                 if "/" in name or name.startswith("."):
-                    raise CheckpointError(f"the weight {name!r} has no name that a file could have")
+                    raise CheckpointError(f"the weight {name!r} cannot be the name of a file")
                 place = _Place(group=number, first=first, shape=tuple(shape))
                 yield name, place
                 first += self._length(place) if self.stage == 3 else place.count + int(padding)
@@ -175,7 +175,7 @@ class Partitions:
                 raise CheckpointError(f"the weights of group {number} have {first} elements, and {there} were saved")
 
     def _length(self, place: _Place) -> int:
-        """Of each rank's part of a weight, in stage 3."""
+        """Elements of each rank's part of a weight, in stage 3."""
         return -(-place.count // self._ranks)
 
     def _pieces_in_stage_3(self, place: _Place, state: str) -> list[torch.Tensor]:
@@ -187,7 +187,7 @@ class Partitions:
         ]
 
     def _pieces(self, place: _Place, state: str) -> list[torch.Tensor]:
-        # Whoever is not the last has a whole part; the last one's may lack the padding.
+        # The last rank's part may lack the padding; all others are whole.
         length = self._flat[0][place.group].numel()
         pieces: list[torch.Tensor] = []
         for rank in range(self._ranks):
@@ -204,10 +204,10 @@ class Partitions:
     def _state(self, rank: int, group: int) -> Mapping[str, Any]:
         return self._base[rank]["state"].get(group, {})
 
-    # ---- whether it is known --------------------------------------------------------------------------------
+    # ---- checks --------------------------------------------------------------------------------
 
     def _check_moments(self) -> tuple[str, ...]:
-        """Raises ConflictError where the optimizer keeps something in a form that cannot be cut anew."""
+        """The names of the moments; raises ConflictError where one of them cannot be split in another way."""
         moments = {name for name in self._state(0, 0) if name != _STEP}
         for rank in range(self._ranks):
             for group, flat in enumerate(self._flat[rank]):
@@ -221,10 +221,10 @@ class Partitions:
                         or part.numel() < min(length, flat.numel())
                     ):
                         raise ConflictError(
-                            f"the optimizer keeps {name!r} in a form that only the ranks that wrote it can read"
+                            f"only the same number of ranks can load the optimizer's {name!r}, because of its form"
                         )
                 if not _is_same(state.get(_STEP), self._state(0, group).get(_STEP)):
-                    raise ConflictError("the optimizer has taken other numbers of steps on other ranks")
+                    raise ConflictError("the optimizer has taken different numbers of steps on different ranks")
         for place in self._places.values():
             for state in (WEIGHT, *moments):
                 found = sum(

@@ -1,8 +1,8 @@
-"""DeepSpeed's universal layout: each weight and each of its moments whole, in a file of its own.
+"""Writes DeepSpeed's universal layout: each weight and each of its moments whole, in its own file.
 
-DeepSpeed's own tool makes it too. This one writes every byte once, which halves the room and the writes, lets several
-processes share the work, and writes what the stage that is going to read it can read: the tool's files of stage 3
-cannot be loaded below it. Buffers and weights that are not trained, which the layout does not know, lie beside it.
+DeepSpeed's own tool writes it too. This writer writes every byte once, which halves space and writes, lets several
+processes share the work, and writes for the stage that is going to read it: the tool's files of stage 3 cannot be
+loaded by other stages. Buffers and frozen weights, which the layout does not include, are written beside it.
 """
 
 import shutil
@@ -18,12 +18,13 @@ from safepoint.foundation.units import ByteCounter, format_bytes
 from safepoint.training.integrations.deepspeed.partitions import WEIGHT, Partitions
 
 OTHERS = "others"
-"""The folder for what DeepSpeed's universal layout has no place for."""
+"""The folder for what DeepSpeed's universal layout does not include."""
 _MODEL_FILE = {True: "zero_pp_rank_0_mp_rank_00_model_states.pt", False: "mp_rank_00_model_states.pt"}
 _IN_STAGE_3 = {"exp_avg", "exp_avg_sq"}
 _FILE_BYTES = 4096
-"""More than a file takes besides its tensor."""
+"""An upper bound of what a file takes besides its tensor."""
 _SPARE_BYTES = 64 << 20
+_HINT = "use the same number of ranks and the same stage as before, or start from the beginning with --from-scratch"
 
 
 class Universal:
@@ -32,10 +33,10 @@ class Universal:
     Args:
         partitions: the checkpoint.
         folder: to write into.
-        stage: of ZeRO, that is going to load it.
+        stage: of ZeRO that is going to load it.
 
     Raises:
-        ConflictError: that stage cannot load what the optimizer keeps.
+        ConflictError: that stage cannot load the optimizer's state.
     """
 
     def __init__(self, partitions: Partitions, folder: Path, *, stage: int) -> None:
@@ -51,24 +52,24 @@ class Universal:
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors that are written."""
+        """The size of all tensors that are written."""
         return sum(self._weights.values()) + sum(size for _, size, _ in self._others)
 
     @property
     def needed_bytes(self) -> int:
-        """What the files take at most."""
+        """An upper bound of the size of all files."""
         num_files = len(self._weights) * (2 + len(self._partitions.moments)) + len(self._others) + 3
         return self.size_bytes + num_files * _FILE_BYTES
 
     def check_room(self) -> None:
-        """Raises StorageError when the disk has too little room; nothing was written."""
+        """Raise StorageError when the disk has too little space; nothing is written."""
         self._folder.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(self._folder).free
         if free_bytes < self.needed_bytes + _SPARE_BYTES:
             raise StorageError(
                 f"{self._folder.parent} has {format_bytes(free_bytes)} free, and a copy of the checkpoint that other "
                 f"ranks can load needs {format_bytes(self.needed_bytes)} for a while",
-                hint="make room, or train on as many ranks and under the same stage of ZeRO as before",
+                hint="free some space, or use the same number of ranks and the same stage of ZeRO as before",
             )
 
     def write(self, index: int, count: int, watch: Callable[[int, int], None] | None = None) -> None:
@@ -76,8 +77,8 @@ class Universal:
 
         Args:
             index: of this share.
-            count: how many shares there are, each written by somebody.
-            watch: told bytes done and bytes in all, of this share.
+            count: number of shares; other processes write the others.
+            watch: receives bytes done and bytes in all, of this share.
 
         Raises:
             StorageError: it cannot be written.
@@ -115,25 +116,25 @@ class Universal:
         (self._folder / "latest_universal").write_text(partitions.name)
 
     def _check_stage_3(self) -> None:
-        """DeepSpeed's loader knows the moments of Adam by name, and one number of steps for all groups."""
+        """DeepSpeed's loader supports only the moments of Adam, and one number of steps for all groups."""
         kept = set(self._partitions.moments)
         if kept != _IN_STAGE_3:
             raise ConflictError(
-                f"the optimizer keeps {', '.join(sorted(kept)) or 'nothing'} for each weight, and under stage 3 "
-                "DeepSpeed loads the moments of Adam only, where ranks or stage have changed",
-                hint="train on as many ranks and under the same stage as before, or begin anew with --from-scratch",
+                f"the optimizer keeps {', '.join(sorted(kept)) or 'nothing'} for each weight; under stage 3, and "
+                "after the number of ranks or the stage has changed, DeepSpeed loads only the moments of Adam",
+                hint=_HINT,
             )
         steps = self._partitions.steps()
         if any(step is None or float(step) != float(steps[0]) for step in steps):
             raise ConflictError(
-                "the optimizer's groups have taken different numbers of steps, and under stage 3 DeepSpeed loads "
-                "one for all of them, where ranks or stage have changed",
-                hint="train on as many ranks and under the same stage as before, or begin anew with --from-scratch",
+                "the optimizer's groups have taken different numbers of steps; under stage 3, and after the number "
+                "of ranks or the stage has changed, DeepSpeed loads one number for all of them",
+                hint=_HINT,
             )
 
 
 def _share(sizes: dict[str, int], index: int, count: int) -> dict[str, int]:
-    """What falls to one of `count`: the largest are dealt out first, each to whoever has least."""
+    """The share of one of `count`: the largest file first, each to the share that is smallest so far."""
     loads = [0] * count
     mine: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -148,13 +149,13 @@ def _save(value: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.save(value, path)
-    except RuntimeError as error:  # of a full disk, too
+    except RuntimeError as error:  # torch reports a full disk with it, too
         raise StorageError(f"{path} cannot be written: {error}") from error
 
 
 @contextmanager
 def _without_checksums() -> Generator[None]:
-    """Nobody would look at them, and they take as long as the writing."""
+    """Leave out the checksums, which no reader checks and which take as long as the writing."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

@@ -1,7 +1,7 @@
 """Lightning's Trainer.
 
-callback         what a script gives its Trainer: it tells where a step ends
-parts            the state, by Lightning's own saving and loading
-checkpoint_io    how Lightning's files are written
-feed             the place in the data
+callback         `SafepointCallback`, which a script gives to its Trainer
+parts            the state, saved and loaded by Lightning itself
+checkpoint_io    how Lightning's files are written and read
+lightning_data   the position in the data
 """

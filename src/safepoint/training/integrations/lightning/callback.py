@@ -16,7 +16,7 @@ from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.errors import UsageError
 from safepoint.progress.record import State
 from safepoint.training.context.rank_context import RankContext, current_context
-from safepoint.training.integrations.lightning.feed import LightningFeed
+from safepoint.training.integrations.lightning.lightning_data import LightningData
 from safepoint.training.integrations.lightning.parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
 
@@ -77,7 +77,7 @@ class SafepointCallback(Checkpoint):
         _check(trainer, context)
         # The last one: others have done their part before, and `trainer.checkpoint_callback` is the script's own.
         trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
-        feed, parts = LightningFeed(trainer, context.log.info), LightningParts(trainer, context.place)
+        feed, parts = LightningData(trainer, context.log.info), LightningParts(trainer, context.place)
         training = Training(context, parts=parts, feed=feed, output_dir=self._output_dir, save_steps=self._save_steps)
         training.epochs_to_do = max(0, trainer.max_epochs or 0)
         training.steps_to_do = max(0, trainer.max_steps)
@@ -123,7 +123,7 @@ class SafepointCallback(Checkpoint):
 
     # ---- where they are not enough -------------------------------------------------------------------------------
 
-    def _follow(self, feed: LightningFeed, parts: LightningParts, folder: Path | None) -> None:
+    def _follow(self, feed: LightningData, parts: LightningParts, folder: Path | None) -> None:
         """Stand where Lightning restores, makes its loaders, and ends batches and epochs."""
         connector, strategy = self._trainer._checkpoint_connector, self._trainer.strategy
         fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
@@ -134,8 +134,7 @@ class SafepointCallback(Checkpoint):
                 return
             if path is not None and self._context is not None:
                 self._context.log.info("the run goes on from %s, not from ckpt_path", folder)
-            with _replaced(connector, "_restore_modules_and_callbacks", None):
-                parts.restore(folder, weights_only)
+            parts.restore(folder, weights_only, original)
 
         def restored(original: Callable[[], None]) -> None:
             original()
@@ -192,7 +191,7 @@ class SafepointCallback(Checkpoint):
         ):
             self._undo.enter_context(_replaced(place, name, instead))
 
-    def _go_on(self, feed: LightningFeed) -> None:
+    def _go_on(self, feed: LightningData) -> None:
         """Lightning has loaded everything that it knows."""
         trainer, fit = self._trainer, self._trainer.fit_loop
         trainer.should_stop = bool(self._saved.get("should_stop"))

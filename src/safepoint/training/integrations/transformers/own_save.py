@@ -1,9 +1,9 @@
-"""A script's own `_save_checkpoint`: the folder that it writes to, however it finds it.
+"""Redirects what a script's own `_save_checkpoint` writes.
 
-A subclass adds files after the Trainer's own, either to `self._get_output_dir(…)/checkpoint-N`, which is led to where
-the checkpoint is being made, or to `self.args.output_dir/checkpoint-N`. The second is led there too, but only while
-the subclass is at work: what transformers and TRL save names the output folder. Anything else that the subclass
-writes into the output folder ends up there.
+A subclass adds files after the Trainer's own, either to `self._get_output_dir(…)/checkpoint-N`, which returns the
+folder where the checkpoint is written, or to `self.args.output_dir/checkpoint-N`. The second is redirected to the
+same folder, but only in the subclass's code: transformers and TRL store the name of the output folder in what they
+save. Other files that the subclass writes into the output folder are moved there afterwards.
 """
 
 import contextlib
@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.checkpoint.format.catalog import step_of
+from safepoint.training.state.temporary_attributes import temporarily
 
 _LIBRARIES = {"transformers", "trl"}
 _SAVE = "_save_checkpoint"
 
 
 @contextlib.contextmanager
-def led_by_arguments(trainer: Any, root: Path) -> Generator[None]:
-    """For the time of a save, `args.output_dir` is `root` for a subclass of the script's own.
+def redirected_output_dir(trainer: Any, root: Path) -> Generator[None]:
+    """Let the script's own subclass see `root` as `args.output_dir`, while the block runs.
 
     Args:
         trainer: about to save.
-        root: where the folder `checkpoint-N` is being made.
+        root: the folder in which `checkpoint-N` is written.
     """
     library = _class_below_own(trainer)
     if library is None:
@@ -37,20 +38,14 @@ def led_by_arguments(trainer: Any, root: Path) -> Generator[None]:
 
     @functools.wraps(original)
     def save(self: Any, *arguments: Any, **named: Any) -> Any:
-        led, self.args.output_dir = self.args.output_dir, output if self is trainer else self.args.output_dir
-        try:
+        with temporarily(self.args, output_dir=output if self is trainer else self.args.output_dir):
             return original(self, *arguments, **named)
-        finally:
-            self.args.output_dir = led
 
     before = set(root.iterdir())
-    args.output_dir = str(root)
-    setattr(library, _SAVE, save)
     try:
-        yield
+        with temporarily(args, output_dir=str(root)), temporarily(library, **{_SAVE: save}):
+            yield
     finally:
-        setattr(library, _SAVE, original)
-        args.output_dir = output
         for path in set(root.iterdir()) - before:
             if step_of(path) is None:
                 shutil.move(path, Path(output, path.name))
@@ -64,7 +59,7 @@ def saves_in_its_own_way(trainer: Any) -> bool:
 
 
 def _class_below_own(trainer: Any) -> Any:
-    """The library's class whose save a subclass of the script's own extends; None when there is no such subclass."""
+    """The library's class whose save a subclass of the script extends; None when there is no such subclass."""
     has_own = False
     for base in cast("tuple[Any, ...]", type(trainer).__mro__):
         if _SAVE in vars(base):

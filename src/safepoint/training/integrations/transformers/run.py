@@ -1,7 +1,7 @@
 """One call of `Trainer.train()` under Safepoint: where it begins, the vote at each step, where it leaves.
 
 The Trainer's loop stays the Trainer's. For the time of the call a few methods of this one object are replaced
-(`TrainerRun._take_over`) and one callback is added; they watch, lead and stop, and compute nothing.
+(`TrainerRun._override`) and one callback is added; they watch, lead and stop, and compute nothing.
 """
 
 import contextlib
@@ -26,17 +26,22 @@ from safepoint.training.integrations.transformers.arguments import finish_settin
 from safepoint.training.integrations.transformers.best_model import BestModel
 from safepoint.training.integrations.transformers.hub import HubPush
 from safepoint.training.integrations.transformers.listeners import Listeners
-from safepoint.training.integrations.transformers.method_override import Takeover
 from safepoint.training.integrations.transformers.resume.continuation import Continuation
 from safepoint.training.integrations.transformers.resume.reference_model import ReferenceModel
-from safepoint.training.integrations.transformers.resume.trainer_state import LossSoFar, Moment, Pending, RankState
+from safepoint.training.integrations.transformers.resume.trainer_state import (
+    DeferredWork,
+    LossTotals,
+    RankState,
+    RollbackPoint,
+)
 from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
-from safepoint.training.integrations.transformers.sharding.repartition import Repartition, trainer_module
-from safepoint.training.integrations.transformers.sharding.sharing import check_supported, splits_weights
+from safepoint.training.integrations.transformers.sharding.repartition import Repartition
+from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_supported, splits_weights
 from safepoint.training.integrations.transformers.trainer_loop import TrainerLoop
 from safepoint.training.start.resume import lease
 from safepoint.training.start.start import Start, agree_on_start, announce, begin_progress
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
+from safepoint.training.state.temporary_attributes import Overrides
 
 _NO_METRICS = {"epoch", "step", "total_flos"}
 
@@ -44,7 +49,7 @@ _NO_METRICS = {"epoch", "step", "total_flos"}
 class _GiveUp(BaseException):
     """Leaves a step or an evaluation unfinished; the state of `moment` is what counts."""
 
-    def __init__(self, moment: Moment) -> None:
+    def __init__(self, moment: RollbackPoint) -> None:
         super().__init__()
         self.moment = moment
 
@@ -74,11 +79,11 @@ class TrainerRun:
         self._location = context.outputs.store_of(trainer.args.output_dir)
         self._peers = join_peers(context.place, timeout_s=context.settings.peer_timeout_s)
         self._agreement = Agreement(context.termination, self._peers)
-        self._pending = Pending()
+        self._pending = DeferredWork()
         self._trigger = Trigger.PERIODIC
-        self._moment: Moment | None = None
-        self._evaluating: Moment | None = None
-        self._gone_back_to: Moment | None = None
+        self._moment: RollbackPoint | None = None
+        self._evaluating: RollbackPoint | None = None
+        self._gone_back_to: RollbackPoint | None = None
         self._settling = False
         self._loop_started_s = 0.0
         self._lease = contextlib.ExitStack()
@@ -109,16 +114,11 @@ class TrainerRun:
             with (
                 self._lease,
                 saved_once(trainer.args),
-                Takeover(trainer) as takeover,
-                Takeover(trainer.callback_handler) as callbacks,
-                Takeover(trainer_module()) as module,
+                Overrides() as overrides,
             ):
                 start = agree_on_start(self._context, self._peers, self._output, self._location)
                 self._prepare(start)
-                self._take_over(takeover)
-                callbacks.replace("on_save", self._listeners.wrap)
-                if self._repartition is not None:
-                    self._repartition.take_over(module)
+                self._override(overrides)
                 trainer.add_callback(callback)
                 try:
                     result = original(self._resume_path(asked))
@@ -197,16 +197,20 @@ class TrainerRun:
         # True would make the Trainer take any folder with the right name, or fail because there is none.
         return None
 
-    def _take_over(self, takeover: Takeover) -> None:
-        takeover.replace("_maybe_log_save_evaluate", self._wrap_boundary)
-        takeover.replace("_save_checkpoint", lambda _: self._save_checkpoint)
-        takeover.replace("_evaluate", self._wrap_evaluate)
-        takeover.replace("_finalize_training", self._wrap_finalize)
+    def _override(self, overrides: Overrides) -> None:
+        trainer = self._trainer
+        overrides.override(trainer, "_maybe_log_save_evaluate", self._wrap_boundary)
+        overrides.override(trainer, "_save_checkpoint", lambda _: self._save_checkpoint)
+        overrides.override(trainer, "_evaluate", self._wrap_evaluate)
+        overrides.override(trainer, "_finalize_training", self._wrap_finalize)
+        overrides.override(trainer.callback_handler, "on_save", self._listeners.wrap)
         if self._hub.is_possible:
-            takeover.replace("_push_from_checkpoint", self._hub.wrap)
+            overrides.override(trainer, "_push_from_checkpoint", self._hub.wrap)
         if self._best.is_apart:
-            takeover.replace("_load_best_model", self._best.wrap_load)
-        self._continuation.take_over(takeover)
+            overrides.override(trainer, "_load_best_model", self._best.wrap_load)
+        if self._repartition is not None:
+            self._repartition.override(overrides)
+        self._continuation.override(overrides)
 
     # ---- the beginning --------------------------------------------------------------------------------------
 
@@ -226,7 +230,7 @@ class TrainerRun:
         self._catch_up(self._continuation.restore())
         self._continuation.caught_up()
 
-    def _catch_up(self, pending: Pending) -> None:
+    def _catch_up(self, pending: DeferredWork) -> None:
         """Do what was due at the checkpoint's step and was left for now."""
         trainer = self._trainer
         if pending.evaluate:
@@ -235,11 +239,11 @@ class TrainerRun:
             trainer.control.should_save = pending.save
             self._settle(pending)
         if pending.epoch_end:
-            self._pending = Pending()
+            self._pending = DeferredWork()
             trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
             self._settle(pending)
 
-    def _settle(self, pending: Pending) -> None:
+    def _settle(self, pending: DeferredWork) -> None:
         trainer = self._trainer
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
@@ -316,7 +320,9 @@ class TrainerRun:
             if not self._settling:
                 self._boundary.snapshot_if_due()
             if self._trainer.args.gradient_accumulation_steps > 1:
-                self._moment = Moment(self._trainer, Pending(), self._continuation.place, with_buffers=True)
+                self._moment = RollbackPoint(
+                    self._trainer, DeferredWork(), self._continuation.loader_state, with_buffers=True
+                )
             self._tell_progress()
             self._boundary.ends()
 
@@ -324,14 +330,14 @@ class TrainerRun:
 
     def end_epoch(self) -> None:
         """What follows until the next step belongs to the epoch's end, not to a step."""
-        self._pending = Pending()
+        self._pending = DeferredWork()
         self._settling = True
 
     def _end_step(self, grad_norm: Any, learning_rate: Any) -> None:
         trainer, control, agreement = self._trainer, self._trainer.control, self._agreement
         self._lease.close()
         self._boundary.step_ends()
-        self._pending = Pending.after_step(trainer, grad_norm, learning_rate)
+        self._pending = DeferredWork.after_step(trainer, grad_norm, learning_rate)
         if agreement.decision.save:
             control.should_save = True
             self._trigger = Trigger.ON_DEMAND
@@ -349,7 +355,9 @@ class TrainerRun:
             is_due = not kwargs.get("skip_scheduler", False)
             is_save_due = is_due and bool(self._trainer.control.should_save)
             pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
-            self._evaluating = Moment(self._trainer, pending, self._continuation.place, with_buffers=False)
+            self._evaluating = RollbackPoint(
+                self._trainer, pending, self._continuation.loader_state, with_buffers=False
+            )
             try:
                 with self._context.progress.during(State.EVALUATING):
                     return original(*args, **kwargs)
@@ -398,9 +406,9 @@ class TrainerRun:
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._continuation.is_complete
         # At the last step itself nothing needs to be remembered, and a run with more steps can go on from it.
         complete = bool(ends) and not self._step >= state.max_steps > 0
-        place = self._continuation.place if self._gone_back_to is None else self._gone_back_to.place
+        place = self._continuation.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
         return RankState(
-            loss=LossSoFar.of(self._trainer),
+            loss=LossTotals.of(self._trainer),
             pending=dataclasses.replace(self._pending, complete=complete),
             epoch_rng=place.epoch_rng,
             loader=place.loader,
@@ -411,11 +419,11 @@ class TrainerRun:
             elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
 
-    def _save_given_up(self, moment: Moment) -> Interrupted:
+    def _save_given_up(self, moment: RollbackPoint) -> Interrupted:
         self._agreement.hear()  # the poll that found out has begun another vote
         self._boundary.announce_stop()
         if 0 < moment.step != self._context.outcome.saved_step:
-            moment.go_back(self._trainer)
+            moment.restore(self._trainer)
             self._gone_back_to = moment
             self._pending = moment.pending
             if not self._boundary.saves.want(moment.step):
@@ -436,7 +444,7 @@ class TrainerRun:
             self._boundary.saves.finish()
             if self._agreement.decision.stop or (0 < self._step != self._context.outcome.saved_step):
                 # What follows is the script's: a signal in it must not cost a training that nobody else has saved.
-                self._pending = Pending(complete=True)
+                self._pending = DeferredWork(complete=True)
                 self._save_checkpoint(trainer.model_wrapped, trial)
                 self._boundary.saves.finish()
                 trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)

@@ -1,6 +1,6 @@
-"""A place in the data, and whoever knows a loop's."""
+"""A position in the data, and the protocol of what knows a loop's position."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
@@ -8,16 +8,16 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A place in the data.
+    """A position in the data of one rank.
 
     Args:
         epoch: epochs done.
-        batches: batches of this rank that were seen in the running one.
-        epoch_rng: random number states when the running one began; empty at its very beginning.
+        batches: batches of the running epoch that the loop has received.
+        epoch_rng: random number states at the start of the running epoch; None before its first batch.
         loader: the loader's own state, where it has one; None otherwise.
         sampler: the kind of the loader's sampler.
-        generators: states of the generators of loader and samplers: when the running epoch began, or now at its very
-            beginning.
+        generators: states of the generators of loader and samplers at the start of the running epoch; before its
+            first batch, those of now.
     """
 
     epoch: int = 0
@@ -27,9 +27,13 @@ class Position:
     sampler: str = ""
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, as a checkpoint stores them."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
-class Feed(Protocol):
-    """What feeds a loop."""
+
+class DataSource(Protocol):
+    """Where a loop takes its batches from."""
 
     @property
     def num_batches(self) -> int | None:
@@ -53,13 +57,13 @@ class Feed(Protocol):
 
     @property
     def batches(self) -> int:
-        """Batches of this rank that the loop has had in the running one."""
+        """Batches of the running epoch that the loop has received."""
         ...
 
     def position(self) -> Position:
-        """Where the loop stands now."""
+        """The loop's position now."""
         ...
 
     def resume(self, position: Position, rng: dict[str, Any]) -> None:
-        """Go on from `position`, with the random number states of that moment."""
+        """Continue from `position`, with the random number states that belong to it."""
         ...

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a model with PEFT's adapters: everything but the frozen weights below them."""
+"""The state of a model with PEFT's adapters, without the frozen weights of its base."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from safepoint.training.state.base_model import base_of, has_adapters, left_to_b
 
 
 class AdapterState:
-    """The state of a model without its base; takes the place of the module where states are written and read.
+    """Stands for a module where states are written and read, and leaves its base out.
 
     Args:
         module: with adapters.
@@ -23,23 +23,23 @@ class AdapterState:
         self._left_out = left_out
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the module, without the base."""
+        """The module's state without the base."""
         return without(self.module.state_dict(), self._left_out)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` has given; the caller has compared the keys."""
+        """Load what `state_dict` has returned; the caller has compared the keys."""
         self.module.load_state_dict(state, strict=False)
 
 
 def without(state: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
-    """The entries of a module's state that are not among `left_out`, which `left_to_base` has found."""
+    """The entries of a module's state that are not among `left_out`; see `left_to_base`."""
     return {key: value for key, value in state.items() if plain_key(key) not in left_out}
 
 
 def bases_of(
     modules: Mapping[str, torch.nn.Module], peers: Peers, *, is_split: bool
 ) -> tuple[dict[str, str], dict[str, set[str]]] | None:
-    """What lies below the adapters of a session's modules; all ranks call it.
+    """The bases of the adapters among a session's modules; all ranks call it.
 
     Args:
         modules: by name.
@@ -47,7 +47,8 @@ def bases_of(
         is_split: whether `fully_shard` has split one of them.
 
     Returns:
-        For `Manifest.base`, and by the name of each module with adapters what is not saved of it; None without any.
+        For `Manifest.base`; and by the name of each module with adapters the entries that are not saved. None when no
+        module has adapters.
     """
     adapted = {name: module for name, module in modules.items() if has_adapters(module)}
     if not adapted:

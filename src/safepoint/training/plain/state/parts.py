@@ -1,4 +1,4 @@
-"""What a loop's state consists of, and how it is written and read."""
+"""The parts of a loop's state, and how they are written and read."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -11,21 +11,21 @@ from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.plain.state.adapters import AdapterState, bases_of
-from safepoint.training.plain.state.outline import difference_of, outline_of
 from safepoint.training.plain.state.sharded import sharded_parts
-from safepoint.training.plain.state.torch_load import load_plain
+from safepoint.training.plain.state.state_shapes import first_difference, shapes_of
 from safepoint.training.plain.state.unsavable import check_savable, check_whole
+from safepoint.training.state.plain_values import load_plain
 
 _SHARDS = "sharded"
 _log = logging.getLogger("safepoint")
 
 
 class Parts(Protocol):
-    """Model, optimizer and whatever belongs to them."""
+    """Model, optimizer and everything else that a checkpoint of a loop contains."""
 
     @property
     def strategy(self) -> str:
-        """See `engine.framework.Framework`."""
+        """See `TrainingLoop`."""
         ...
 
     @property
@@ -34,8 +34,8 @@ class Parts(Protocol):
         ...
 
     @property
-    def share(self) -> float:
-        """See `engine.framework.Framework`."""
+    def written_fraction(self) -> float:
+        """See `TrainingLoop`."""
         ...
 
     def modules(self) -> list[torch.nn.Module]:
@@ -47,29 +47,29 @@ class Parts(Protocol):
         ...
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that step."""
+        """The optimizers that step, without wrappers."""
         ...
 
     def write(self, folder: Path) -> None:
-        """Write this rank's files; the folder is there."""
+        """Write this rank's files; the folder exists."""
         ...
 
     def write_final(self, folder: Path) -> None:
-        """Write the models alone; the folder is there."""
+        """Write only the models; the folder exists."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Load what any number of ranks has written.
+        """Load files that any number of ranks has written.
 
         Raises:
             UsageError: the checkpoint has other parts.
-            ConflictError: a module among them is of another shape.
+            ConflictError: a part does not fit the script's.
         """
         ...
 
 
 class NamedParts:
-    """Parts that the script has named, each with `state_dict` and `load_state_dict`: each is a file.
+    """Parts that the script has named, each with `state_dict` and `load_state_dict`; each is one file.
 
     Args:
         parts: by name.
@@ -85,46 +85,47 @@ class NamedParts:
         self._adapters: dict[str, AdapterState] = {}
         self._place = place
         self._sharded = sharded_parts(self._parts)
-        self._warn_of_others()
+        self._warn_of_wrong_optimizer()
         if self._sharded is not None:
             for name, part in self._whole_parts().items():
                 check_whole(name, part.state_dict())
 
-    def _warn_of_others(self) -> None:
+    def _warn_of_wrong_optimizer(self) -> None:
         weights = set(map(id, parameters_of(self.modules())))
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer) and weights and self._place.is_first:
                 stepped = {id(one) for group in part.param_groups for one in group["params"]}
                 if not stepped & weights:
                     _log.warning(
-                        "%s steps no weight of any model that this session saves: is that the right one?", name
+                        "%s updates no weight of the models that this session saves; check that it is the right one",
+                        name,
                     )
 
     @property
     def strategy(self) -> str:
-        """How the ranks share the model."""
+        """See `TrainingLoop`."""
         if self._sharded is not None:
             return "fsdp"
         return "ddp" if self._place.world_size > 1 else "single"
 
     @property
     def zero_stage(self) -> int | None:
-        """Nothing here is DeepSpeed's."""
+        """None: a session saves DeepSpeed's state only through an accelerator."""
         return None
 
     @property
-    def share(self) -> float:
-        """The first rank writes what all of them have; of what is sharded each has its own."""
+    def written_fraction(self) -> float:
+        """Each rank writes its shards; without shards the first rank writes everything."""
         if self._sharded is not None:
             return 1 / self._place.world_size
         return 1.0 if self._place.is_first else 0.0
 
     def modules(self) -> list[torch.nn.Module]:
-        """All that were named."""
+        """All models among the parts."""
         return list(self._modules().values())
 
     def base(self, peers: Peers) -> Mapping[str, str] | None:
-        """Of modules with PEFT's adapters."""
+        """See `Parts`; None when no module has adapters."""
         found = bases_of(self._modules(), peers, is_split=self._sharded is not None)
         if found is None:
             return None
@@ -140,21 +141,23 @@ class NamedParts:
         return {name: part for name, part in self._parts.items() if isinstance(part, torch.nn.Module)}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """All that were named."""
+        """All optimizers among the parts."""
         return [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
 
     def write(self, folder: Path) -> None:
-        """What is sharded through DCP, everything else by the first rank."""
+        """Write sharded parts through DCP; the first rank writes all others."""
         if self._sharded is not None:
             self._sharded.save(folder / _SHARDS)
         self._write(folder, self._whole_parts())
 
     def write_final(self, folder: Path) -> None:
-        """The modules alone; what is sharded as it is in a checkpoint, adapters as PEFT reads them."""
+        """Write only the modules: sharded ones as in a checkpoint, adapters in PEFT's layout."""
         if self._sharded is not None:
             self._sharded.save(folder / _SHARDS)
         whole, modules = self._whole_parts(), self._modules()
-        self._write(folder, {n: part for n, part in whole.items() if n in modules and n not in self._adapters})
+        self._write(
+            folder, {name: part for name, part in whole.items() if name in modules and name not in self._adapters}
+        )
         if self._place.is_first:
             for name, adapters in self._adapters.items():
                 adapters.module.save_pretrained(str(folder if len(modules) == 1 else folder / name))
@@ -179,27 +182,27 @@ class NamedParts:
         if missing:
             raise UsageError(
                 f"{folder.name} has no {missing[0]}: it was written by a session with other parts",
-                hint="give the session what it was given then, or begin anew with --from-scratch",
+                hint="call session() with the arguments of that run, or start from the beginning with --from-scratch",
             )
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole_parts().items():
-            # Modules copy into their own tensors; optimizers and others may keep those that they are given.
+            # Modules copy into their own tensors; optimizers and others may keep the tensors that they are given.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             state = load_plain(folder / f"{name}.pt", is_copied=is_module)
-            difference = difference_of(outline_of(state), outline_of(part.state_dict())) if is_module else ""
+            difference = first_difference(shapes_of(state), shapes_of(part.state_dict())) if is_module else ""
             if isinstance(part, torch.optim.Optimizer):
-                difference = _other_optimizer(state, part.state_dict())
+                difference = _optimizer_difference(state, part.state_dict())
             if difference:
                 raise ConflictError(
-                    f"{name} of {folder.name} is not this script's: {difference}; training was not started",
-                    hint="make it as it was then, or begin anew with --from-scratch",
+                    f"{name} of {folder.name} differs from this script's: {difference}; training was not started",
+                    hint="make it as it was then, or start from the beginning with --from-scratch",
                 )
             part.load_state_dict(state)
 
 
-def _other_optimizer(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What an optimizer's state says of another optimizer; empty when they are alike."""
+def _optimizer_difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """How two optimizers' states differ; empty when they fit."""
     before, after = ([len(group["params"]) for group in state["param_groups"]] for state in (then, now))
     if before != after:
         return f"it has groups of {before} parameters there and of {after} here"
@@ -211,12 +214,12 @@ def _other_optimizer(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
-    """Of all of them, trained or not."""
+    """The parameters of several modules, trained or not."""
     return [parameter for module in modules for parameter in module.parameters()]
 
 
 def unwrapped(part: Any) -> Any:
-    """What DistributedDataParallel and torch.compile have wrapped: names of parameters stay those of the model."""
+    """The module without DistributedDataParallel and torch.compile, so that parameters keep the model's names."""
     for wrapper in ("_orig_mod", "module", "_orig_mod"):
         if wrapper != "module" or isinstance(part, torch.nn.parallel.DistributedDataParallel):
             part = getattr(part, wrapper, part)

@@ -1,6 +1,6 @@
-"""Modules whose parameters are sharded over the ranks (`fully_shard`), and their optimizers, through DCP.
+"""A module whose parameters are sharded over the ranks (`fully_shard`), and its optimizers, saved through DCP.
 
-Each rank writes its shards; with another number of ranks DCP reads from all of them what each needs.
+Each rank writes its shards. When the number of ranks has changed, each rank reads what it needs of all shards.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from safepoint.errors import ConflictError, UsageError
 from safepoint.training.plain.state.adapters import without
-from safepoint.training.plain.state.outline import Outline, difference_of, outline_of
+from safepoint.training.plain.state.state_shapes import Shapes, first_difference, shapes_of
 from safepoint.training.state.base_model import plain_key
 
 _dcp: Any = dcp
@@ -48,37 +48,37 @@ class ShardedParts:
 
     def save(self, folder: Path) -> None:
         """Write this rank's shards; all ranks call it, each with a folder of its own."""
-        # DCP makes the folder, between its collective calls: a rank that cannot tells the others.
+        # DCP makes the folder between its collective calls, so that all ranks learn when one of them cannot.
         _dcp.save(self._state(), checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:
         """Load what any number of ranks has written; all ranks call it.
 
         Raises:
-            ConflictError: it is the state of another module, or of other optimizers.
+            ConflictError: the checkpoint belongs to another module, or to other optimizers.
         """
         state = self._state()
-        then = _outline_in(folder)
+        then = _shapes_in(folder)
         unused = _unused(then, state)
         for name in unused:
             del state["optimizer"]["state"][name]
-        difference = difference_of(then, _outline_of(state))
+        difference = first_difference(then, _shapes_of_state(state))
         if difference:
             name = folder.parent.name
             raise ConflictError(
-                f"{self.names[0]} of {name} is not this script's: {difference}; training was not started",
-                hint="make it and its optimizers as they were then, or begin anew with --from-scratch",
+                f"{self.names[0]} of {name} differs from this script's: {difference}; training was not started",
+                hint="make it and its optimizers as they were then, or start from the beginning with --from-scratch",
             )
         _dcp.load(state, checkpoint_id=str(folder))
-        # What DCP had to find is all there: only the base of adapters, and what was never stepped, may be missing.
+        # DCP has found all that it was asked for. Only the base of adapters and unused parameters may be missing.
         options = StateDictOptions(strict=not self.left_out)
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
         set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
-        self._forget(unused)
+        self._drop_state_of(unused)
 
-    def _forget(self, unused: Collection[str]) -> None:
-        """Take back the state that DCP has given to parameters that had none."""
+    def _drop_state_of(self, unused: Collection[str]) -> None:
+        """Remove the optimizer state that DCP has made for parameters that had none."""
         for name, parameter in self._module.named_parameters():
             if plain_key(name) in unused:
                 for optimizer in self._optimizers:
@@ -88,7 +88,7 @@ class ShardedParts:
 _MOMENTS = "optimizer.state."
 
 
-def _outline_in(folder: Path) -> Outline:
+def _shapes_in(folder: Path) -> Shapes:
     metadata: Any = _dcp.FileSystemReader(str(folder)).read_metadata()
     return {
         name: tuple(entry.size)
@@ -97,25 +97,25 @@ def _outline_in(folder: Path) -> Outline:
     }
 
 
-def _outline_of(state: Mapping[str, Any]) -> Outline:
+def _shapes_of_state(state: Mapping[str, Any]) -> Shapes:
     moments = state["optimizer"].get("state", {})
     tensors = {f"model.{key}": value for key, value in state["model"].items()}
     tensors |= {f"{_MOMENTS}{key}.{name}": one for key, of in moments.items() for name, one in of.items()}
-    return outline_of({name: one for name, one in tensors.items() if isinstance(one, torch.Tensor)})
+    return shapes_of({name: one for name, one in tensors.items() if isinstance(one, torch.Tensor)})
 
 
-def _unused(then: Outline, state: Mapping[str, Any]) -> list[str]:
-    """Parameters that had no gradient before the save, and so no state; none of them when all have none."""
+def _unused(then: Shapes, state: Mapping[str, Any]) -> list[str]:
+    """Parameters without optimizer state in the checkpoint, because they had no gradient; none when all lack it."""
     names: list[str] = list(state["optimizer"].get("state", {}))
     found = [name for name in names if not any(key.startswith(f"{_MOMENTS}{name}.") for key in then)]
     return found if len(found) < len(names) else []
 
 
 def sharded_parts(parts: Mapping[str, Any]) -> ShardedParts | None:
-    """What of a session's parts is sharded; None when nothing is.
+    """The sharded module and its optimizers among a session's parts; None when no module is sharded.
 
     Raises:
-        UsageError: several modules are.
+        UsageError: several modules are sharded.
     """
     modules = [
         name for name, part in parts.items() if isinstance(part, torch.nn.Module) and _has_shards(part.parameters())

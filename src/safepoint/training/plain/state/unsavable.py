@@ -1,6 +1,6 @@
-"""Parts of a session that have `state_dict`, and whose state one rank alone cannot save or load.
+"""Refuses parts of a session whose state a single rank cannot save or load.
 
-They are known by the names of their classes, so that nothing is imported for those who do not use them.
+Their classes are compared by name, so that nothing is imported for scripts that do not use them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,21 +22,19 @@ class _Obstacle(NamedTuple):
 
 
 _OF_FSDP1 = _Obstacle(
-    "FullyShardedDataParallel gathers its state on all ranks together, and a session lets the first one write it",
+    "FullyShardedDataParallel needs all ranks to gather its state, and in a session only the first rank writes it",
     "use torch.distributed.fsdp.fully_shard instead: each rank then saves its own shards",
 )
 _OF_DEEPSPEED = _Obstacle(
-    "DeepSpeed's partitions are saved by its engine on all ranks together",
+    "DeepSpeed's engine saves its partitions on all ranks together",
     "let an Accelerator prepare model and optimizer and call session(accelerator=…), or use Hugging Face's Trainer",
 )
 _OF_ZERO_REDUNDANCY = _Obstacle(
     "ZeroRedundancyOptimizer has a part of the state on each rank, and no rank has all of it",
     "use a usual optimizer under DistributedDataParallel, or torch.distributed.fsdp.fully_shard to share its state",
 )
-
-
 _OF_SHARDS = _Obstacle(
-    "its state has sharded tensors, and of what is neither a module nor a torch optimizer the first rank writes all",
+    "its state has sharded tensors, and only modules and torch optimizers can be saved in shards",
     "make it of whole tensors, or a torch.nn.Module",
 )
 
@@ -48,22 +46,26 @@ def check_savable(parts: Mapping[str, Any]) -> None:
         parts: by name, as the script has given them.
 
     Raises:
-        UsageError: one of them is shared between the ranks in a way that only it knows.
+        UsageError: the ranks share one of them in a way that only its library can save.
     """
     for name, part in parts.items():
         obstacle = _obstacle(part)
         if obstacle is not None:
-            raise UsageError(f"a session cannot save {name}: {obstacle.reason}", hint=obstacle.hint)
+            raise _refusal(name, obstacle)
 
 
 def check_whole(name: str, state: Any) -> None:
-    """Refuse the state of a part that the first rank writes, when it has its own shard of something only.
+    """Refuse a state with sharded tensors, for a part that the first rank writes alone.
 
     Raises:
         UsageError: it has a sharded tensor.
     """
     if _has_shards(state):
-        raise UsageError(f"a session cannot save {name}: {_OF_SHARDS.reason}", hint=_OF_SHARDS.hint)
+        raise _refusal(name, _OF_SHARDS)
+
+
+def _refusal(name: str, obstacle: _Obstacle) -> UsageError:
+    return UsageError(f"a session cannot save {name}: {obstacle.reason}", hint=obstacle.hint)
 
 
 def _has_shards(state: Any) -> bool:
@@ -75,19 +77,19 @@ def _has_shards(state: Any) -> bool:
 
 
 def _obstacle(part: Any) -> _Obstacle | None:
-    if _DEEPSPEED & _kinds(part):
+    if _DEEPSPEED & _class_names(part):
         return _OF_DEEPSPEED
-    if _ZERO_REDUNDANCY in _kinds(part):
+    if _ZERO_REDUNDANCY in _class_names(part):
         return _OF_ZERO_REDUNDANCY
     if isinstance(part, torch.nn.Module):
-        if any(hasattr(parameter, "ds_id") for parameter in part.parameters()):  # what an engine has partitioned
+        if any(hasattr(parameter, "ds_id") for parameter in part.parameters()):  # partitioned by DeepSpeed's engine
             return _OF_DEEPSPEED
-        if any(_FSDP1 in _kinds(module) for module in part.modules()):
+        if any(_FSDP1 in _class_names(module) for module in part.modules()):
             return _OF_FSDP1
     return None
 
 
-def _kinds(part: Any) -> set[str]:
-    """The full names of its class and of all above it."""
+def _class_names(part: Any) -> set[str]:
+    """The full names of its class and of all base classes."""
     kinds: Iterable[type] = type(part).__mro__
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from safepoint.training.integrations.transformers.own_save import led_by_arguments
+from safepoint.training.integrations.transformers.own_save import redirected_output_dir
 
 
 class Library:
@@ -31,7 +31,7 @@ def save(trainer: Library, tmp_path: Path) -> Path:
     (root / "checkpoint-3").mkdir(parents=True)
     trainer.args = SimpleNamespace(output_dir=str(output))
     original = Library._save_checkpoint
-    with led_by_arguments(trainer, root):
+    with redirected_output_dir(trainer, root):
         trainer._save_checkpoint()
     assert Library._save_checkpoint is original
     assert trainer.args.output_dir == str(output)

@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.errors import ConflictError
-from safepoint.training.plain.data.data_state import Data
 from safepoint.training.plain.data.position import Position
-from safepoint.training.plain.data.rescale_position import moved
+from safepoint.training.plain.data.rescale_position import rescale_position
+from safepoint.training.plain.data.tracked_data import TrackedData
 
 SAMPLES = TensorDataset(torch.arange(96))
 
@@ -34,9 +34,9 @@ def manifest(world_size: int, per_batch: int, accumulation: int = 1, epoch: floa
     )
 
 
-def data(batch_size: int, world_size: int, *, is_distributed: bool = True) -> Data:
+def data(batch_size: int, world_size: int, *, is_distributed: bool = True) -> TrackedData:
     sampler = DistributedSampler(SAMPLES, num_replicas=world_size, rank=0) if is_distributed else None
-    return Data(DataLoader(SAMPLES, batch_size=batch_size, sampler=sampler), lambda *_: None)
+    return TrackedData(DataLoader(SAMPLES, batch_size=batch_size, sampler=sampler), lambda *_: None)
 
 
 SHUFFLED = Position(batches=6, epoch_rng={}, sampler="RandomSampler")
@@ -44,8 +44,8 @@ OWN_STATE = Position(batches=6, epoch_rng={}, loader={}, sampler="DistributedSam
 PLACE = Position(epoch=1, batches=6, epoch_rng={}, sampler="DistributedSampler")
 
 
-def move(before: Manifest, now: Data, world_size: int, place: Position = PLACE, **options: Any) -> Position:
-    return moved(place, before, now, world_size, **{"allow_change": False, **options})
+def move(before: Manifest, now: TrackedData, world_size: int, place: Position = PLACE, **options: Any) -> Position:
+    return rescale_position(place, before, now, world_size, **{"allow_change": False, **options})
 
 
 def test_as_many_ranks_with_as_many_samples() -> None:
@@ -76,12 +76,12 @@ def test_other_ranks_with_as_many_samples_together(before: int, now: int) -> Non
             manifest(2, 24),
             data(24, 1),
             OWN_STATE,
-            "tied",
+            "loaders depends on",
         ),
     ],
 )
 def test_what_would_repeat_or_leave_out_samples_is_refused(
-    before: Manifest, now: Data, place: Position, text: str
+    before: Manifest, now: TrackedData, place: Position, text: str
 ) -> None:
     """With the reason, and what to do; the option goes on."""
     world_size = {12: 3, 8: 2, 24: 1}[now.batch_size] if text != "order of RandomSampler" else 2
@@ -134,7 +134,7 @@ class Prepared:
 )
 def test_what_accelerate_deals_out(sampler: Any, is_kept: bool) -> None:
     """One order for all ranks is as good on another number of them."""
-    now = Data(Prepared(sampler, 8), lambda *_: None)  # type: ignore[arg-type]
+    now = TrackedData(Prepared(sampler, 8), lambda *_: None)  # type: ignore[arg-type]
     place = Position(batches=6, epoch_rng={}, sampler=now.sampler)
     assert now.sampler.startswith("Accelerate's ")
     if is_kept:
@@ -150,7 +150,7 @@ def test_data_of_another_length_are_refused_in_the_midst_of_an_epoch(part: float
     place = Position(epoch=1, batches=batches, epoch_rng={}, sampler="DistributedSampler")
     before = manifest(1, 8, epoch=1 + part)
     assert move(before, data(8, 1), 1, place) == place
-    shorter = Data(DataLoader(TensorDataset(torch.arange(80)), batch_size=8), lambda *_: None)
+    shorter = TrackedData(DataLoader(TensorDataset(torch.arange(80)), batch_size=8), lambda *_: None)
     with pytest.raises(ConflictError, match=r"an epoch had 12 batches .* and has 10 now; training was not started"):
         move(before, shorter, 1, place)
     assert move(before, shorter, 1, place, allow_change=True) == place

@@ -12,7 +12,7 @@ from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.plain.state import parts as parts_module
 from safepoint.training.plain.state.parts import NamedParts
-from safepoint.training.plain.state.torch_load import load_plain
+from safepoint.training.state.plain_values import load_plain
 
 
 def named(seed: int) -> dict[str, Any]:
@@ -127,5 +127,5 @@ def test_another_optimizer_is_refused(make: Any, difference: str, tmp_path: Path
     """With what is different."""
     NamedParts(named(1), Place()).write(tmp_path)
     model = torch.nn.Linear(300, 30)
-    with pytest.raises(ConflictError, match=f"optimizer of .* is not this script's: {difference}"):
+    with pytest.raises(ConflictError, match=f"optimizer of .* differs from this script's: {difference}"):
         NamedParts({"model": model, "optimizer": make(model)}, Place()).load(tmp_path)

@@ -1,1 +1,1 @@
-"""Everything of a checkpoint that the Trainer itself does not save or load."""
+"""What an exact resume needs and the Trainer itself does not save or load."""

@@ -1,4 +1,4 @@
-"""Settings of adapters that scale what they add: PEFT takes them from the script, and no weight shows them."""
+"""Settings that scale an adapter's output: PEFT takes them from the script, and no weight shows a difference."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,15 @@ _SCALING = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora", "
 
 
 def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
-    """Compare the settings in a checkpoint with the script's; what only one of both has is left alone.
+    """Compare the settings in a checkpoint with the script's; a setting that only one of them has is ignored.
 
     Args:
-        model: what is trained, not yet wrapped for training.
+        model: that is trained, not yet wrapped for training.
         folder: the checkpoint.
-        step: of it.
+        step: of the checkpoint.
 
     Raises:
-        ConflictError: an adapter would go on with another scale, or is of another kind.
+        ConflictError: an adapter has another scale, or is of another kind.
     """
     configs: Any = getattr(model, "peft_config", None)
     if not isinstance(configs, dict):
@@ -36,5 +36,5 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
                 raise ConflictError(
                     f"the adapter {name} of step {step} was trained with {setting}={before}, this run has {after}; "
                     "training was not started",
-                    hint="make the adapter as it was when the run began, or begin anew with --from-scratch",
+                    hint="make the adapter as it was in that run, or start from the beginning with --from-scratch",
                 )

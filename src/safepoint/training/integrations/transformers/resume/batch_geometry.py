@@ -1,8 +1,8 @@
-"""How many samples an optimizer step sees, and how to keep that with another number of ranks.
+"""How many samples an optimizer step sees, and how to keep that number when the number of ranks has changed.
 
-The Trainer finds its place in the data by counting micro-batches, so a changed number of ranks would silently
-move it and change the learning rate's course. Here the global batch of the checkpoint is kept by adapting
-gradient accumulation, where the data order stays the same; everything else is refused with the reason.
+The Trainer finds its position in the data by counting micro-batches, so another number of ranks would silently change
+the position and the learning-rate schedule. Here the global batch of the checkpoint is kept by adapting gradient
+accumulation, where that keeps the order of the data; all other changes are refused with the reason.
 """
 
 import math
@@ -14,7 +14,7 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError
 from safepoint.foundation.events.run_events import BatchKept
 
-_OPTION = "allow it with --allow-batch-change: the data position is kept, the samples per step are not"
+_OPTION = "use --allow-batch-change, which keeps the position in the data but not the samples per step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,8 @@ class BatchGeometry:
         world_size: number of ranks.
         accumulation: micro-batches per optimizer step and rank.
         global_batch: samples per optimizer step over all ranks.
-        num_samples: samples in an epoch, completions where they are generated; None when the data set cannot tell.
+        num_samples: samples in an epoch (completions, where they are generated); None when the data set has no
+            length.
         drop_last: whether an incomplete last batch is left out.
     """
 
@@ -47,7 +48,7 @@ class BatchGeometry:
         )
 
     def before(self, manifest: Manifest) -> "BatchGeometry":
-        """That of a checkpoint, over the data of now."""
+        """The geometry of a checkpoint, over the data of this run."""
         return replace(
             self,
             world_size=manifest.world_size,
@@ -56,12 +57,12 @@ class BatchGeometry:
         )
 
     def keeps_steps_of(self, other: "BatchGeometry") -> bool:
-        """Whether a step, and an epoch, are as long."""
+        """Whether steps and epochs have the same length."""
         return (self.global_batch, self.steps_per_epoch) == (other.global_batch, other.steps_per_epoch)
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in an epoch; None when the data set cannot tell its length."""
+        """Optimizer steps in an epoch; None when the data set has no length."""
         if self.num_samples is None:
             return None
         return max(1, -(-self._micro_steps(self.num_samples) // self.accumulation))
@@ -77,7 +78,7 @@ class BatchGeometry:
         return max(1, self.global_batch // self.accumulation)
 
     def _samples_per_epoch(self, num_samples: int) -> int:
-        """What an epoch shows of `num_samples`: an incomplete last batch that is dropped is never seen."""
+        """How many of `num_samples` an epoch uses; an incomplete last batch may be dropped."""
         dropped = num_samples % self.per_micro_step if self.drop_last else 0
         return max(1, num_samples - dropped)
 
@@ -87,8 +88,8 @@ class BatchGeometry:
         Args:
             step: optimizer steps done.
             epoch: epochs done, with the fraction of the running one.
-            regular: whether every step so far had this geometry. Otherwise it is the place in the data: what was seen
-                before counts as if it had been seen in this geometry.
+            regular: whether every step so far had this geometry. Otherwise the result is the position in the data, as
+                if all steps had had this geometry.
         """
         steps_per_epoch = self.steps_per_epoch
         if self.num_samples is None or steps_per_epoch is None:
@@ -97,20 +98,20 @@ class BatchGeometry:
         if regular:
             epochs, steps = divmod(step, steps_per_epoch)
         else:
-            # The Trainer counts an epoch in micro-batches; a step is whole, but for the last one of an epoch.
+            # The Trainer counts an epoch in micro-batches; each step but the last one of an epoch is whole.
             epochs = math.floor(epoch)
             steps = round((epoch - epochs) * self._micro_steps(self.num_samples) / self.accumulation)
         return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
 
     def position(self, samples_seen: int, *, epoch: float, before: "BatchGeometry") -> tuple[int, int]:
-        """Where a checkpoint lies: whole epochs, and micro-batches per rank to skip in the running one.
+        """The position of a checkpoint: whole epochs, and micro-batches per rank to skip in the running one.
 
-        Only for a data set that can tell its length.
+        Only for a data set with a length.
 
         Args:
             samples_seen: of the checkpoint.
-            epoch: likewise.
-            before: its geometry; what an epoch shows may differ from what it shows now.
+            epoch: of the checkpoint.
+            before: its geometry; its epochs may use another number of samples.
         """
         assert self.num_samples is not None
         epochs = math.floor(epoch)
@@ -119,14 +120,14 @@ class BatchGeometry:
         return epochs, rest // self.global_batch * self.accumulation
 
     def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
-        """The same for a data set that cannot tell its length, and may have ended and begun again several times.
+        """The same for a data set without a length, which may have been read several times.
 
-        The Trainer then counts each step as one of `max_steps` in the running pass, however long that is.
+        The Trainer then counts each step as one of `max_steps` in the running pass, however long the pass is.
 
         Args:
             epoch: of a checkpoint: passes that have ended, and that fraction of the running one.
-            max_steps: of the run when it was made.
-            global_batch: likewise.
+            max_steps: of the run that wrote it.
+            global_batch: of the run that wrote it.
         """
         passes = max(0, math.ceil(epoch) - 1)
         steps = round((epoch - passes) * max_steps)
@@ -136,27 +137,27 @@ class BatchGeometry:
 def adapt(
     trainer: Any, manifest: Manifest, now: BatchGeometry, *, asked_before: int = 0, allow_change: bool
 ) -> tuple[BatchGeometry, BatchKept | None]:
-    """Make a step see as many samples as the checkpoint's steps did.
+    """Adapt gradient accumulation so that a step sees as many samples as the checkpoint's steps.
 
     Args:
         trainer: its `args.gradient_accumulation_steps` is set.
-        manifest: the checkpoint to go on from.
-        now: the geometry that the script asks for.
-        asked_before: the accumulation that it asked for then; 0 when that is not known.
-        allow_change: go on with another global batch instead of refusing.
+        manifest: of the checkpoint to resume from.
+        now: the geometry that the script requests.
+        asked_before: the accumulation that the script requested before; 0 when that is not known.
+        allow_change: accept another global batch instead of an error.
 
     Returns:
         The geometry in force, and what was adapted, if anything.
 
     Raises:
-        ConflictError: it cannot be done exactly, and changing it was not allowed.
+        ConflictError: the global batch cannot be kept, and a change was not allowed.
     """
     before = now.before(manifest)
     if before == now:
         return now, None
     is_script_the_same = (now.accumulation, now.per_micro_step) == (asked_before, before.per_micro_step)
     if is_script_the_same and before.world_size == now.world_size:
-        # Still the number of ranks to which the accumulation was adapted, and still the same script.
+        # The accumulation was adapted to this number of ranks before, and the script is the same.
         trainer.args.gradient_accumulation_steps = before.accumulation
         return BatchGeometry.of(trainer, now.world_size), None
     reason = _obstacle(trainer, manifest, now)
@@ -205,22 +206,22 @@ def _obstacle(trainer: Any, manifest: Manifest, now: BatchGeometry) -> str | Non
 
 
 def _obstacle_of_order(trainer: Any, world_sizes: tuple[int, int]) -> str | None:
-    """Where the ranks decide in which order samples come."""
+    """Why the order of samples depends on the number of ranks; None when it does not."""
     strategy = getattr(trainer.args, "train_sampling_strategy", "random")
     if strategy in {"group_by_length", "batch_rebalance"}:
         return f"train_sampling_strategy={strategy!r} orders data by batch geometry"
-    if any(_is_dealt_by_shards(trainer, num_ranks) for num_ranks in world_sizes):
-        return "with dispatch_batches=False each rank reads shards of its own of the data set"
+    if any(_is_sharded_stream(trainer, num_ranks) for num_ranks in world_sizes):
+        return "with dispatch_batches=False each rank reads its own shards of the data set"
     return None
 
 
-def _is_dealt_by_shards(trainer: Any, num_ranks: int) -> bool:
-    """Whether Accelerate gives each rank shards of a stream, and not every n-th batch of it."""
-    datasets = sys.modules.get("datasets")  # a data set of another library is never dealt so
+def _is_sharded_stream(trainer: Any, num_ranks: int) -> bool:
+    """Whether Accelerate gives each rank some shards of a stream, and not every n-th batch of it."""
+    datasets = sys.modules.get("datasets")  # Accelerate does so for this library only
     if datasets is None or not isinstance(trainer.train_dataset, datasets.IterableDataset):
         return False
     config = trainer.accelerator.dataloader_config
-    dispatches = config.dispatch_batches is not False  # unless it is told otherwise, the first rank reads for all
+    dispatches = config.dispatch_batches is not False  # by default the first rank reads for all
     return 1 < num_ranks <= trainer.train_dataset.n_shards and not dispatches and not config.split_batches
 
 
@@ -232,22 +233,22 @@ def _num_samples(trainer: Any) -> int | None:
     at_once = getattr(trainer.args, "generation_batch_size", None)
     if not at_once:
         return num_samples
-    # Prompts that do not fill a generation are left out of the epoch.
+    # An epoch leaves out prompts that do not fill a generation.
     prompts = at_once // trainer.num_generations
     return num_samples // prompts * at_once * getattr(trainer, "num_iterations", 1)
 
 
 def _obstacle_of_generation(trainer: Any, manifest: Manifest, accumulation: int) -> str | None:
-    """Where completions are generated for several steps, or not for whole ones, ranks decide which steps see what."""
+    """Why the number of ranks decides which step sees which completions; None when it does not."""
     if not getattr(trainer.args, "generation_batch_size", None):
         return None
     per_generation = getattr(trainer.args, "steps_per_generation", None) or accumulation
     if getattr(trainer, "num_iterations", 1) > 1:
-        return "completions are trained on in several steps, which would be others"
+        return "completions are used for several steps, and other steps would use them"
     for num_micro_steps in (manifest.gradient_accumulation, accumulation):
         if num_micro_steps % per_generation:
             return f"a step of {num_micro_steps} micro-steps is no multiple of steps_per_generation={per_generation}"
     num_prompts = None if _num_samples(trainer) is None else len(trainer.train_dataset)
     if num_prompts is not None and num_prompts * trainer.num_generations % manifest.global_batch:
-        return f"{num_prompts} prompts do not fill whole steps, and those that are left out would be others"
+        return f"{num_prompts} prompts do not fill whole steps, and other ones would be left out"
     return None

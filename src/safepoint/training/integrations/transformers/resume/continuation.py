@@ -14,19 +14,19 @@ from typing import Any, cast
 
 from safepoint.errors import ConflictError
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.integrations.transformers.method_override import Takeover
 from safepoint.training.integrations.transformers.own_save import saves_in_its_own_way
 from safepoint.training.integrations.transformers.resume.adapter_settings import check_adapter_settings
 from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
 from safepoint.training.integrations.transformers.resume.data_position import DataPosition
 from safepoint.training.integrations.transformers.resume.loaded_weights import complete_load
 from safepoint.training.integrations.transformers.resume.stateful_callbacks import stateful_callbacks
-from safepoint.training.integrations.transformers.resume.trainer_state import Pending, Place, RankState
+from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LoaderState, RankState
 from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
 from safepoint.training.integrations.transformers.sharding.repartition import follow_accumulation
-from safepoint.training.integrations.transformers.sharding.sharing import check_sharing
+from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_checkpoint_strategy
 from safepoint.training.start.resume import ResumePoint
 from safepoint.training.state.rng import capture_rng, restore_rng
+from safepoint.training.state.temporary_attributes import Overrides
 
 
 class Continuation:
@@ -77,7 +77,7 @@ class Continuation:
                 "started",
                 hint="give the Trainer an output folder of its own, or start a new run with --from-scratch",
             )
-        check_sharing(self._trainer, manifest)
+        check_checkpoint_strategy(self._trainer, manifest)
         check_adapter_settings(self._trainer.model, point.path, step=manifest.step)
         self._state = RankState.read(
             point.path,
@@ -107,14 +107,15 @@ class Continuation:
         """Whether every step of the run had this geometry."""
         return not self._is_irregular
 
-    def take_over(self, takeover: Takeover) -> None:
-        """Lead the Trainer's beginning."""
-        takeover.replace("_load_rng_state", self._wrap_load_rng)
-        takeover.replace("_run_epoch", self._wrap_run_epoch)
+    def override(self, overrides: Overrides) -> None:
+        """Override how the Trainer starts."""
+        trainer = self._trainer
+        overrides.override(trainer, "_load_rng_state", self._wrap_load_rng)
+        overrides.override(trainer, "_run_epoch", self._wrap_run_epoch)
         if self._point is not None:
-            takeover.replace("_issue_warnings_after_load", self._wrap_loaded)
+            overrides.override(trainer, "_issue_warnings_after_load", self._wrap_loaded)
         if self._is_irregular or (self._point is not None and self.geometry.num_samples is None):
-            takeover.replace("_init_training_state", self._wrap_position)
+            overrides.override(trainer, "_init_training_state", self._wrap_position)
 
     @property
     def _counted(self) -> TrlCounters:
@@ -124,7 +125,7 @@ class Continuation:
 
     # ---- when the loop begins -------------------------------------------------------------------------------
 
-    def restore(self) -> Pending:
+    def restore(self) -> DeferredWork:
         """Give back what the Trainer did not load; the loop begins next.
 
         Returns:
@@ -132,10 +133,10 @@ class Continuation:
         """
         self._has_begun = True
         if self._point is None:
-            return Pending()
+            return DeferredWork()
         _restore_callbacks(self._trainer)
         if self._state is None:
-            return Pending()
+            return DeferredWork()
         self._state.loss.restore(self._trainer)
         self._counted.restore(self._trainer)
         self.elapsed_s = self._state.elapsed_s
@@ -159,10 +160,10 @@ class Continuation:
             self._epoch_rng = self._rng_to_restore or capture_rng()
 
     @property
-    def place(self) -> Place:
-        """For a checkpoint of now."""
+    def loader_state(self) -> LoaderState:
+        """The position in the data, for a checkpoint."""
         within_epoch = not float(self._trainer.state.epoch or 0.0).is_integer()
-        return Place(
+        return LoaderState(
             epoch_rng=self._epoch_rng if within_epoch else {},
             loader=self.data.state,
             generators=self.data.generators(within_epoch=within_epoch),

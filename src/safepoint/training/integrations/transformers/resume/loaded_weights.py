@@ -1,8 +1,8 @@
-"""Whether the Trainer has given the model every weight of a checkpoint, and the help where it cannot.
+"""Checks that the Trainer has loaded every weight of a checkpoint, and loads those that it cannot find.
 
-The Trainer loads weights by name and only warns of what it does not find: such a weight would go on from what the
-script made of it, beside the optimizer's old moments. Of some models (experts that are one tensor in memory and many
-in files) transformers writes other names and shapes than the model has, and the Trainer finds none of them.
+The Trainer loads weights by name and only warns about missing ones. Such a weight would keep the script's fresh
+values, beside the old moments of the optimizer. For some models (experts that are one tensor in memory and many in
+files) transformers writes other names and shapes than the model has, and the Trainer finds none of these weights.
 """
 
 import logging
@@ -19,13 +19,13 @@ _log = logging.getLogger("safepoint")
 
 
 def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int) -> None:
-    """Load what the Trainer did not find, where transformers knows under which names it was saved.
+    """Load the weights that the Trainer did not find, where transformers knows their names in the file.
 
     Args:
-        model: that was loaded, not yet wrapped for training.
-        missing: names of which the Trainer found nothing.
+        model: as the Trainer has loaded it, not yet wrapped for training.
+        missing: names that the Trainer did not find.
         folder: the checkpoint.
-        step: of it.
+        step: of the checkpoint.
 
     Raises:
         ConflictError: a weight is not in the checkpoint.
@@ -36,19 +36,19 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     if _is_converted(model):
         try:
             lost = lost_weights(model, _load_converted(model, folder))
-        except Exception as error:  # noqa: BLE001  what follows says what is missing, and stops
+        except Exception as error:  # noqa: BLE001  the error below names what is missing
             _log.warning("from_pretrained cannot load %s: %s", folder, error)
     if lost:
         others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ConflictError(
-            f"the checkpoint of step {step} has no weight {lost[0]}{others}, which the model has: it would go on "
+            f"the checkpoint of step {step} has no weight {lost[0]}{others}, which the model has: it would start "
             "with fresh values; training was not started",
-            hint="make the model as it was when the run began, or begin anew with --from-scratch",
+            hint="make the model as it was in that run, or start from the beginning with --from-scratch",
         )
 
 
 def lost_weights(model: Any, missing: Iterable[str]) -> list[str]:
-    """Of the names of which nothing was found, those of parameters that have no other name, and that are saved."""
+    """Of the missing names, those of parameters that are saved and were not found under another name."""
     names = set(missing)
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     found = {id(parameter) for name, parameter in parameters.items() if name not in names}
@@ -66,7 +66,7 @@ def lost_weights(model: Any, missing: Iterable[str]) -> list[str]:
 
 
 def _is_converted(model: Any) -> bool:
-    """Whether transformers may have written other names than the model's."""
+    """Whether transformers may write other names than the model's."""
     from transformers import PreTrainedModel
     from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -76,15 +76,15 @@ def _is_converted(model: Any) -> bool:
 
 
 def _load_converted(model: Any, folder: Path) -> list[str]:
-    """Load through `from_pretrained`, which converts; the names of which it found nothing.
+    """Load through `from_pretrained`, which converts names; returns the names that it did not find.
 
-    A second model is in memory for a moment, in the widest type of the first one's: no bit is lost.
+    A second model is in memory meanwhile, in the widest type of the first one, so that no bit is lost.
     """
     types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     widest = max(types, key=lambda kind: (kind.itemsize, kind is not torch.float16)) if types else torch.float32
     if {torch.float16, torch.bfloat16} <= types and widest.itemsize == torch.float16.itemsize:
         widest = torch.float32
-    _log.info("weights of %s are saved under other names than the model's: loading them by these", folder.name)
+    _log.info("the weights of %s have other names than the model's: loading them with from_pretrained", folder.name)
     kind = cast("Any", type(model))
     other, report = kind.from_pretrained(folder, dtype=widest, output_loading_info=True)
     fresh: set[str] = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}

@@ -1,7 +1,7 @@
-"""TRL's reference model where it follows the one that is trained (`sync_ref_model`), and which nobody saves.
+"""TRL's reference model where it follows the trained model (`sync_ref_model`), because TRL does not save it.
 
-Without it a resume would begin with the reference of the first step. One file, written by the rank that writes the
-model, and read by all.
+Without it a resume would start with the reference of the first step. The rank that writes the model writes it into
+one file, and all ranks read it.
 """
 
 import logging
@@ -15,11 +15,11 @@ _log = logging.getLogger("safepoint")
 
 
 class ReferenceModel:
-    """The reference of one trainer, if it has one that changes.
+    """The reference model of one trainer, if it has one that changes.
 
     Args:
         trainer: about to train.
-        is_sharded: whether no rank has all of a model; the reference is not saved then, and the log says so.
+        is_sharded: whether no rank has a whole model. The reference is then not saved, and a warning says so.
     """
 
     def __init__(self, trainer: Any, *, is_sharded: bool) -> None:
@@ -27,16 +27,16 @@ class ReferenceModel:
         self._model: torch.nn.Module | None = None if is_sharded else model
         if model is not None and is_sharded:
             _log.warning(
-                "sync_ref_model=True: the reference is in shards and in no checkpoint; a resume begins with that of "
-                "the first step"
+                "sync_ref_model=True: the reference model is sharded, so checkpoints do not contain it; a resume "
+                "starts with the reference of the first step"
             )
 
     def write(self, folder: Path) -> None:
-        """Into a checkpoint in the making."""
+        """Write it into the folder of a checkpoint."""
         if self._model is not None:
             torch.save(self._model.state_dict(), folder / _NAME)
 
     def read(self, folder: Path) -> None:
-        """From a verified checkpoint; one that has none, because the script asks for it since, changes nothing."""
+        """Read it from a verified checkpoint; nothing where the checkpoint has none."""
         if self._model is not None and (folder / _NAME).is_file():
             self._model.load_state_dict(torch.load(folder / _NAME, map_location="cpu", weights_only=True))

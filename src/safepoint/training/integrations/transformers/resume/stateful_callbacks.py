@@ -1,21 +1,21 @@
-"""What callbacks count for themselves: transformers calls those stateful, and saves it with every checkpoint."""
+"""What stateful callbacks count; transformers saves it with every checkpoint."""
 
 import copy
 from typing import Any
 
 
 def stateful_callbacks(trainer: Any) -> list[Any]:
-    """Those of a trainer, in their order."""
+    """A trainer's stateful callbacks, in their order."""
     from transformers.trainer_callback import ExportableState
 
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, ExportableState)]
 
 
 class CallbackCounts:
-    """What they have counted, and which stop they have asked for.
+    """A copy of what they have counted, and of the stop that they have requested.
 
     Args:
-        trainer: of now.
+        trainer: whose callbacks they are.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -26,7 +26,7 @@ class CallbackCounts:
         self._stops = (trainer.control.should_training_stop, trainer.control.should_epoch_stop)
 
     def restore(self, trainer: Any) -> None:
-        """Give it back, in place."""
+        """Set the copied values on the callbacks again."""
         for callback, attributes in self._counts:
             for name, value in copy.deepcopy(attributes).items():
                 setattr(callback, name, value)

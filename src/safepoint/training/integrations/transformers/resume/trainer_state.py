@@ -1,45 +1,44 @@
-"""What the Trainer does not save and an exact continuation needs, one small file per rank.
+"""What the Trainer does not save and an exact resume needs, in one small file per rank.
 
-- random number states of the epoch's beginning: samplers and worker seeds are drawn from them, so a resume in
-  mid-epoch must begin the epoch from the same ones;
-- the loss accumulated since the last log line, and what is needed for the average at the end;
-- work that was due at the step but given up for a prompt exit: an evaluation, the end of an epoch;
-- what TRL's trainers count for themselves (`counted`);
-- states of generators that belong to the data loader and its samplers, by which these draw their order;
-- training time so far.
+- the random number states at the start of the epoch: samplers and worker seeds are drawn from them, so a resume in
+  the middle of an epoch starts the epoch from the same ones;
+- the loss accumulated since the last log line, and what the average at the end needs;
+- work that was due at the step and deferred for a quick exit: an evaluation, the end of an epoch;
+- what TRL's trainers count (`trl_counters`);
+- the states of generators of the data loader and its samplers, which determine the order of the data;
+- the training time so far.
 
-`Moment` is the same in memory, with what changes inside a step: the Trainer can go back to it.
+`RollbackPoint` holds the same in memory, and also what changes within a step, so that the Trainer can go back to it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 
 from safepoint.training.integrations.transformers.resume.stateful_callbacks import CallbackCounts
 from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
 from safepoint.training.state.base_model import frozen_buffers
+from safepoint.training.state.plain_values import is_plain, load_plain
 from safepoint.training.state.rng import capture_rng, restore_rng
 
 _NAME = "safepoint_state_{rank}.pt"
-_PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """What was due after the step and is done first on resume.
+class DeferredWork:
+    """Work that was due after the step and is done first on resume.
 
     Args:
         evaluate: the evaluation of this step.
-        save: the save that follows this evaluation, because its result belongs into the checkpoint.
+        save: the save that follows this evaluation, because its result belongs to the checkpoint.
         epoch_end: everything that follows the last step of an epoch.
-        complete: training ended before its last step; no further one is due.
-        grad_norm: of the step, for a log line at the epoch's end; on its device until it is written, because reading
-            it waits for the step.
-        learning_rate: of the step, likewise.
+        complete: training ended before its last step; no further step is due.
+        grad_norm: of the step, for a log line at the epoch's end; it stays on its device until it is written, because
+            reading it waits for the step.
+        learning_rate: of the step, for the same log line.
     """
 
     evaluate: bool = False
@@ -50,10 +49,10 @@ class Pending:
     learning_rate: float | None = None
 
     @classmethod
-    def after_step(cls, trainer: Any, grad_norm: Any, learning_rate: Any) -> "Pending":
-        """What is due when a step has ended and nothing was left for later; all ranks call it."""
+    def after_step(cls, trainer: Any, grad_norm: Any, learning_rate: Any) -> "DeferredWork":
+        """The work that is due when a step has ended; all ranks call it."""
         if hasattr(grad_norm, "full_tensor"):
-            grad_norm = grad_norm.full_tensor()  # of FSDP2's parts now, when no rank waits in vain for another one
+            grad_norm = grad_norm.full_tensor()  # a collective call under FSDP2, at a point that all ranks reach
         return cls(
             epoch_end=float(trainer.state.epoch).is_integer(),
             grad_norm=grad_norm,
@@ -62,19 +61,18 @@ class Pending:
 
     def record(self) -> dict[str, Any]:
         """Plain values; waits for the device to finish the step."""
-        values = {name: getattr(self, name) for name in Pending.__slots__}
-        return {**values, "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
+        return {**_values_of(self), "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossSoFar:
+class LossTotals:
     """The Trainer's loss bookkeeping.
 
     Args:
         since_log: sum over the steps since the last log line, on this rank.
         total: sum over all steps up to it, averaged over ranks.
         last_logged_step: the step of that line.
-        first_step: the step at which the run began.
+        first_step: the step at which the run started.
     """
 
     since_log: float
@@ -83,8 +81,8 @@ class LossSoFar:
     first_step: int
 
     @classmethod
-    def of(cls, trainer: Any) -> "LossSoFar":
-        """Read it; waits for the device to finish the last step."""
+    def of(cls, trainer: Any) -> "LossTotals":
+        """Read the totals; waits for the device to finish the last step."""
         return cls(
             since_log=float(trainer._tr_loss.item()),
             total=float(trainer._total_loss_scalar),
@@ -93,7 +91,7 @@ class LossSoFar:
         )
 
     def restore(self, trainer: Any) -> None:
-        """Give it to a Trainer whose loop is about to begin."""
+        """Set the totals on a Trainer whose loop starts next."""
         trainer._tr_loss = torch.full_like(trainer._tr_loss, self.since_log)
         trainer._total_loss_scalar = self.total
         trainer._globalstep_last_logged = self.last_logged_step
@@ -102,27 +100,27 @@ class LossSoFar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """The contents of one rank's file.
+    """The contents of one rank's file; the fields have the names that the file has.
 
     Args:
-        loss: see `LossSoFar`.
-        pending: see `Pending`.
-        epoch_rng: random number states when the running epoch began; empty at an epoch's boundary.
-        elapsed_s: seconds of training up to here, over all attempts.
+        loss: see `LossTotals`.
+        pending: what was due at the step and is done first on resume.
+        epoch_rng: random number states at the start of the running epoch; empty between two epochs.
+        elapsed_s: seconds of training so far, over all attempts.
         loader: the data loader's own state, where it has one.
-        generators: states of the generators of loader and samplers: when the running epoch began, or now at an
-            epoch's boundary.
-        counted: see `Counted`.
-        asked_accumulation: micro-batches per step that the script asks for, which may not be those in force; 0 when
-            that was not saved.
-        is_irregular: whether the run has steps of several sizes, so that their number does not tell the place in the
-            data.
+        generators: states of the generators of loader and samplers at the start of the running epoch; between two
+            epochs, those of now.
+        counted: see `TrlCounters`.
+        asked_accumulation: micro-batches per step that the script requests, which may not be those in force; 0 in
+            files of older releases.
+        is_irregular: whether the run has steps of several sizes, so that the number of steps does not determine the
+            position in the data.
         rng: random number states of now. The Trainer's own file has those of all devices that the rank saw, and does
-            not say which is the rank's.
+            not say which of them belongs to the rank.
     """
 
-    loss: LossSoFar
-    pending: Pending
+    loss: LossTotals
+    pending: DeferredWork
     epoch_rng: dict[str, Any]
     elapsed_s: float
     loader: Any = None
@@ -135,20 +133,14 @@ class RankState:
     def write(self, folder: Path, rank: int) -> None:
         """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
         record = {
-            "loss": {name: getattr(self.loss, name) for name in LossSoFar.__slots__},
+            **_values_of(self),
+            "loss": _values_of(self.loss),
             "pending": self.pending.record(),
-            "epoch_rng": self.epoch_rng,
-            "elapsed_s": self.elapsed_s,
-            "loader": self.loader,
-            "generators": self.generators,
             "counted": {
-                "figures": _plain_ones(self.counted.figures),
+                "figures": {name: one for name, one in self.counted.figures.items() if is_plain(one)},
                 "cycle": self.counted.cycle if is_plain(self.counted.cycle) else {},
                 "is_training": self.counted.is_training,
             },
-            "asked_accumulation": self.asked_accumulation,
-            "is_irregular": self.is_irregular,
-            "rng": self.rng,
         }
         torch.save(record, folder / _NAME.format(rank=rank))
 
@@ -156,8 +148,8 @@ class RankState:
     def read(cls, folder: Path, *, rank: int, ranks_before: int, world_size: int) -> "RankState | None":
         """Read the state for `rank` from a verified checkpoint that `ranks_before` ranks wrote.
 
-        With another number of ranks the losses are averaged, as the log line does. None when the file is not
-        there.
+        When the number of ranks has changed the losses are averaged, as the log line does. None when the file does
+        not exist.
         """
         own = folder / _NAME.format(rank=rank % ranks_before)
         if not own.is_file():
@@ -166,48 +158,35 @@ class RankState:
         if ranks_before == world_size:
             return state
         losses = [cls._read(folder / _NAME.format(rank=other)).loss.since_log for other in range(ranks_before)]
-        loss = LossSoFar(
-            since_log=sum(losses) / len(losses),
-            total=state.loss.total,
-            last_logged_step=state.loss.last_logged_step,
-            first_step=state.loss.first_step,
-        )
-        return cls(
-            loss=loss,
-            pending=state.pending,
-            epoch_rng=state.epoch_rng,
-            elapsed_s=state.elapsed_s,
-            generators=state.generators,
-            counted=TrlCounters(figures=state.counted.figures, is_training=state.counted.is_training),
-            is_irregular=state.is_irregular,
-            rng=state.rng,
+        return replace(
+            state,
+            loss=replace(state.loss, since_log=sum(losses) / len(losses)),
+            loader=None,
+            counted=replace(state.counted, cycle={}),
+            asked_accumulation=0,
         )
 
     @classmethod
     def _read(cls, path: Path) -> "RankState":
-        record = load_plain(path)
-        return cls(
-            loss=LossSoFar(**record["loss"]),
-            pending=Pending(**record["pending"]),
-            epoch_rng=record["epoch_rng"],
-            elapsed_s=record["elapsed_s"],
-            loader=record.get("loader"),
-            generators=record.get("generators", []),
-            counted=TrlCounters(**record.get("counted", {})),
-            asked_accumulation=record.get("asked_accumulation", 0),
-            is_irregular=record.get("is_irregular", False),
-            rng=record.get("rng", {}),
-        )
+        record: dict[str, Any] = {"rng": {}, **load_plain(path)}
+        record["loss"] = LossTotals(**record["loss"])
+        record["pending"] = DeferredWork(**record["pending"])
+        record["counted"] = TrlCounters(**record.get("counted", {}))
+        return cls(**{name: record[name] for name in cls.__slots__ if name in record})
+
+
+def _values_of(one: RankState | LossTotals | DeferredWork) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in type(one).__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The place in the data at a step boundary; while a step goes on, the loader is ahead of it.
+class LoaderState:
+    """The position in the data at a step boundary; within a step the loader is ahead of it.
 
     Args:
         epoch_rng: see `RankState`.
-        loader: likewise.
-        generators: likewise.
+        loader: see `RankState`.
+        generators: see `RankState`.
     """
 
     epoch_rng: dict[str, Any]
@@ -215,23 +194,23 @@ class Place:
     generators: list[torch.Tensor]
 
 
-class Moment:
+class RollbackPoint:
     """A step boundary that the Trainer can go back to within the next step.
 
-    Parameters and optimizer state change in `optimizer.step` only and are not copied. Buffers that a forward
-    pass may change are (a quantized model below adapters is not copied), and so is everything that counts.
+    Parameters and optimizer state change only in `optimizer.step` and are not copied. Copied are the buffers that a
+    forward pass may change (not those of a quantized model below adapters) and all counters.
 
     Args:
         trainer: at a step boundary.
-        pending: what is due at it.
-        place: in the data.
-        with_buffers: whether forward passes will follow before anybody goes back.
+        pending: the work that is due at it.
+        loader_state: the position in the data.
+        with_buffers: whether forward passes may follow before the Trainer goes back.
     """
 
-    def __init__(self, trainer: Any, pending: Pending, place: Place, *, with_buffers: bool) -> None:
+    def __init__(self, trainer: Any, pending: DeferredWork, loader_state: LoaderState, *, with_buffers: bool) -> None:
         self.step = int(trainer.state.global_step)
         self.pending = pending
-        self.place = place
+        self.loader_state = loader_state
         self._rng = capture_rng()
         self._loss = trainer._tr_loss.clone()
         self._flos = trainer.current_flos
@@ -241,13 +220,13 @@ class Moment:
         self._counted = TrlCounters.of(trainer)
         self._buffers = {name: tensor.clone() for name, tensor in _saved_buffers(trainer)} if with_buffers else {}
 
-    def go_back(self, trainer: Any) -> None:
-        """Undo what part of a step, or an evaluation, has changed."""
+    def restore(self, trainer: Any) -> None:
+        """Undo what a part of a step, or of an evaluation, has changed."""
         restore_rng(self._rng)
         trainer._tr_loss = self._loss
         trainer.current_flos = self._flos
         trainer.state.num_input_tokens_seen = self._num_tokens
-        # Of several evaluation sets, those that were done before it was left are evaluated again.
+        # An evaluation on several sets is repeated as a whole.
         del trainer.state.log_history[self._num_logged :]
         self._callbacks.restore(trainer)
         self._counted.restore(trainer)
@@ -263,25 +242,3 @@ def _saved_buffers(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in module.named_buffers(recurse=False):
             if name not in left_out:
                 yield f"{prefix}.{name}", tensor
-
-
-def is_plain(value: Any) -> bool:
-    """Whether `load_plain` can read it back."""
-    if isinstance(value, dict):
-        mapping = cast("dict[Any, Any]", value)
-        return all(type(key) in {str, int} for key in mapping) and all(map(is_plain, mapping.values()))
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, cast("list[Any]", value)))
-    return type(value) in _PLAIN
-
-
-def _plain_ones(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if is_plain(value)}
-
-
-def load_plain(path: Path) -> dict[str, Any]:
-    """Read a file of plain values, tensors and numpy arrays; anything else in it is refused, never run."""
-    from transformers.trainer_pt_utils import safe_globals
-
-    with safe_globals():
-        return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,7 +1,8 @@
-"""What TRL's trainers keep in attributes of their own, and save nowhere.
+"""What TRL's trainers keep in their own attributes and do not save.
 
-Averages between two log lines, the tokens seen so far and, in those that generate, the completions that are still to
-be trained on: a resume that had to generate them anew would use other weights for it. Other trainers have none of it.
+These are averages between two log lines, the tokens seen so far and, in trainers that generate, the completions that
+are still to be trained on: generating them again on resume would use other weights. Other trainers have none of
+these.
 """
 
 from collections import defaultdict, deque
@@ -12,17 +13,17 @@ import torch
 
 _FIGURES = ("_metrics", "_stored_metrics", "_total_train_tokens")
 _CYCLE = ("_step", "_buffered_inputs")
-"""How many micro-batches were trained on, and the completions that they come from; they belong together."""
+"""Micro-batches that were trained on, and the completions that they come from; they belong together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrlCounters:
-    """Those attributes at one moment.
+    """The values of these attributes.
 
     Args:
-        figures: by name; the same with another number of ranks.
-        cycle: by name; of this rank, and of its batch geometry.
-        is_training: whether the model was in training mode, by which TRL tells whose averages a log line is about.
+        figures: by name; valid for any number of ranks.
+        cycle: by name; valid for this rank and its batch geometry only.
+        is_training: whether the model was in training mode, which decides whose averages TRL logs.
     """
 
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -31,13 +32,13 @@ class TrlCounters:
 
     @classmethod
     def of(cls, trainer: Any) -> "TrlCounters":
-        """Copy containers; tensors in them are never changed by those trainers, and are not copied."""
+        """Copy the containers, but not the tensors in them, which TRL's trainers never change."""
         if not _is_of_trl(trainer):
             return cls()
         own = cast("dict[str, Any]", trainer.__dict__)
         cycle = {name: _copied(own[name]) for name in _CYCLE if name in own}
         if not _is_within_cycle(trainer):
-            cycle.pop("_buffered_inputs", None)  # the next micro-batch begins with a generation
+            cycle.pop("_buffered_inputs", None)  # the next micro-batch generates completions
         return cls(
             figures={name: _copied(own[name]) for name in _FIGURES if name in own},
             cycle=cycle,
@@ -45,13 +46,13 @@ class TrlCounters:
         )
 
     def restore(self, trainer: Any) -> None:
-        """Give them to a trainer of the same kind."""
+        """Set them on a trainer of the same kind."""
         own = cast("dict[str, Any]", trainer.__dict__)
         if not _is_of_trl(trainer):
             return
         for name, value in self.figures.items():
             if isinstance(own.get(name), dict):
-                _put_back(own[name], value)
+                _restore_into(own[name], value)
             else:
                 own[name] = value
         for name, value in self.cycle.items():
@@ -82,13 +83,13 @@ def _copied(value: Any, device: torch.device | None = None) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) and device is not None else value
 
 
-def _put_back(target: dict[Any, Any], value: dict[Any, Any]) -> None:
-    """In place, because a container may be a defaultdict, and may be known elsewhere."""
+def _restore_into(target: dict[Any, Any], value: dict[Any, Any]) -> None:
+    """Restore in place, because a container may be a defaultdict, and other code may refer to it."""
     for name in target.keys() - value.keys():
         del target[name]
     for name, one in value.items():
         is_there = name in target or (isinstance(target, defaultdict) and isinstance(one, dict))
         if is_there and isinstance(target[name], dict) and isinstance(one, dict):
-            _put_back(target[name], cast("dict[Any, Any]", one))
+            _restore_into(target[name], cast("dict[Any, Any]", one))
         else:
             target[name] = _copied(one)

@@ -1,8 +1,8 @@
-"""The finished model in the layout of `from_pretrained`, while no rank holds more of it than in training.
+"""Plans the files of the finished model in the layout of `from_pretrained`, without gathering it on one rank.
 
-The Trainer's own routine runs on the first rank with stand-ins for the weights, which have a shape and no content.
-What it would write is the plan: files, names, metadata. Small files it writes itself. The content of the large ones
-comes, stretch by stretch, from whoever has it.
+The Trainer's own routine runs on the first rank with placeholders for the weights, which have a shape and no content.
+The files, names and metadata that it would write are the plan. It writes small files itself. The content of the large
+ones comes piece by piece from the ranks that have it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class PlannedFile(NamedTuple):
     """A safetensors file.
 
     Args:
-        path: where it goes.
+        path: of the file.
         names: in the file → in the model.
         metadata: see `lay_out`.
     """
@@ -37,30 +37,29 @@ class PlannedFile(NamedTuple):
 
 
 class UnplannableError(Exception):
-    """The weights are not written as they are: the library's own way has to write them."""
+    """The library changes the weights when it saves them, so its own routine has to write them."""
 
 
 def plan_final_model(
     model: Any, folder: Path, peers: Peers, save: Callable[[dict[str, torch.Tensor]], None], *, step: int | None
 ) -> Streams | None:
-    """Lay the model out; all ranks call it.
+    """Plan the model's files; all ranks call it.
 
-    Of a model with adapters only these are meant. The first rank has all of them for a moment, and writes them: they
-    are small.
+    Of a model with adapters only the adapters are saved. They are small, so the first rank gathers and writes them.
 
     Args:
         model: on all ranks.
-        folder: of the first rank; what is small is written there.
+        folder: where the first rank writes small files.
         peers: all ranks.
-        save: writes a state dict and what belongs beside it into the folder; the first rank's alone is called.
+        save: writes a state dict and its accompanying files into the folder; only called on the first rank.
         step: see `Streams`.
 
     Returns:
-        What was not written; None when everything was.
+        The files that were not written; None when all were.
 
     Raises:
-        UnplannableError: it must be written in another way; on all ranks, before weights were written.
-        OSError: the disk is full or gone; on the first rank.
+        UnplannableError: there is no plan; raised on all ranks, before weights are written.
+        OSError: the disk is full or missing; on the first rank.
         PeerError: a rank is gone.
     """
     weights: dict[str, Weight] = {}
@@ -68,7 +67,7 @@ def plan_final_model(
     is_small = has_adapters(model)
     try:
         weights = weights_of(model, trained_only=is_small)
-    except Exception as error:  # noqa: BLE001  the other ranks wait for what this one has
+    except Exception as error:  # noqa: BLE001  the other ranks wait for this one's answer
         problem = str(error) or type(error).__name__
     answers = peers.gather((problem, {name: weight.span for name, weight in weights.items()}))
     problem = next((text for text, _ in answers if text), "")
@@ -110,14 +109,14 @@ def _streamed(
 
 
 def _plan(weights: Mapping[str, Weight], save: Callable[[dict[str, torch.Tensor]], None]) -> list[PlannedFile]:
-    stand_ins: dict[int, torch.Tensor] = {}
+    placeholders: dict[int, torch.Tensor] = {}
     names: dict[int, str] = {}
     state: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
-        if weight.identity not in stand_ins:
-            stand_in = stand_ins[weight.identity] = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
-            names[id(stand_in)] = name
-        state[name] = stand_ins[weight.identity]
+        if weight.identity not in placeholders:
+            placeholder = placeholders[weight.identity] = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+            names[id(placeholder)] = name
+        state[name] = placeholders[weight.identity]
     planned: list[PlannedFile] = []
 
     def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None, **_: Any) -> None:
@@ -125,7 +124,7 @@ def _plan(weights: Mapping[str, Weight], save: Callable[[dict[str, torch.Tensor]
         if unknown:
             raise UnplannableError(f"{unknown[0]} is computed when it is saved")
         if any(str(tensor.dtype).removeprefix("torch.") not in KINDS for tensor in tensors.values()):
-            raise UnplannableError("a weight's type is not known")
+            raise UnplannableError("safetensors does not know a weight's type")
         found = {name: names[id(tensor)] for name, tensor in tensors.items()}
         planned.append(PlannedFile(os.fspath(filename), found, metadata))
 
@@ -170,7 +169,7 @@ def _shape(name: str, weight: Weight) -> Shape:
 def _block(
     weight: Weight, rank: int, begin: int, count: int, buffer: torch.Tensor, peers: Peers
 ) -> tuple[torch.Tensor | None, Exception | None]:
-    """A stretch of a weight on the first rank, None on all others; and why this rank could not give its own."""
+    """Bytes of a weight on the first rank, None on all others; and why this rank could not send its own."""
     mine = peers.place.rank
     error: Exception | None = None
     if mine == rank:

@@ -1,9 +1,8 @@
-"""A checkpoint of DeepSpeed's ZeRO for another number of ranks, or for another stage, under the Trainer.
+"""Loads a checkpoint of DeepSpeed's ZeRO under another number of ranks, or under another stage, in the Trainer.
 
-One rank of each node copies the verified checkpoint into DeepSpeed's universal layout, in a working folder that is
-deleted when all ranks have loaded it; what a kill leaves of it, the next start deletes with all working folders. The
-checkpoint itself is only read. The same is done for the best checkpoint at the end of training, where that is one of
-other ranks.
+One rank of each node copies the verified checkpoint into DeepSpeed's universal layout, in a working folder. The
+folder is deleted when all ranks have loaded it; the next start deletes what a killed run leaves. The checkpoint
+itself is only read. The same is done for the best checkpoint at the end of training.
 """
 
 import importlib
@@ -21,24 +20,24 @@ from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.events.run_events import Repartitioned
 from safepoint.foundation.files import delete_tree
-from safepoint.foundation.units import format_bytes, plural
+from safepoint.foundation.units import format_bytes
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.integrations.transformers.method_override import Takeover
-from safepoint.training.plain.state.accelerate import zero_stage_of
 from safepoint.training.start.folders import Folders
 from safepoint.training.start.resume import ResumePoint
-from safepoint.training.state.strategy import called, is_split_alike, zero_stages
+from safepoint.training.state.accelerator import zero_stage_of
+from safepoint.training.state.strategy import has_same_partitions, writer_of, zero_name, zero_stages
+from safepoint.training.state.temporary_attributes import Overrides
 
 _T = TypeVar("_T")
 _LOAD = "deepspeed_load_checkpoint"
-_HINT = "train on as many ranks and under the same stage as before, or begin anew with --from-scratch"
+_HINT = "use the same number of ranks and the same stage, or start from the beginning with --from-scratch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """What is to be copied, as all ranks hear of it."""
+    """What is copied, as all ranks know it."""
 
     shapes: dict[str, tuple[int, ...]]
     num_groups: int
@@ -47,7 +46,7 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """The copy that ranks load in place of the checkpoint `of`; `consequence` says what follows when they cannot."""
+    """The copy that ranks load instead of the checkpoint `of`; errors end with `consequence`."""
 
     of: Path
     folder: Path
@@ -56,14 +55,14 @@ class _Copy:
 
 
 class Repartition:
-    """Copies and loads for one `train()` call; its calls are collective.
+    """Copies and loads for one `train()` call; all ranks call its methods.
 
     Args:
         context: this rank.
         peers: all ranks.
         trainer: under DeepSpeed.
-        output: the folder, by the path that this rank has for it.
-        folders: who shares it.
+        output: the folder, by this rank's path.
+        folders: which ranks share it.
     """
 
     def __init__(
@@ -79,19 +78,15 @@ class Repartition:
         ranks = enumerate(peers.gather(mine))
         self._copying = [rank for rank, (folder, copies) in ranks if copies and folder == folders.index]
 
-    def take_over(self, takeover: Takeover) -> None:
-        """Lead what the Trainer loads.
-
-        Args:
-            takeover: of the module `transformers.trainer`.
-        """
-        takeover.replace(_LOAD, self._wrap_load)
+    def override(self, overrides: Overrides) -> None:
+        """Override how the Trainer loads a checkpoint of DeepSpeed."""
+        overrides.override(importlib.import_module("transformers.trainer"), _LOAD, self._wrap_load)
 
     def prepare(self, point: ResumePoint) -> None:
-        """Copy the checkpoint that the run goes on from, where that is needed.
+        """Copy the checkpoint that the run resumes from, if needed.
 
         Raises:
-            SafepointError: it cannot be done, with the reason; the same on every rank.
+            SafepointError: the copy failed, with the reason; the same on every rank.
         """
         if _is_needed(self._trainer, point.manifest):
             self._copy = self._make(point.path, point.manifest, "training was not started")
@@ -114,7 +109,7 @@ class Repartition:
         on_all_ranks(self._peers, lambda: delete_tree(folder) if self._folders.is_owner else None)
         made: list[Universal] = []
 
-        def look() -> _Contents | None:
+        def plan() -> _Contents | None:
             if context.place.rank not in self._copying:
                 return None
             partitions = Partitions(path, ranks=manifest.world_size)
@@ -132,17 +127,16 @@ class Repartition:
                 index = self._copying.index(context.place.rank)
                 watch = ProgressLine("copying").update if context.place.is_first else None
                 universal.write(index, len(self._copying), watch)
-            made.clear()  # and with it the files that it has mapped
+            made.clear()  # releases the files that it has mapped
 
         try:
-            found = long_on_all_ranks(self._peers, _with(consequence, look))
+            found = long_on_all_ranks(self._peers, _with(consequence, plan))
             contents = next(one for one in found if one is not None)
             if context.place.is_first:
                 context.log.info(
-                    "step %s was written by %s on %s: %s are copied into DeepSpeed's universal layout, which this "
-                    "run can load, in %s",
-                    *(manifest.step, called(zero_stages(manifest)), plural(manifest.world_size, "rank")),
-                    *(format_bytes(contents.size_bytes), folder),
+                    "step %s was written by %s: copying %s into DeepSpeed's universal layout, which this run can "
+                    "load, in %s",
+                    *(manifest.step, writer_of(manifest), format_bytes(contents.size_bytes), folder),
                 )
             long_on_all_ranks(self._peers, _with(consequence, write))
         except SafepointError:
@@ -188,19 +182,19 @@ class Repartition:
         try:
             on_all_ranks(self._peers, _with(copy.consequence, check))
             load_universal(engine, copy.folder, load)
-            self._peers.gather(None)  # whoever is slower still reads
+            self._peers.gather(None)  # slower ranks still read the copy
         finally:
             self.close()
 
     def _copy_later(self, path: Path) -> None:
-        """What the Trainer loads later is the best checkpoint, or the first one again, with smaller batches."""
+        """Copy what the Trainer loads after the start: the best checkpoint."""
         self.close()
         manifest: Manifest | None = None
         if self._context.place.is_first:
             try:
                 manifest = Manifest.from_bytes((path / MANIFEST_NAME).read_bytes())
             except (OSError, ManifestError):
-                manifest = None  # not one of ours, or one that was damaged: it is DeepSpeed's to judge
+                manifest = None  # a foreign or damaged checkpoint: DeepSpeed reports the error
         manifest = self._peers.from_first(manifest)
         if manifest is None or not _is_needed(self._trainer, manifest):
             return
@@ -223,12 +217,12 @@ def _is_needed(trainer: Any, manifest: Manifest) -> bool:
     return (
         stage is not None
         and manifest.strategy == "deepspeed"
-        and not is_split_alike(manifest, stage, trainer.args.world_size)
+        and not has_same_partitions(manifest, stage, trainer.args.world_size)
     )
 
 
 def check_repartition(trainer: Any, manifest: Manifest) -> None:
-    """Refuse a change of ranks, or of the stage, that DeepSpeed cannot take.
+    """Refuse a change of the number of ranks, or of the stage, that DeepSpeed does not support.
 
     Args:
         trainer: about to train.
@@ -243,24 +237,23 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     setting: Callable[[str], Any] = trainer.accelerator.state.deepspeed_plugin.hf_ds_config.get_value
     reason = None
     if 0 in {stage, *zero_stages(manifest)}:
-        reason = "DeepSpeed's universal layout is ZeRO's, stages 1 to 3"
+        reason = "DeepSpeed's universal layout exists for ZeRO's stages 1 to 3 only"
     elif setting("zero_optimization.round_robin_gradients") and stage < 3:
         reason = "with round_robin_gradients, DeepSpeed loads its universal layout into the wrong weights"
     elif "nvme" in {setting(f"zero_optimization.offload_{what}.device") for what in ("optimizer", "param")}:
-        reason = "DeepSpeed does not load its universal layout into a state that is offloaded to NVMe"
-    elif _shares_otherwise(trainer):
-        reason = "the ranks of this run share the model in other ways than ZeRO's"
+        reason = "DeepSpeed does not load its universal layout into state that is offloaded to NVMe"
+    elif _has_other_parallelism(trainer):
+        reason = "this run uses another parallelism besides ZeRO"
     if reason is not None:
-        before = f"{called(zero_stages(manifest))} on {plural(manifest.world_size, 'rank')}"
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {before}, this run is {called((stage,))} on "
-            f"{trainer.args.world_size}: {reason}; training was not started",
+            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run is "
+            f"{zero_name((stage,))} on {trainer.args.world_size}: {reason}; training was not started",
             hint=_HINT,
         )
 
 
-def _shares_otherwise(trainer: Any) -> bool:
-    """Whether not all ranks are ZeRO's, each with data of its own."""
+def _has_other_parallelism(trainer: Any) -> bool:
+    """Whether the ranks share the model by more than ZeRO over all of them."""
     setting: Callable[[str], Any] = trainer.accelerator.state.deepspeed_plugin.hf_ds_config.get_value
     parallel = getattr(trainer.accelerator, "parallelism_config", None)
     return (
@@ -271,7 +264,7 @@ def _shares_otherwise(trainer: Any) -> bool:
 
 
 def follow_accumulation(trainer: Any) -> None:
-    """Tell DeepSpeed the gradient accumulation of now, which it was told when the arguments were made."""
+    """Set the adapted gradient accumulation in DeepSpeed's configuration, which has the script's."""
     if not trainer.is_deepspeed_enabled:
         return
     args, settings = trainer.args, trainer.accelerator.state.deepspeed_plugin.hf_ds_config
@@ -279,17 +272,12 @@ def follow_accumulation(trainer: Any) -> None:
     if "train_batch_size" in settings.config:
         samples = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
         settings.config["train_batch_size"] = samples
-    settings.mismatches.clear()  # with the accumulation that the script asked for; what else differs is found again
+    settings.mismatches.clear()  # of the script's accumulation; others are found again
     settings.trainer_config_process(args)
 
 
-def trainer_module() -> Any:
-    """`transformers.trainer`, whose functions the Trainer calls."""
-    return importlib.import_module("transformers.trainer")
-
-
 def _with(consequence: str, work: Callable[[], _T]) -> Callable[[], _T]:
-    """`work`, whose errors also say what follows from them."""
+    """`work`, with `consequence` added to its errors."""
 
     def do() -> _T:
         try:

@@ -1,4 +1,4 @@
-"""Where the bytes of each weight are, over all ranks, whatever the strategy."""
+"""Which rank has which bytes of each weight, for every strategy."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -7,11 +7,11 @@ import torch
 
 
 class Span(NamedTuple):
-    """A stretch of a weight's bytes, in the order of its elements.
+    """Consecutive bytes of a weight, in the order of its elements.
 
     Args:
         begin: the first byte.
-        num_bytes: how many.
+        num_bytes: the number of bytes.
     """
 
     begin: int
@@ -24,9 +24,9 @@ class Weight:
     Args:
         dtype: of its elements.
         shape: of the whole.
-        span: what this rank has; None when that is not one stretch, or nothing.
-        local: that part, as it lies in memory; None likewise.
-        identity: the same for weights that are tied.
+        span: what this rank has; None when it has nothing.
+        local: that part in memory; None when it has nothing.
+        identity: the same for tied weights.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class Weight:
         self.identity = identity
 
     def bytes_of(self, begin: int, num_bytes: int) -> torch.Tensor:
-        """A stretch of what this rank has, as uint8 on the CPU; `begin` counts from the weight's first byte."""
+        """Some of the bytes that this rank has, as uint8 on the CPU; `begin` counts from the weight's first byte."""
         assert self.span is not None
         assert self._local is not None
         start, local = begin - self.span.begin, self._local.detach()
-        if not local.is_contiguous():  # of a weight in another order only the rows that are wanted are put in order
+        if not local.is_contiguous():  # copy only the requested rows of a strided weight
             row_bytes = local[0].numel() * local.element_size()
             first = start // row_bytes
             local = local[first : -(-(start + num_bytes) // row_bytes)]
@@ -60,7 +60,7 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
         trained_only: whether to leave out what is frozen.
 
     Raises:
-        ValueError: a weight is shared between the ranks in a way that is not known here.
+        ValueError: the ranks share a weight in an unknown way.
     """
     split = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, Weight] = {}
@@ -94,7 +94,7 @@ def _of_dtensor(name: str, tensor: Any) -> Weight:
 
 
 def _of_deepspeed(parameter: Any) -> Weight:
-    """ZeRO-3 cuts the flat weight into equal parts, the last of which is padded."""
+    """ZeRO-3 splits the flat weight into equal parts; the last one is padded."""
     import torch.distributed as dist
 
     part = parameter.ds_tensor
@@ -110,14 +110,14 @@ def _of_deepspeed(parameter: Any) -> Weight:
 def owners_of(
     spans: Iterable[Mapping[str, Span | None]], weights: Mapping[str, Weight]
 ) -> dict[str, list[tuple[int, Span]]]:
-    """Which rank gives which stretch of each weight, each byte once.
+    """Assign each byte of each weight to one rank.
 
     Args:
         spans: what each rank has of each weight, by rank.
         weights: of this rank.
 
     Raises:
-        ValueError: a stretch of a weight is nowhere.
+        ValueError: no rank has some of the bytes.
     """
     by_rank = list(spans)
     found: dict[str, list[tuple[int, Span]]] = {}

@@ -141,7 +141,7 @@ def test_a_stream_whose_shards_are_dealt_to_ranks_is_bound_to_their_number(
         dataloader_config=SimpleNamespace(dispatch_batches=dispatches, split_batches=False)
     )
     if refused and dispatches is False:
-        with pytest.raises(ConflictError, match="each rank reads shards of its own"):
+        with pytest.raises(ConflictError, match="each rank reads its own shards"):
             adapt(now, manifest(old), BatchGeometry.of(now, after), allow_change=False)
     else:
         geometry, _ = adapt(now, manifest(old), BatchGeometry.of(now, after), allow_change=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.training.integrations.transformers.resume.trainer_state import LossSoFar, Pending, RankState
+from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
 from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
 
 
@@ -28,9 +28,9 @@ class Online:
 
 
 def through_a_file(counted: TrlCounters, folder: Path, *, world_size: int = 2) -> TrlCounters:
-    loss = LossSoFar(since_log=0.0, total=0.0, last_logged_step=0, first_step=0)
+    loss = LossTotals(since_log=0.0, total=0.0, last_logged_step=0, first_step=0)
     for rank in range(2):
-        RankState(loss=loss, pending=Pending(), epoch_rng={}, elapsed_s=0.0, counted=counted).write(folder, rank)
+        RankState(loss=loss, pending=DeferredWork(), epoch_rng={}, elapsed_s=0.0, counted=counted).write(folder, rank)
     state = RankState.read(folder, rank=0, ranks_before=2, world_size=world_size)
     assert state is not None
     return state.counted

@@ -1,7 +1,7 @@
-"""Numbers that a loop has computed, read without waiting for whatever computes them.
+"""Reads metrics of a loop without waiting for the device that computes them.
 
-A number on a device is there when the device has come so far; who asks for it waits. So a copy of it is asked for,
-and looked at the next time.
+Reading a number from a device waits until the device has computed it. So a copy is started, and read at the next
+call.
 """
 
 from collections.abc import Mapping
@@ -10,29 +10,29 @@ from typing import Any
 import torch
 
 
-class Numbers:
-    """The newest figures of a loop, by name."""
+class MetricReader:
+    """The newest metrics of a loop, by name."""
 
     def __init__(self) -> None:
         self._offered: Mapping[str, Any] = {}
         self._copies: dict[str, torch.Tensor] = {}
-        self._are_there: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
 
     def offer(self, numbers: Mapping[str, Any]) -> None:
-        """These are the newest: numbers, or tensors of one; nothing is done with them until somebody reads."""
+        """Replace the newest metrics: numbers, or tensors of one element. They are not read yet."""
         self._offered = {
             name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in numbers.items()
         }
 
     def add(self, numbers: Mapping[str, Any]) -> None:
-        """Further ones; those of `offer` count more."""
+        """Add metrics; those of `offer` with the same name take precedence."""
         self._offered = {**numbers, **self._offered}
 
     def read(self, *, is_last: bool = False) -> dict[str, float]:
-        """What is known by now; on a device, what was the newest when this was called before.
+        """The metrics that are known; for those on a device, the values at the previous call.
 
         Args:
-            is_last: wait for the newest.
+            is_last: wait for the newest values.
         """
         known: dict[str, float] = {}
         on_device: dict[str, torch.Tensor] = {}
@@ -46,17 +46,17 @@ class Numbers:
                     on_device[name] = one
             elif isinstance(one, int | float) and not isinstance(one, bool):
                 known[name] = float(one)
-        return {**self._follow(on_device), **known}
+        return {**self._copy(on_device), **known}
 
-    def _follow(self, on_device: dict[str, torch.Tensor]) -> dict[str, float]:
-        if self._are_there is not None and not self._are_there.query():
+    def _copy(self, on_device: dict[str, torch.Tensor]) -> dict[str, float]:
+        if self._copied is not None and not self._copied.query():
             return {}
         known = {name: float(copy.item()) for name, copy in self._copies.items()}
-        self._copies, self._are_there = {}, None
+        self._copies, self._copied = {}, None
         for name, one in on_device.items():
             copy = torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=True)
             self._copies[name] = copy.copy_(one, non_blocking=True)
         if self._copies:
-            self._are_there = torch.cuda.Event()
-            self._are_there.record()
+            self._copied = torch.cuda.Event()
+            self._copied.record()
         return known

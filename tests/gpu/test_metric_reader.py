@@ -1,14 +1,14 @@
-"""Numbers on a device are read without waiting for it."""
+"""MetricReader on a device are read without waiting for it."""
 
 import torch
 
 from safepoint.foundation import clock
-from safepoint.training.plain.reading import Numbers
+from safepoint.training.plain.metric_reader import MetricReader
 
 
 def test_a_busy_device_is_not_waited_for() -> None:
     """The first look asks for a copy; one that comes when the device is done has it, and the last one waits."""
-    numbers = Numbers()
+    numbers = MetricReader()
     loss = torch.tensor(3.0, device="cuda")
     numbers.offer({"loss": loss})
     numbers.read()

@@ -8,8 +8,12 @@ from accelerate.parallelism_config import ParallelismConfig
 
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.errors import ConflictError, UsageError
-from safepoint.training.integrations.transformers.sharding.sharing import check_sharing, check_supported, strategy_of
-from safepoint.training.state.strategy import check_split, is_split_alike
+from safepoint.training.integrations.transformers.sharding.trainer_strategy import (
+    check_checkpoint_strategy,
+    check_supported,
+    strategy_of,
+)
+from safepoint.training.state.strategy import check_partitions, has_same_partitions
 
 
 def trainer(
@@ -66,7 +70,7 @@ def manifest(
 def test_the_same_strategy_is_read(strategy: str) -> None:
     """And is called by its name."""
     assert strategy_of(trainer(strategy)) == strategy
-    check_sharing(trainer(strategy), manifest(strategy, stage=2 if strategy == "deepspeed" else None))
+    check_checkpoint_strategy(trainer(strategy), manifest(strategy, stage=2 if strategy == "deepspeed" else None))
 
 
 _OLD = {
@@ -81,9 +85,9 @@ def test_zero_takes_other_ranks_and_stages(ranks: int, before: int, after: int) 
     """What has to be copied for that is copied; with the files of older manifests, which name no stage."""
     now = trainer("deepspeed", ranks=ranks, stage=after)
     for saved in (manifest("deepspeed", stage=before), manifest("deepspeed", path=_OLD[before])):
-        check_sharing(now, saved)
+        check_checkpoint_strategy(now, saved)
         is_known = saved.zero_stage is not None
-        assert is_split_alike(saved, after, ranks) == (not is_known and {before, after} == {1, 2} and ranks == 2)
+        assert has_same_partitions(saved, after, ranks) == (not is_known and {before, after} == {1, 2} and ranks == 2)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -91,30 +95,30 @@ def test_as_many_ranks_and_the_same_stage_need_no_copy(stage: int) -> None:
     """With any configuration of DeepSpeed, also one that it could not load again."""
     now = trainer("deepspeed", stage=stage, zero_optimization__round_robin_gradients=True)
     for saved in (manifest("deepspeed", stage=stage), manifest("deepspeed", path=_OLD[stage])):
-        assert is_split_alike(saved, stage, 2)
-        check_sharing(now, saved)
+        assert has_same_partitions(saved, stage, 2)
+        check_checkpoint_strategy(now, saved)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_session_takes_no_other_split(stage: int) -> None:
     """There, Accelerate loads."""
     saved = manifest("deepspeed", stage=2)
-    check_split(saved, 2, 2)
-    check_split(manifest("ddp"), None, 7)
+    check_partitions(saved, 2, 2)
+    check_partitions(manifest("ddp"), None, 7)
     for now, ranks in ((2, 3), (stage, 2)):
         with pytest.raises(ConflictError, match=rf"by ZeRO-2 on 2 ranks, .* is ZeRO-{now} on {ranks}"):
-            check_split(saved, now, ranks)
+            check_partitions(saved, now, ranks)
 
 
 def test_one_process_and_several_are_the_same() -> None:
     """DDP's files are those of one process."""
-    check_sharing(trainer("ddp", ranks=1), manifest("ddp"))
-    check_sharing(trainer("ddp"), manifest("single", ranks=1))
+    check_checkpoint_strategy(trainer("ddp", ranks=1), manifest("ddp"))
+    check_checkpoint_strategy(trainer("ddp"), manifest("single", ranks=1))
 
 
 def test_fsdp_takes_another_number_of_ranks() -> None:
     """DCP reads what each of them needs."""
-    check_sharing(trainer("fsdp", ranks=3), manifest("fsdp"))
+    check_checkpoint_strategy(trainer("fsdp", ranks=3), manifest("fsdp"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +204,7 @@ def test_the_others_begin(strategy: str) -> None:
         (
             trainer("deepspeed", ranks=3, stage=0),
             manifest("deepspeed", stage=0),
-            "by DeepSpeed without ZeRO on 2 ranks, this run is DeepSpeed without ZeRO on 3: .* is ZeRO's",
+            "by DeepSpeed without ZeRO on 2 ranks, this run is DeepSpeed without ZeRO on 3: .* exists for ZeRO's stages",
         ),
         (trainer("deepspeed", stage=3), manifest("deepspeed"), "by DeepSpeed without ZeRO on 2 ranks"),
         (
@@ -216,15 +220,15 @@ def test_the_others_begin(strategy: str) -> None:
         (
             trainer("deepspeed", ranks=4, tensor_parallel__autotp_size=2),
             manifest("deepspeed", stage=2),
-            "share the model in other ways",
+            "another parallelism besides ZeRO",
         ),
-        (trainer("deepspeed", ranks=4, parallel=2), manifest("deepspeed", stage=2), "share the model in other ways"),
+        (trainer("deepspeed", ranks=4, parallel=2), manifest("deepspeed", stage=2), "another parallelism besides ZeRO"),
     ],
 )
 def test_what_cannot_be_read_is_refused(now: Any, saved: Manifest, words: str) -> None:
     """Before anything is loaded, with both sides named."""
     with pytest.raises(ConflictError, match=words):
-        check_sharing(now, saved)
+        check_checkpoint_strategy(now, saved)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_an_accelerate_that_loads_half_of_fsdp_is_refused(
     version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without FSDP any of them will do."""
-    monkeypatch.setattr("safepoint.training.plain.state.accelerate.metadata.version", lambda _: version)
+    monkeypatch.setattr("safepoint.training.state.accelerator.metadata.version", lambda _: version)
     check_supported(trainer("ddp"))
     if is_refused:
         with pytest.raises(UsageError, match=f"accelerate {version} does not load all that FSDP2 saves"):

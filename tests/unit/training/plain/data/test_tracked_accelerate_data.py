@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, TensorDataset
 
-from safepoint.training.plain.data import rereading
-from safepoint.training.plain.data.data_state import Data
+from safepoint.training.plain.data import skip_batches as skipping
+from safepoint.training.plain.data.tracked_data import TrackedData
 from safepoint.training.state.rng import capture_rng
 
 accelerate = pytest.importorskip("accelerate")
@@ -46,7 +46,7 @@ def _no_state_is_left() -> Iterator[None]:
     accelerate.state.PartialState._reset_state()
 
 
-def _walk(data: Data, epochs: int) -> Iterator[tuple[int, list[float]]]:
+def _walk(data: TrackedData, epochs: int) -> Iterator[tuple[int, list[float]]]:
     for batches in data.epochs(epochs):
         for batch in batches:
             tensor = batch[0] if isinstance(batch, list | tuple) else batch
@@ -63,17 +63,17 @@ def _ignore(*_: object) -> None:
 def test_what_comes_after_a_resume(kind: str, count: int, is_moved: bool) -> None:
     """Three epochs in one go, and the same with a stop; after the last batch of one, too, and with other ranks."""
     torch.manual_seed(1)
-    expected = list(_walk(Data(LOADERS[kind](), _ignore), 3))
+    expected = list(_walk(TrackedData(LOADERS[kind](), _ignore), 3))
 
     torch.manual_seed(1)
-    data = Data(LOADERS[kind](), _ignore)
+    data = TrackedData(LOADERS[kind](), _ignore)
     walk = _walk(data, 3)
     first = [next(walk) for _ in range(count)]
     position, rng = data.position(), capture_rng()
 
     torch.manual_seed(7)  # another process
     loader = LOADERS[kind]()
-    resumed = Data(loader, _ignore)
+    resumed = TrackedData(loader, _ignore)
     if position.loader is not None:
         loader.load_state_dict(position.loader)  # as Accelerate's load_state does
     resumed.resume(dataclasses.replace(position, loader=None) if is_moved else position, rng)
@@ -82,16 +82,16 @@ def test_what_comes_after_a_resume(kind: str, count: int, is_moved: bool) -> Non
 
 def test_a_stream_that_is_read_again_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may take as long as the epoch did."""
-    monkeypatch.setattr(rereading, "_TELL_EVERY_S", -1.0)
-    data = Data(_stream(), _ignore)
+    monkeypatch.setattr(skipping, "_REPORT_EVERY_S", -1.0)
+    data = TrackedData(_stream(), _ignore)
     walk = _walk(data, 1)
     for _ in range(2):
         next(walk)
-    reported: list[str] = []
-    resumed = Data(_stream(), reported.append)
+    told: list[str] = []
+    resumed = TrackedData(_stream(), told.append)
     resumed.resume(data.position(), capture_rng())
     assert [batch[0] for _, batch in _walk(resumed, 1)] == [8.0, 12.0]
-    assert "reading what was seen already: 2 of 2 batches" in reported[-1]
+    assert "skipping batches that were already trained on: 2 of 2" in told[-1]
 
 
 def test_a_seeded_sampler_needs_no_generator() -> None:
@@ -105,9 +105,9 @@ def test_a_seeded_sampler_needs_no_generator() -> None:
 
     used = made()
     expected = [batch[0].tolist() for batch in used]
-    first = Data(used, _ignore)
+    first = TrackedData(used, _ignore)
     next(_walk(first, 1))
     assert len(first.position().generators) == 1
-    resumed = Data(made(), _ignore)
+    resumed = TrackedData(made(), _ignore)
     resumed.resume(first.position(), capture_rng())
     assert [batch[:-1] for _, batch in _walk(resumed, 1)] == expected[1:]

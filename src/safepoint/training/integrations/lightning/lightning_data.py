@@ -1,8 +1,8 @@
-"""The place of a Lightning Trainer in its data.
+"""The position of a Lightning Trainer in its data.
 
-Lightning finds its place in loaders that keep a state of their own, and reads all others from their beginning in the
-middle of an epoch. So each loader is wrapped: it draws its batches by way of `plain.data.Data`, which finds the place
-of any loader.
+Lightning restores the position of loaders that keep their own state, and reads all others from their start even in
+the middle of an epoch. So each loader is wrapped and takes its batches from a `TrackedData`, which restores the
+position of any loader.
 """
 
 import dataclasses
@@ -10,30 +10,30 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from safepoint.errors import ConflictError
-from safepoint.training.plain.data.data_state import Data
 from safepoint.training.plain.data.position import Position
+from safepoint.training.plain.data.tracked_data import TrackedData
 from safepoint.training.state.rng import restore_rng
 
 
 class TrackedLoader:
-    """A loader and its place; everything else is the loader's.
+    """A loader whose position is tracked; all other attributes are the loader's.
 
     Args:
         loader: as Lightning has prepared it.
-        trainer: whose epochs it is for.
-        tell: see `rereading.read_past`.
+        trainer: that counts the epochs.
+        report: see `skip_batches`.
     """
 
-    def __init__(self, loader: Any, trainer: Any, tell: Callable[[str], None]) -> None:
+    def __init__(self, loader: Any, trainer: Any, report: Callable[[str], None]) -> None:
         self.loader = loader
-        """What is wrapped."""
-        self.data = Data(loader, tell)
-        """Where it stands."""
+        """The wrapped loader."""
+        self.data = TrackedData(loader, report)
+        """Its position."""
         self._trainer = trainer
         self._before: Position | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"state_dict", "load_state_dict"}:  # Lightning would save by them, and for the first rank only
+        if name in {"state_dict", "load_state_dict"}:  # Lightning would save the first rank's state only
             raise AttributeError(name)
         return getattr(self.__dict__["loader"], name)
 
@@ -43,13 +43,13 @@ class TrackedLoader:
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
-        self.loader._iterator = value  # Lightning ends workers by it
+        self.loader._iterator = value  # Lightning stops the workers through it
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: Lightning makes an iterator before it has restored anything. The epoch begins with a batch.
+        # A generator, because Lightning makes an iterator before it restores anything. Reading starts with a batch.
         batches = self.data.next_epoch(int(self._trainer.current_epoch))
         is_endless = self.data.num_batches is None
         while True:
@@ -62,10 +62,10 @@ class TrackedLoader:
             yield batch
 
     def position(self, *, is_ahead: bool) -> Position:
-        """The place of what has been trained on.
+        """The position after the last batch that was trained on.
 
         Args:
-            is_ahead: whether a batch has been fetched that waits for its step.
+            is_ahead: whether a further batch has been fetched.
         """
         if not is_ahead:
             return self.data.position()
@@ -75,28 +75,28 @@ class TrackedLoader:
         return dataclasses.replace(now, batches=now.batches - 1)
 
 
-class LightningFeed:
-    """See `plain.position.Feed`.
+class LightningData:
+    """See `plain.data.position.DataSource`.
 
     Args:
         trainer: a `lightning.pytorch.Trainer`.
-        tell: see `rereading.read_past`.
+        report: see `skip_batches`.
     """
 
-    def __init__(self, trainer: Any, tell: Callable[[str], None]) -> None:
+    def __init__(self, trainer: Any, report: Callable[[str], None]) -> None:
         self._trainer = trainer
-        self._tell = tell
+        self._report = report
         self._resumed: Position | None = None
         self._rng: dict[str, Any] = {}
         self.is_between_epochs = False
-        """Whether the running epoch has been ended and the next one has not begun."""
+        """Whether the last epoch has ended and the next one has not started."""
 
     def track(self, loader: Any) -> TrackedLoader:
         """Wrap a loader for training."""
-        return TrackedLoader(loader, self._trainer, self._tell)
+        return TrackedLoader(loader, self._trainer, self._report)
 
     def untrack(self) -> None:
-        """Give Lightning's loop its loaders back."""
+        """Restore the loop's own loaders."""
         combined = self._trainer.fit_loop._combined_loader
         if combined is not None:
             combined.flattened = [getattr(one, "loader", one) for one in combined.flattened]
@@ -110,7 +110,7 @@ class LightningFeed:
 
     @property
     def num_batches(self) -> int | None:
-        """As Lightning counts them."""
+        """Lightning's number of training batches."""
         count = self._trainer.num_training_batches
         return int(count) if count != float("inf") else None
 
@@ -126,52 +126,53 @@ class LightningFeed:
 
     @property
     def epoch(self) -> int:
-        """As Lightning counts them."""
+        """Lightning's current epoch."""
         return int(self._trainer.current_epoch)
 
     @property
     def batches(self) -> int:
-        """Those that were trained on."""
+        """Batches of the running epoch that were trained on."""
         progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
         return 0 if self.is_between_epochs else int(progress.processed)
 
     def position(self) -> Position:
-        """The first loader's, and in `loader` those of all."""
+        """The first loader's position, with the positions of all loaders in `loader`."""
         if self.is_between_epochs:
-            return Position(epoch=self.epoch, sampler=self.sampler, loader=self._begins())
+            return Position(epoch=self.epoch, sampler=self.sampler, loader=self._next_epoch_starts())
         is_ahead = bool(getattr(self._trainer.fit_loop._data_fetcher, "batches", None))
         places = [loader.position(is_ahead=is_ahead) for loader in self._loaders]
         return Position(
             epoch=self.epoch,
             batches=self.batches,
             epoch_rng=places[0].epoch_rng if places else None,
-            loader=[_as_plain(place) for place in places],
+            loader=[place.as_dict() for place in places],
             sampler=self.sampler,
         )
 
-    def _begins(self) -> list[dict[str, Any]] | None:
-        """Where loaders begin the next epoch; None when that is the same on any number of ranks."""
-        places = [loader.data.beginning() for loader in self._loaders]
-        return [_as_plain(place) for place in places] if any(place.generators for place in places) else None
+    def _next_epoch_starts(self) -> list[dict[str, Any]] | None:
+        """Where each loader starts the next epoch; None when that does not depend on the number of ranks."""
+        places = [loader.data.next_epoch_start() for loader in self._loaders]
+        return [place.as_dict() for place in places] if any(place.generators for place in places) else None
 
     def resume(self, position: Position, rng: dict[str, Any]) -> None:
-        """See `Feed`; counts when the loop begins.
+        """See `DataSource`; takes effect in `begin_loop`.
 
         Raises:
-            ConflictError: the place in the middle of an epoch was left by another number of ranks.
+            ConflictError: the position is in the middle of an epoch, and the number of ranks has changed.
         """
         if position.batches and position.loader is None:
             raise ConflictError(
-                "Lightning's count of an epoch's batches cannot be kept with another number of ranks or another size "
-                "of their batches; training was not started",
-                hint="train as the run began, go on from the end of an epoch, or start a new run with --from-scratch",
+                "the checkpoint is from the middle of an epoch, which Lightning cannot continue with another number "
+                "of ranks or another batch size; training was not started",
+                hint="use the number of ranks and the batch size of that run, resume from the end of an epoch, or "
+                "start from the beginning with --from-scratch",
             )
         self._resumed, self._rng = position, rng
         self.is_between_epochs = not position.batches
         restore_rng(rng)
 
     def begin_loop(self) -> None:
-        """Lightning has made its loaders: those of a resumed run go to their places."""
+        """Lightning has made its loaders: set their positions in a resumed run."""
         position = self._resumed
         if position is None:
             return
@@ -181,15 +182,11 @@ class LightningFeed:
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
             loader.data.resume(place, self._rng if position.batches else None)
         if position.batches:
-            iter(self._trainer.fit_loop._data_fetcher)  # a stream has been read ahead from its beginning
+            iter(self._trainer.fit_loop._data_fetcher)  # a stream was read ahead from its start
 
     def begin_epoch(self) -> None:
-        """The epoch's hooks are being called next."""
+        """Lightning calls the epoch's hooks next."""
         self.is_between_epochs = False
         resumed, self._resumed = self._resumed, None
         if resumed is not None and not resumed.batches:
             restore_rng(self._rng)
-
-
-def _as_plain(position: Position) -> dict[str, Any]:
-    return {field.name: getattr(position, field.name) for field in dataclasses.fields(position)}

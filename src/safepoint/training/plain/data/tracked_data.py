@@ -1,15 +1,14 @@
-"""Where a loop stands in its data, and how it gets back there.
+"""The data of a loop, and its position in it, which a resumed run restores.
 
-- A loader that keeps its own state (`state_dict`, `load_state_dict`: torchdata's StatefulDataLoader) is asked for it.
-- Of map-style data the indices of batches that were seen are drawn and thrown away; nothing is read.
-- Of a stream the batches are read and thrown away, with a line that says how long that takes.
+- A loader that keeps its own state (`state_dict`, `load_state_dict`: torchdata's StatefulDataLoader) stores it.
+- For map-style data the indices of batches that were trained on are drawn and dropped; no sample is read.
+- For a stream the batches are read and dropped, and the log reports how long that takes.
 
-The order of an epoch is drawn from the random number states of its beginning; those are put back for the drawing, and
-the states of the checkpoint after it. Generators that belong to the loader or its samplers count among them.
+The order of an epoch is drawn from the random number states at its start. A resume restores these states for the
+drawing, and the states of the checkpoint after it. Generators of the loader and of its samplers are treated alike.
 
-A loader that Accelerate has prepared is looked through: it counts its epochs by itself, and Accelerate's own function
-leaves out what was seen. It reads one batch ahead: a data set that draws random numbers in this process draws others
-after a resume.
+A loader that Accelerate has prepared counts its epochs by itself, and Accelerate's own function skips batches. It
+reads one batch ahead, so a data set that draws random numbers in this process draws others after a resume.
 """
 
 import itertools
@@ -21,35 +20,41 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
 from safepoint.training.plain.data.position import Position
-from safepoint.training.plain.data.rereading import read_past
-from safepoint.training.state.rng import capture_rng, generators_of, other_generators, restore_rng
+from safepoint.training.plain.data.skip_batches import skip_batches
+from safepoint.training.state.rng import (
+    capture_rng,
+    generators_of,
+    other_generators,
+    restore_generators,
+    restore_rng,
+)
 
 ACCELERATED = "Accelerate's "
-"""Before the kind of a sampler whose batches Accelerate deals out."""
+"""Prefix of the kind of a sampler whose batches Accelerate assigns to the ranks."""
 GENERATED = " with a generator"
-"""Behind the kind of one that draws from a generator of its own, which Accelerate keeps the same on all ranks."""
-
+"""Suffix of the kind of one with its own generator, which Accelerate keeps the same on all ranks."""
 _SEEDED = f"{ACCELERATED}SeedableRandomSampler"
-"""Draws from a seed and the number of the epoch; its generator need not be there before the first one."""
+"""Draws from a seed and the number of the epoch; it may make its generator as late as in the first epoch."""
+_END = object()
 
 
-class Data:
-    """The data of one loop; see `Feed`.
+class TrackedData:
+    """The data of one loop; see `DataSource`.
 
     Args:
         loader: a DataLoader, or anything that can be iterated once for each epoch.
-        tell: see `read_past`.
+        report: see `skip_batches`.
     """
 
-    def __init__(self, loader: Iterable[Any] | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, loader: Iterable[Any] | None, report: Callable[[str], None]) -> None:
         self._loader = loader
-        self._tell = tell
+        self._report = report
         self._has_state = (
             hasattr(loader, "state_dict")
             and hasattr(loader, "load_state_dict")
             and getattr(loader, "use_stateful_dataloader", True)
         )
-        self._drop_begun()
+        self._drop_first_pass()
         self._generators = generators_of(loader)
         self._generator_states: list[torch.Tensor] = []
         self._is_by_count = False
@@ -61,12 +66,12 @@ class Data:
 
     @property
     def is_iterator(self) -> bool:
-        """Whether it can be iterated once only."""
+        """Whether the data can be iterated only once."""
         return isinstance(self._loader, Iterator)
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of this rank in an epoch; None when the loader cannot tell."""
+        """Batches of this rank in an epoch; None when the loader does not know."""
         try:
             return len(self._loader)  # pyright: ignore[reportArgumentType]
         except TypeError:
@@ -74,7 +79,7 @@ class Data:
 
     @property
     def batch_size(self) -> int:
-        """Samples of this rank in a batch; 1 when the loader cannot tell."""
+        """Samples of this rank in a batch; 1 when the loader does not know."""
         size = getattr(self._loader, "batch_size", None)
         if size is None:
             size = getattr(getattr(self._loader, "batch_sampler", None), "batch_size", None)
@@ -82,22 +87,22 @@ class Data:
 
     @property
     def sampler(self) -> str:
-        """The kind of the loader's sampler; of one that Accelerate has prepared, that of the script's."""
+        """The kind of the loader's sampler; for a loader prepared by Accelerate, that of the script's sampler."""
         if not _is_accelerates(self._loader):
             return type(getattr(self._loader, "sampler", None)).__name__
         batches: Any = getattr(self._loader, "batch_sampler", None)
-        while hasattr(batches, "batch_sampler"):  # those that Accelerate puts around it
+        while hasattr(batches, "batch_sampler"):  # Accelerate's wrappers
             batches = batches.batch_sampler
         sampler = getattr(batches, "sampler", None)
         has_generator = isinstance(getattr(sampler, "generator", None), torch.Generator)
         return ACCELERATED + type(sampler).__name__ + GENERATED * has_generator * (type(sampler) is RandomSampler)
 
     def position(self) -> Position:
-        """Where the loop stands now."""
+        """The loop's position now."""
         if self._resumed is not None:
             return self._resumed
         if self._epoch_rng is None:
-            return self._beginning(self.epoch)
+            return self._start_of(self.epoch)
         state = self._loader.state_dict() if self._has_state and not self._is_by_count else None  # pyright: ignore
         return Position(
             epoch=self.epoch,
@@ -108,38 +113,42 @@ class Data:
             generators=self._generator_states,
         )
 
-    def beginning(self) -> Position:
-        """Where the next epoch begins."""
-        return self._beginning(self.epoch + 1 if self._epoch_rng is not None else self.epoch)
+    def next_epoch_start(self) -> Position:
+        """The position at the start of the next epoch."""
+        return self._start_of(self.epoch + 1 if self._epoch_rng is not None else self.epoch)
 
-    def _beginning(self, epoch: int) -> Position:
+    def _start_of(self, epoch: int) -> Position:
         states = [generator.get_state() for generator in self._generators]
         return Position(epoch=epoch, sampler=self.sampler, generators=states)
 
     def resume(self, position: Position, rng: dict[str, Any] | None) -> None:
-        """Go on from `position`, with the random number states of that moment; None leaves those of then.
+        """Continue from `position`.
+
+        Args:
+            position: of a checkpoint.
+            rng: the random number states that belong to it; None keeps the current ones.
 
         Raises:
-            ConflictError: it lies within an epoch that other generators have shuffled.
+            ConflictError: the position is within an epoch that other generators have shuffled.
         """
         self._check_generators(position)
-        self._drop_begun()
+        self._drop_first_pass()
         self.epoch, self.batches, self._epoch_rng = position.epoch, position.batches, None
         self._resumed, self._rng = position, rng
 
     @property
     def is_given(self) -> bool:
-        """Whether there is anything to iterate."""
+        """Whether the script has given any data."""
         return self._loader is not None
 
     def epochs(self, count: int) -> Iterator[Iterator[Any]]:
-        """The batches of each epoch that is left of `count`."""
+        """The batches of each remaining epoch, up to `count` epochs in all."""
         while self.epoch < count:
             yield self._epoch()
             self.end_epoch()
 
     def next_epoch(self, number: int) -> Iterator[Any]:
-        """The batches of epoch `number`, or what is left of it; the one before is over, however far it was read."""
+        """The remaining batches of epoch `number`; the previous epoch ends, even if it was not read to its end."""
         if self._epoch_rng is not None:
             self.end_epoch()
         self.epoch = number
@@ -154,24 +163,23 @@ class Data:
         assert self._loader is not None
         resumed, self._resumed = self._resumed, None
         rng, self._rng = self._rng, None
-        self._tell_epoch()
-        if resumed is not None and len(resumed.generators) == len(self._generators):
-            for generator, state in zip(self._generators, resumed.generators, strict=True):
-                generator.set_state(state)
+        self._set_epoch()
+        if resumed is not None:
+            restore_generators(self._generators, resumed.generators)
         if resumed is not None and resumed.epoch_rng is not None:
             restore_rng(resumed.epoch_rng)
         elif rng is not None:
-            # The epoch begins with them. Once its order may have been drawn, they are not put back again.
+            # The epoch starts with these states. They are not restored again once its order may have been drawn.
             restore_rng(rng)
             rng = None
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
-        # Workers that stay keep the sampler by which they were led.
+        # Persistent workers keep the sampler that they were started with.
         self._is_by_count = self._is_by_count and bool(getattr(self._loader, "persistent_workers", False))
-        batches = self._from(resumed)
+        batches = self._batches_after(resumed)
         if rng is not None:
             if _is_accelerates(self._loader):
-                batches = _begun(batches)  # it draws the order when the first batch is asked of it
+                batches = _with_first_fetched(batches)  # the loader draws the order with the first batch
             restore_rng(rng)
         for batch in batches:
             self.batches += 1
@@ -182,32 +190,32 @@ class Data:
         is_over = self.num_batches is not None and position.batches >= self.num_batches
         if before == now or is_over or position.epoch_rng is None or self._is_stream:
             return
-        # Accelerate may give a sampler a generator where there are several ranks; it is of another kind then.
+        # Accelerate may add a generator to a sampler where there are several ranks; the kind then differs.
         is_moved = self.sampler.startswith(ACCELERATED) and self.sampler != position.sampler
         if is_moved or self.sampler == _SEEDED:
             return
         raise other_generators(before, now)
 
-    def _drop_begun(self) -> None:
-        """Let a loader of Accelerate's that keeps a state start from the beginning.
+    def _drop_first_pass(self) -> None:
+        """Make a stateful loader of Accelerate start from the beginning.
 
-        It has begun its first pass when it was made, with an order that cannot be found again, and `load_state` has
-        given it a place for its next one, whichever that is.
+        It has started its first pass when it was made, with an order that cannot be reproduced, and `load_state` has
+        set a position for its next pass, whichever that is.
         """
         loader: Any = self._loader
         if self._has_state and _is_accelerates(loader):
             loader.base_dataloader.load_state_dict({})
             loader.base_dataloader.next_iter_state = None
 
-    def _tell_epoch(self) -> None:
+    def _set_epoch(self) -> None:
         for sampler in (getattr(self._loader, "sampler", None), getattr(self._loader, "batch_sampler", None)):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)  # pyright: ignore
         if _is_accelerates(self._loader):
             self._loader.set_epoch(self.epoch)  # pyright: ignore
 
-    def _from(self, resumed: Position | None) -> Iterator[Any]:
-        """What the epoch has after a place in it; None is its beginning."""
+    def _batches_after(self, resumed: Position | None) -> Iterator[Any]:
+        """The batches of the epoch after a position in it; None is its start."""
         loader: Any = self._loader
         if resumed is None or not (resumed.batches or self._draws_late):
             return iter(loader)
@@ -215,12 +223,12 @@ class Data:
             if not _is_finished(resumed.loader):
                 loader.load_state_dict(resumed.loader)
                 return iter(loader)
-            # With such a state it would begin the next pass at once. It is started again when its turn comes, from
-            # where drawing this one's order leaves its generators; a stream draws none.
+            # With this state the loader would start the next pass at once. Instead the next pass starts when it is
+            # due, with the generators as drawing this epoch's order leaves them; a stream draws no order.
             if self._is_stream:
                 loader.load_state_dict({})
                 return iter(())
-        return self._forward(resumed.batches)
+        return self._skip(resumed.batches)
 
     @property
     def _is_stream(self) -> bool:
@@ -228,17 +236,17 @@ class Data:
 
     @property
     def _draws_late(self) -> bool:
-        """Whether a loader that goes on begins this epoch with its order, and one that is new with a seed.
+        """Whether a new loader draws a worker seed before this epoch's order, where an old one would not.
 
-        Workers that stay draw their seed before the first epoch only; all others before the order of each.
+        Persistent workers draw their seed only before the first epoch, all others before each epoch.
         """
         stays = bool(getattr(self._loader, "persistent_workers", False)) and not _is_accelerates(self._loader)
         return stays and self.epoch > 0
 
-    def _forward(self, count: int) -> Iterator[Any]:
+    def _skip(self, count: int) -> Iterator[Any]:
         """An epoch without its first `count` batches.
 
-        A loader with a state of its own does not know of those that it has not seen: its state is not to be saved.
+        The state of a loader does not include batches that were skipped without it, so that state is not saved.
         """
         loader: Any = self._loader
         self._is_by_count = True
@@ -247,26 +255,23 @@ class Data:
         name = "batch_sampler" if getattr(loader, "batch_sampler", None) is not None else "sampler"
         if self._is_stream or name not in getattr(loader, "__dict__", {}):
             self._is_by_count = False
-            return read_past(iter(loader), count, self._tell)
-        put_back = _keep_draws(self._generators) if self._draws_late else None
-        skipping = _Skipping(vars(loader)[name], count, put_back)
-        vars(loader)[name] = skipping  # the loader itself refuses to have its sampler exchanged
+            return skip_batches(iter(loader), count, self._report)
+        restore = _rng_restorer(self._generators) if self._draws_late else None
+        skipping = _Skipping(vars(loader)[name], count, restore)
+        vars(loader)[name] = skipping  # the loader refuses to set its sampler
         try:
             batches = iter(loader)
         finally:
             vars(loader)[name] = skipping.sampler
-        # Now, because the sampler may draw its order only when the first batch is asked of it.
+        # At once, because the sampler may draw its order only when the first entry is requested.
         skipping.skip()
         return batches
 
 
-def _begun(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches, the first of which has been fetched."""
+def _with_first_fetched(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches; the first one has been fetched."""
     first = next(batches, _END)
     return iter(()) if first is _END else itertools.chain((first,), batches)
-
-
-_END = object()
 
 
 def _is_accelerates(loader: Any) -> bool:
@@ -274,43 +279,42 @@ def _is_accelerates(loader: Any) -> bool:
 
 
 def _is_finished(state: Any) -> bool:
-    """Whether the loader whose state this is has said that its pass is over, as torchdata's notes it."""
+    """Whether a loader's state says that its pass is over; the key is torchdata's."""
     return isinstance(state, dict) and bool(state.get("_iterator_finished"))  # pyright: ignore
 
 
-def _keep_draws(generators: list[torch.Generator]) -> Callable[[], None]:
-    """Return what puts all random number states back to what they are now."""
+def _rng_restorer(generators: list[torch.Generator]) -> Callable[[], None]:
+    """A function that restores all random number states to what they are now."""
     rng, states = capture_rng(), [generator.get_state() for generator in generators]
 
-    def put_back() -> None:
+    def restore() -> None:
         restore_rng(rng)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        restore_generators(generators, states)
 
-    return put_back
+    return restore
 
 
 class _Skipping:
-    """A sampler without its first entries, once; the loader's workers draw from it ahead.
+    """A sampler that leaves out its first entries, once; the loader's workers draw from it ahead.
 
     Args:
         sampler: of single samples or of batches.
         count: entries to leave out.
-        put_back: undoes what has been drawn before the order; with it the order is drawn as soon as the loader asks
-            for the sampler, not for its first entry.
+        restore: undoes what was drawn before the order. If given, the order is drawn when the loader asks for an
+            iterator, and not when it asks for the first entry.
     """
 
-    def __init__(self, sampler: Any, count: int, put_back: Callable[[], None] | None) -> None:
+    def __init__(self, sampler: Any, count: int, restore: Callable[[], None] | None) -> None:
         self.sampler = sampler
         self._count = count
-        self._put_back = put_back
+        self._restore = restore
         self._is_done = False
         self._entries: Iterator[Any] = iter(())
 
     def __iter__(self) -> "_Skipping":
-        is_early = self._put_back is not None and not self._is_done
-        if self._put_back is not None and is_early:
-            self._put_back()  # a loader with workers asks twice before it begins
+        is_early = self._restore is not None and not self._is_done
+        if self._restore is not None and is_early:
+            self._restore()  # a loader with workers asks twice before it starts
         self._entries = iter(self.sampler)
         if is_early:
             self._draw()
@@ -320,9 +324,9 @@ class _Skipping:
         return len(self.sampler)
 
     def skip(self) -> None:
-        """Leave out what is to be left out; from now on this is the whole sampler."""
+        """Leave out the first entries, if that was not done; from now on this is the whole sampler."""
         is_done, self._is_done = self._is_done, True
-        if self._put_back is None and not is_done:
+        if self._restore is None and not is_done:
             self._draw()
 
     def _draw(self) -> None:

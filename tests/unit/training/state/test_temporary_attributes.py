@@ -2,7 +2,7 @@
 
 import pytest
 
-from safepoint.training.integrations.transformers.method_override import Takeover
+from safepoint.training.state.temporary_attributes import Overrides
 
 
 class Trainer:
@@ -18,8 +18,8 @@ class Special(Trainer):
 def test_only_one_object_is_changed_and_only_for_a_while() -> None:
     """The original includes the subclass's version; other objects and the class are untouched."""
     one, other = Special(), Special()
-    with Takeover(one) as takeover:
-        takeover.replace("step", lambda original: lambda: f"<{original()}>")
+    with Overrides() as overrides:
+        overrides.override(one, "step", lambda original: lambda: f"<{original()}>")
         assert one.step() == "<special base>"
         assert other.step() == "special base"
     assert one.step() == "special base"
@@ -31,8 +31,8 @@ def test_an_attribute_of_the_object_itself_comes_back() -> None:
     one = Trainer()
     mine = lambda: "mine"  # noqa: E731
     one.step = mine  # type: ignore[method-assign]
-    with pytest.raises(KeyError), Takeover(one) as takeover:  # noqa: PT012  the error is what ends the block
-        takeover.replace("step", lambda original: lambda: f"<{original()}>")
+    with pytest.raises(KeyError), Overrides() as overrides:  # noqa: PT012  the error is what ends the block
+        overrides.override(one, "step", lambda original: lambda: f"<{original()}>")
         assert one.step() == "<mine>"
         raise KeyError
     assert one.step is mine
@@ -45,8 +45,8 @@ def test_replacing_twice_nests_and_the_first_original_comes_back(own: bool) -> N
     if own:
         one.step = lambda: "mine"  # type: ignore[method-assign]
     before = dict(vars(one))
-    with Takeover(one) as takeover:
-        takeover.replace("step", lambda original: lambda: f"<{original()}>")
-        takeover.replace("step", lambda original: lambda: f"[{original()}]")
+    with Overrides() as overrides:
+        overrides.override(one, "step", lambda original: lambda: f"<{original()}>")
+        overrides.override(one, "step", lambda original: lambda: f"[{original()}]")
         assert one.step() == ("[<mine>]" if own else "[<base>]")
     assert vars(one) == before

@@ -1,24 +1,24 @@
-"""What a state looks like without its values: by which it is distinguished from the state of another model."""
+"""The shapes of a state's tensors, by which a checkpoint of another model is recognized."""
 
 from collections.abc import Mapping
 from typing import Any
 
-Outline = Mapping[str, tuple[int, ...] | None]
-"""The shapes of a state's tensors and arrays, by name; None for what has none."""
+Shapes = Mapping[str, tuple[int, ...] | None]
+"""The shapes of a state's tensors and arrays, by name; None for a value without a shape."""
 
 
-def outline_of(state: Mapping[str, Any]) -> Outline:
-    """The outline of a flat state."""
+def shapes_of(state: Mapping[str, Any]) -> Shapes:
+    """The shapes in a flat state."""
     shapes = {name: getattr(one, "shape", None) for name, one in state.items()}
     return {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
 
 
-def difference_of(then: Outline, now: Outline) -> str:
-    """What is in one of the two only, or in another shape; empty when they are alike.
+def first_difference(then: Shapes, now: Shapes) -> str:
+    """The first name, in alphabetical order, that differs between two states; empty when they agree.
 
     Args:
-        then: of a checkpoint ("there").
-        now: of the script ("here").
+        then: of a checkpoint, called "there".
+        now: of the script, called "here".
     """
     for name in sorted(then.keys() | now.keys()):
         if name not in then or name not in now:

@@ -1,0 +1,186 @@
+"""The state that an `accelerate.Accelerator` has prepared; its `save_state` and `load_state` decide the files."""
+
+import contextlib
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from safepoint.errors import ConflictError, UsageError
+from safepoint.foundation.environment import Place
+from safepoint.training.collective.peers import Peers
+from safepoint.training.plain.state.adapters import bases_of, without
+from safepoint.training.plain.state.parts import unwrapped
+from safepoint.training.state.accelerator import (
+    check_accelerator,
+    innermost,
+    shards_in_place,
+    writes_shards,
+    zero_stage_of,
+)
+from safepoint.training.state.strategy import check_fsdp_files
+from safepoint.training.state.temporary_attributes import temporarily
+
+_ALWAYS = "random_states_0.pkl"
+"""`save_state` writes this file whatever was prepared."""
+
+
+class AcceleratedParts:
+    """See `plain.state.parts.Parts`.
+
+    Args:
+        accelerator: an `accelerate.Accelerator` that has prepared model and optimizer.
+        place: this rank.
+
+    Raises:
+        UsageError: it has prepared no model.
+    """
+
+    def __init__(self, accelerator: Any, place: Place) -> None:
+        if not accelerator._models:
+            raise UsageError(
+                "the accelerator has prepared no model yet",
+                hint="call accelerator.prepare(model, optimizer, …) before session()",
+            )
+        check_accelerator(accelerator)
+        self._accelerator = accelerator
+        self._place = place
+        self._left_out: dict[int, set[str]] = {}
+
+    @property
+    def strategy(self) -> str:
+        """See `TrainingLoop`."""
+        kind = str(getattr(self._accelerator.distributed_type, "value", ""))
+        if kind in {"FSDP", "DEEPSPEED"}:
+            return kind.lower()
+        return "ddp" if self._place.world_size > 1 else "single"
+
+    @property
+    def zero_stage(self) -> int | None:
+        """See `Manifest.zero_stage`."""
+        return zero_stage_of(self._accelerator)
+
+    @property
+    def written_fraction(self) -> float:
+        """See `TrainingLoop`."""
+        if self.strategy == "deepspeed" or writes_shards(self._accelerator):
+            return 1 / self._place.world_size
+        return 1.0 if self._place.is_first else 0.0
+
+    def modules(self) -> list[torch.nn.Module]:
+        """All models that were prepared."""
+        return list(self._accelerator._models)
+
+    def base(self, peers: Peers) -> Mapping[str, str] | None:
+        """Of models with PEFT's adapters; None under FSDP and DeepSpeed, where the whole model is saved."""
+        if self.strategy not in {"single", "ddp"}:
+            return None
+        models = {str(number): unwrapped(model) for number, model in enumerate(self._accelerator._models)}
+        found = bases_of(models, peers, is_split=False)
+        if found is None:
+            return None
+        base, left_out = found
+        self._left_out = {int(number): keys for number, keys in left_out.items()}
+        return base
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """All that were prepared, without Accelerate's wrappers."""
+        return [innermost(one) for one in self._accelerator._optimizers]
+
+    def write(self, folder: Path) -> None:
+        """Run `save_state`."""
+        in_place = shards_in_place(self._accelerator)
+        with self._without_naming(), self._without_replication(), self._without_bases(), in_place:
+            self._accelerator.save_state(str(folder))
+
+    def write_final(self, folder: Path) -> None:
+        """Write each model as `save_model` does, and adapters in PEFT's layout."""
+        models = self._accelerator._models
+        for number, model in enumerate(models):
+            target = str(folder if len(models) == 1 else folder / f"model_{number}")
+            if number not in self._left_out:
+                self._accelerator.save_model(model, target)
+            elif self._place.is_first:
+                unwrapped(model).save_pretrained(target)
+
+    def load(self, folder: Path) -> None:
+        """Run `load_state`; see `Parts`."""
+        if not (folder / _ALWAYS).exists():
+            raise ConflictError(
+                f"{folder.name} was not written with an accelerator: it has no {_ALWAYS}; training was not started",
+                hint="call session() with the arguments of that run, or start from the beginning with --from-scratch",
+            )
+        if self.strategy == "fsdp":
+            has_shards = (folder / "pytorch_model_fsdp_0").is_dir()
+            check_fsdp_files(folder.name, has_shards=has_shards, reads_shards=writes_shards(self._accelerator))
+        options: dict[str, Any] = {}
+        if self._left_out:
+            # The checkpoint does not contain the base, so Accelerate must not require it; all else must be there.
+            for number, model in enumerate(self._accelerator._models):
+                self._check_keys(folder, number, unwrapped(model))
+            options = {"strict": False}
+        try:
+            with self._without_naming(), self._without_replication():
+                self._accelerator.load_state(str(folder), **options)
+        except RuntimeError as error:
+            if "loading state_dict" not in str(error):
+                raise
+            raise ConflictError(
+                f"a model of {folder.name} differs from this script's: {_first_mismatch(error)}; training was not "
+                "started",
+                hint="make it as it was then, or start from the beginning with --from-scratch",
+            ) from error
+
+    def _check_keys(self, folder: Path, number: int, model: torch.nn.Module) -> None:
+        from safetensors import safe_open
+
+        path = folder / ("model.safetensors" if number == 0 else f"model_{number}.safetensors")
+        if not path.exists():  # a hook of the script has saved the model in another way
+            return
+        opened: Any = safe_open(path, framework="pt")
+        with opened as file:
+            then: dict[str, tuple[int, ...]] = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        state = without(model.state_dict(keep_vars=True), self._left_out.get(number, ()))
+        tied: dict[int, set[str]] = {}  # the file has one of several names of a tensor
+        for key, tensor in state.items():
+            tied.setdefault(id(tensor), set()).add(key)
+        is_same = all(key in state and tuple(state[key].shape) == shape for key, shape in then.items())
+        if not is_same or not all(names & then.keys() for names in tied.values()):
+            raise ConflictError(
+                f"the weights of {folder.name} do not fit this script's model; training was not started",
+                hint="make model and adapters as they were then, or start from the beginning with --from-scratch",
+            )
+
+    def _without_naming(self) -> contextlib.AbstractContextManager[None]:
+        """Safepoint names checkpoints; Accelerate would choose another folder."""
+        configuration = self._accelerator.project_configuration
+        return temporarily(configuration, automatic_checkpoint_naming=False, iteration=configuration.iteration)
+
+    @contextlib.contextmanager
+    def _without_bases(self) -> Generator[None]:
+        """Leave frozen bases out, by Accelerate's own hook that may change what is saved."""
+
+        def leave_out(models: list[Any], weights: list[dict[str, Any]], _: str) -> None:
+            if len(weights) == len(models):  # otherwise a hook of the script has saved some in another way
+                for number, keys in self._left_out.items():
+                    weights[number] = without(weights[number], keys)
+
+        hook = self._accelerator.register_save_state_pre_hook(leave_out)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _without_replication(self) -> contextlib.AbstractContextManager[None]:
+        """Weights keep the names that they have in the model, with DistributedDataParallel and without."""
+        replicated = torch.nn.parallel.DistributedDataParallel
+        models: list[Any] = [
+            getattr(one, "module", one) if isinstance(one, replicated) else one for one in self._accelerator._models
+        ]
+        return temporarily(self._accelerator, _models=models)
+
+
+def _first_mismatch(error: RuntimeError) -> str:
+    """What torch says of the first entry that does not fit: the line after the one that names the module."""
+    return str(error).splitlines()[1:2][0].strip().rstrip(".") if "\n" in str(error) else str(error)
