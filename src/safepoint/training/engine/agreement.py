@@ -1,10 +1,10 @@
-"""What the ranks have agreed on so far within one `train()` call, and whether a step can still be finished.
+"""What the ranks have agreed on in one training, and whether a step can still be finished.
 
-Nothing that was decided is taken back: a stop that was heard in an evaluation still holds at the next boundary.
+A decision is never taken back: a stop that was received in an evaluation still holds at the next boundary.
 
-A vote begun before the optimizer is heard in the step in which a signal came; it also makes a short step wait,
-because the optimizer of a small model leaves no time to hide it. So the ranks agree: while steps are short, the vote
-begins with the step, and a signal may be heard one such step later (docs/adr/0002).
+A vote that starts before the optimizer takes effect in the step in which a signal came. It also makes short steps
+wait, because the optimizer of a small model leaves no time to hide it. So while steps are short, the vote starts with
+the step, and a signal may take effect one such step later (docs/adr/0002).
 """
 
 from safepoint.foundation import clock
@@ -16,12 +16,12 @@ from safepoint.training.engine.save_clock import SaveClock
 _SAVE_GUESS_S = 1.0
 """How long a save may take, before one was measured."""
 _SHORT_STEP_MS = 250
-"""Steps shorter than this on every rank begin with the vote: what it costs beside the optimizer, 1.3 ms on two
-ranks of one machine (docs/benchmarks.md), is more than the half percent of them that it may cost."""
+"""Shorter steps start with the vote: beside the optimizer it costs 1.3 ms on two ranks of one machine
+(docs/benchmarks.md), which is more than the half percent of the step that it may cost."""
 
 
 class Agreement:
-    """The votes of one `train()` call.
+    """The votes of one training.
 
     Args:
         termination: the signals of this rank.
@@ -37,36 +37,36 @@ class Agreement:
         self._step_ms = 0
         self._num_micro_steps = 0
         self.decision = Decision()
-        """Everything decided so far; `save` and `is_due` are reset by `save_done`."""
+        """All decisions so far; `save` and `is_due` are reset by `save_done`."""
         self.save_s: float | None = None
         """Seconds that the last save took."""
         self.save_clock = SaveClock(None)
-        """Says when a periodic checkpoint is due; on the first rank only, and the others hear of it."""
+        """When a periodic checkpoint is due; on the first rank only, the others receive it with the vote."""
 
     def exchange(self, step: int, *, micro_steps_left: int = 0) -> None:
-        """Hear the last vote and begin the next; every rank does so at the same point of the loop.
+        """Receive the last vote and start the next; every rank calls it at the same point of the loop.
 
         Args:
             step: optimizer steps done.
-            micro_steps_left: micro-batches until the running step is done, when it may be given up.
+            micro_steps_left: micro-batches until the running step is done; 0 when the step cannot be given up.
         """
-        self.hear()
+        self.receive()
         self._vote.start(self._ballot(micro_steps_left), step=step)
 
-    def hear(self) -> None:
-        """Hear the last vote, where no next one begins."""
+    def receive(self) -> None:
+        """Receive the last vote, without starting another."""
         self._add(self._vote.collect())
 
-    def settle(self, step: int) -> None:
-        """Vote and wait for the outcome, where nothing is left to overlap with."""
+    def vote_now(self, step: int) -> None:
+        """Vote and wait for the outcome."""
         self._add(self._vote.take(self._ballot(0), step=step))
 
     def save_done(self) -> None:
-        """The checkpoint that was asked for, or due, exists."""
+        """The checkpoint that was requested, or due, is saved."""
         self.decision = self.decision._replace(save=False, is_due=False)
 
     def step_begins(self, step: int) -> None:
-        """The first micro-batch of a step begins: vote, if steps are short.
+        """The first micro-batch of a step starts: vote, if steps are short.
 
         Args:
             step: optimizer steps done.
@@ -77,7 +77,7 @@ class Agreement:
             self.exchange(step)
 
     def gradients_complete(self, step: int) -> None:
-        """The optimizer works next: vote, if steps are long.
+        """The optimizer steps next: vote, if steps are long.
 
         Args:
             step: optimizer steps done.
@@ -87,16 +87,16 @@ class Agreement:
             self.exchange(step)
 
     def step_ends(self) -> None:
-        """The optimizer is done: hear the vote, which is the step's last."""
+        """The optimizer is done: receive the step's last vote."""
         self._step_ms = max(1, round(1000 * (clock.monotonic_s() - self._step_started_s)))
-        self.hear()
+        self.receive()
 
     def step_left_s(self) -> float:
-        """Seconds until the running step is probably done; 0 when it takes longer than the last one did."""
+        """Estimated seconds until the running step is done; 0 when it takes longer than the last one did."""
         return max(0.0, self._step_ms / 1000 - (clock.monotonic_s() - self._step_started_s))
 
     def boundary_ends(self) -> None:
-        """Log line, evaluation and save of a step are done: the next step's pace counts from here, data included."""
+        """Log line, evaluation and save of a step are done: the next step is timed from here."""
         self._step_started_s = clock.monotonic_s()
 
     def micro_step_ends(self) -> None:
@@ -109,7 +109,7 @@ class Agreement:
         self._micro_step_s = took_s if self._micro_step_s is None else 0.5 * (self._micro_step_s + took_s)
 
     def micro_steps_left(self, in_step: int) -> int:
-        """How many of the step's `in_step` micro-batches are still to come."""
+        """How many of the step's `in_step` micro-batches remain."""
         return max(0, in_step - self._num_micro_steps)
 
     def needed_s(self, micro_steps_left: int) -> float:
@@ -118,7 +118,7 @@ class Agreement:
 
     @property
     def _votes_with_step(self) -> bool:
-        # From what all ranks heard, at a point that all ranks reach: they never disagree.
+        # All ranks have received the same decision here, so they never disagree.
         return 0 < self.decision.step_ms < _SHORT_STEP_MS
 
     def _ballot(self, micro_steps_left: int) -> Ballot:

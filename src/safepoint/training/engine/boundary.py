@@ -1,4 +1,7 @@
-"""What every framework's loop does between two optimizer steps, and at its last one: written once, in one order."""
+"""What every training loop does between two optimizer steps and at its end: vote, save, leave, in this order.
+
+A loop only reports where it is. When a save is due, how it is made and what a stop request means is decided here.
+"""
 
 import contextlib
 import signal
@@ -9,130 +12,255 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted, PeerError
 from safepoint.estimates.cadence import Cadence
 from safepoint.foundation.events.run_events import StopRequested
+from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.deadline import Deadline
-from safepoint.training.engine.loop import TrainingLoop
+from safepoint.training.engine.loop import TrainingLoop, Write
 from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.engine.saves import Saves
 from safepoint.training.engine.snapshots import Snapshots
 from safepoint.training.engine.synchronous_save import SynchronousSave
-from safepoint.training.start.start import Start
+from safepoint.training.start.start import Start, announce, begin_figures
 
 
 class Boundary:
-    """The ways to save of one training, and the moves between its steps; all ranks make them in the same order.
+    """The boundaries of one training; all ranks call its methods in the same order.
 
     Args:
         context: this rank.
         peers: all ranks.
-        framework: whose state is saved; its `step` is the one that the training has reached.
-        agreement: their votes.
+        loop: whose state is saved; its `step` is the one that the training has reached.
         output: the folder for checkpoints.
-        start: where the training begins.
+        location: the object store behind it, or None.
+        start: where the training starts.
+        before_leaving: called after the last save, when the ranks have agreed to stop.
     """
 
     def __init__(
         self,
         context: RankContext,
         peers: Peers,
-        framework: TrainingLoop,
-        agreement: Agreement,
+        loop: TrainingLoop,
         output: OutputFolder,
+        location: Location | None,
         start: Start,
+        *,
+        before_leaving: Callable[[], None],
     ) -> None:
         self._context = context
         self._peers = peers
-        self._framework = framework
-        self._agreement = agreement
+        self._loop = loop
+        self._output = output
+        self._location = location
+        self._start = start
+        self._before_leaving = before_leaving
+        self.agreement = Agreement(context.termination, peers)
+        """The votes of the ranks."""
         attempt = start.attempt
         facts = RunFacts(run_id=attempt.run_id, attempt=attempt.attempt, attempt_id=attempt.attempt_id)
-        self.saver = SynchronousSave(context, peers, framework, output, start.folders, facts)
-        """The way without the keeper."""
-        self.snapshots = Snapshots(context, peers, framework, self.saver, output, start.folders, attempt.attempt_id)
-        """The way over the keeper."""
-        self.saves = Saves(context, framework, agreement, self.snapshots, self.saver, output.root)
-        """Which way is taken."""
+        self.saver = SynchronousSave(context, peers, loop, output, start.folders, facts)
+        """Saves without the keeper."""
+        self.snapshots = Snapshots(context, peers, loop, self.saver, output, start.folders, attempt.attempt_id)
+        """Saves through the keeper."""
+        self.saves = Saves(context, loop, self.agreement, self.snapshots, self.saver, output.root)
+        """Chooses between the two."""
         if start.point is not None and not start.point.is_durable:
-            self.saves.postpone(Trigger.PERIODIC)  # what is in memory only is saved again at once
-        self._deadline = Deadline(context.termination, context.outcome, context.reporter, agreement, self.snapshots)
+            self.saves.request(Trigger.PERIODIC)  # a state that is only in memory is saved again at once
+        self._deadline = Deadline(
+            context.termination, context.outcome, context.reporter, self.agreement, self.snapshots
+        )
         self._cadence = Cadence(context.settings.snapshot_steps)
 
-    def prepare(self) -> None:
-        """Before the model is used: what the keeper needs, and the memory for snapshots.
+    # ---- the start ----------------------------------------------------------------------------------------------
+
+    def prepare(self, *, global_batch: int) -> None:
+        """Prepare the keeper and the memory for snapshots, and report the start; the model is not used yet.
+
+        Args:
+            global_batch: samples of all ranks in a step.
 
         Raises:
             PeerError: a rank is gone.
         """
+        begin_figures(self._context, self._start, self._output, self._location, global_batch=global_batch)
         self.snapshots.prepare()
-
-    def close(self, *, is_orderly: bool) -> None:
-        """Let go of the snapshots.
-
-        Args:
-            is_orderly: whether everything worth keeping is durable; otherwise the keeper sees to it.
-        """
-        self.snapshots.close(is_orderly=is_orderly)
+        announce(self._context, self._peers, self._start.attempt, global_batch=global_batch)
 
     def loop_begins(self) -> None:
-        """The model is loaded; from here on a signal is answered by a save."""
-        self._context.outcome.reached(self._framework.step)
+        """The model is loaded; from now on a signal leads to a save."""
+        self._context.outcome.reached(self._loop.step)
         self.snapshots.begin_loop()
-        self._context.termination.enter_training(self._deadline.look)
+        self._context.termination.enter_training(self._deadline.check)
+
+    # ---- between two steps --------------------------------------------------------------------------------------
 
     def step_ends(self) -> None:
-        """The optimizer has stepped: hear the vote, and look after what is being saved and uploaded."""
-        self._context.outcome.step_done(self._framework.step)
-        self._agreement.step_ends()
+        """The optimizer has stepped: receive the vote, and check saves and uploads in progress."""
+        self._context.outcome.step_done(self._loop.step)
+        self.agreement.step_ends()
         self._context.progress.step_ends()
         self._context.uploads.check()
-        self.saves.watch()
+        self.saves.check()
 
-    def snapshot_if_due(self) -> None:
-        """Keep this boundary in memory; it becomes a checkpoint only when something happens."""
-        snapshots = self.snapshots
-        if self._cadence.is_due(
-            step=self._framework.step,
-            last=snapshots.taken_step,
-            cost_s=snapshots.cost_s,
-            step_s=self._agreement.decision.step_ms / 1000,
-        ):
-            snapshots.take(Trigger.PERIODIC, self._framework.write_again(), is_wanted=False)
+    @property
+    def is_save_due(self) -> bool:
+        """Whether this boundary is saved because of the vote, or of an earlier save that could not start."""
+        decision = self.agreement.decision
+        return decision.stop or decision.save or decision.is_due or self.saves.is_requested
 
-    def ends(self) -> None:
-        """All of it is done: the next step's pace counts from here."""
-        self._agreement.boundary_ends()
-        self._context.progress.boundary_ends()
-
-    def announce_stop(self) -> None:
-        """Say once that the ranks have agreed to stop."""
-        if not self._deadline.is_met:
-            self._deadline.is_met = True
-            decision = self._agreement.decision
-            name = signal.Signals(decision.stop_signal).name
-            self._context.reporter.report(
-                StopRequested(signal=name, rank=decision.stop_rank, step=self._framework.step)
-            )
-
-    def leave(self, last_words: Callable[[], None]) -> Interrupted:
-        """End the training here, with what is saved.
+    def save_if_due(self, *, is_periodic: bool) -> None:
+        """Save this boundary if that is due, otherwise take a snapshot of it if that is due.
 
         Args:
-            last_words: called when the last save is over.
+            is_periodic: whether the script or the settings save this step.
+
+        Raises:
+            Interrupted: the ranks have agreed to stop.
+            PeerError: a rank is gone.
+        """
+        if is_periodic or self.is_save_due:
+            self.save(self._loop.writer())
+        else:
+            self.snapshot_if_due()
+
+    def save(self, write: Write, *, is_last: bool = False, and_then: Callable[[Trigger], None] | None = None) -> None:
+        """Save this boundary, unless that was done, and leave if the ranks have agreed to stop.
+
+        Args:
+            write: writes this rank's files.
+            is_last: whether no further boundary follows.
+            and_then: called after a save was started, with its trigger, before the ranks vote again.
+
+        Raises:
+            Interrupted: the ranks have agreed to stop.
+            PeerError: a rank is gone.
+        """
+        agreement, step = self.agreement, self._loop.step
+        agreement.receive()
+        stops = agreement.decision.stop
+        has_waited = False
+        if self.saves.step != step:
+            trigger = Trigger.JIT if stops else Trigger.ON_DEMAND if agreement.decision.save else Trigger.PERIODIC
+            if stops:
+                self._report_stop()
+            has_waited = self.saves.save(trigger, write, is_last=is_last or stops)
+            if and_then is not None:
+                and_then(trigger)
+        agreement.save_done()
+        if has_waited and not stops:
+            # The save took long: a signal that came meanwhile must not wait for another step.
+            agreement.vote_now(step)
+        if agreement.decision.stop:
+            raise self._leave()
+
+    def snapshot_if_due(self) -> None:
+        """Take a snapshot of this boundary in memory; it becomes a checkpoint only when the training is stopped."""
+        snapshots = self.snapshots
+        if self._cadence.is_due(
+            step=self._loop.step,
+            last=snapshots.taken_step,
+            cost_s=snapshots.cost_s,
+            step_s=self.agreement.decision.step_ms / 1000,
+        ):
+            snapshots.take(Trigger.PERIODIC, self._loop.writer(), is_wanted=False)
+
+    def ends(self) -> None:
+        """The boundary is done: the next step is timed from here."""
+        self.agreement.boundary_ends()
+        self._context.progress.boundary_ends()
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    def training_ends(self) -> None:
+        """The loop has taken its last step: make it durable, and leave if the ranks agree to stop.
+
+        Signals no longer lead to a save afterwards.
+
+        Raises:
+            Interrupted: the ranks have agreed to stop.
+            PeerError: a rank is gone.
+        """
+        step = self._loop.step
+        self.agreement.vote_now(step)
+        self.saves.finish()
+        if 0 < step != self._context.outcome.saved_step:
+            self.save(self._loop.writer(), is_last=True)
+            self.saves.finish()
+        if self.agreement.decision.stop:
+            raise self._leave()
+        self._context.termination.leave_training()
+
+    def training_ended(self) -> None:
+        """Report the end of the training, and bring the finished model into the object store, if there is one.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        self._context.outcome.training_ended(self._loop.step)
+        if self._location is not None:
+            self.saver.save_final(self._location)
+
+    def leave_unfinished(self, step: int, go_back: Callable[[], None]) -> Interrupted:
+        """Leave in the middle of a step, or of an evaluation, with the boundary before it saved.
+
+        Args:
+            step: of that boundary.
+            go_back: restores its state.
 
         Returns:
-            What is to be raised.
+            What the caller raises.
         """
-        context, step = self._context, self._framework.step
-        self.announce_stop()
+        self.agreement.receive()  # the poll that received the decision has started another vote
+        self._report_stop()
+        if 0 < step != self._context.outcome.saved_step:
+            go_back()
+            if not self.saves.commit_snapshot(step):
+                self.saves.save(Trigger.JIT, self._loop.writer(), is_last=True)
+        return self._leave()
+
+    def _report_stop(self) -> None:
+        """Report once that the ranks have agreed to stop."""
+        if not self._deadline.is_met:
+            self._deadline.is_met = True
+            decision = self.agreement.decision
+            name = signal.Signals(decision.stop_signal).name
+            self._context.reporter.report(StopRequested(signal=name, rank=decision.stop_rank, step=self._loop.step))
+
+    def _leave(self) -> Interrupted:
+        """End the training with what is saved; returns what the caller raises."""
+        context, step = self._context, self._loop.step
+        self._report_stop()
         self.saves.finish()
-        last_words()
+        self._before_leaving()
         is_saved = context.outcome.saved_step == step
         reason = "" if is_saved else "no step was finished" if step == 0 else "the save failed"
         uploads_failed = context.uploads.stop_reason is not None
-        with contextlib.suppress(PeerError):  # one that leaves sooner takes nothing of what is saved with it
+        with contextlib.suppress(PeerError):  # a rank that has left already does not change what is saved
             uploads_failed = any(self._peers.gather(uploads_failed))
         interrupted = context.outcome.interrupt(is_saved=is_saved, reason=reason, uploads_failed=uploads_failed)
         context.uploads.finish(newest_only=True)
         return interrupted
+
+
+def release(
+    context: RankContext, output: OutputFolder, start: Start | None, boundary: Boundary | None, *, is_finished: bool
+) -> None:
+    """A training is over, or could not start: release the snapshots and the output folder.
+
+    Args:
+        context: this rank.
+        output: the folder.
+        start: where the training started; None if the ranks did not agree.
+        boundary: of the training; None if it was not prepared.
+        is_finished: whether the training has reached its end. Otherwise, unless it was interrupted, the keeper makes
+            durable what it has when this process ends.
+    """
+    context.termination.leave_training()
+    is_orderly = is_finished or context.outcome.interrupted is not None
+    if boundary is not None:
+        boundary.snapshots.close(is_orderly=is_orderly)
+    # The keeper may be saving the snapshot of a lost rank: then the next start removes the working folders.
+    is_kept = not is_orderly and context.keeper.is_connected
+    output.release(start.attempt.attempt_id if start is not None and not is_kept else None)

@@ -1,4 +1,4 @@
-"""Whether the running step can still be ended before the platform kills, once somebody has asked to stop."""
+"""Whether the running step can still be finished before the platform kills the job, after a stop request."""
 
 from safepoint.foundation.events.run_events import DeadlineChoice
 from safepoint.training.context.outcome import Outcome
@@ -8,18 +8,18 @@ from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.snapshots import Snapshots
 
 _LEAVING_S = 0.3
-"""What leaving takes, once a snapshot is committed."""
+"""The time to leave after a snapshot is committed."""
 
 
 class Deadline:
-    """Looks at the time beside the loop, on the thread that watches signals.
+    """Checks the time beside the loop, on the thread that watches signals.
 
     Args:
         termination: how much time is left.
         outcome: which step is running.
         reporter: reports the choice.
         agreement: how long steps take.
-        snapshots: what there is in memory, and how long it takes to make it durable.
+        snapshots: the newest snapshot, and how long it takes to make it durable.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Deadline:
         self._agreement = agreement
         self._snapshots = snapshots
         self.is_met = False
-        """Whether the loop has come to its last boundary: nothing needs to be given up any more."""
-        self._told = ""
+        """Whether the loop has reached its last boundary, so that no step is given up any more."""
+        self._reported = ""
 
-    def look(self) -> float | None:
-        """Give the running step up when it cannot be ended in time.
+    def check(self) -> float | None:
+        """Give up the running step when it cannot be finished in time.
 
         Returns:
-            Seconds after which to look again; None for never.
+            Seconds until the next check; None for no further check.
         """
         snapshots, step = self._snapshots, self._outcome.step
         if self.is_met:
@@ -51,13 +51,13 @@ class Deadline:
         available_s = self._termination.available_s
         step_left_s = self._agreement.step_left_s()
         if not snapshots.can_rescue(step):
-            self._tell("finish_step", step_left_s + (self._agreement.save_s or 0.0), available_s, None)
+            self._report("finish_step", step_left_s + (self._agreement.save_s or 0.0), available_s, None)
             return None
         commit_s = snapshots.commit_s()
         needed_s = step_left_s + (snapshots.save_s or commit_s)
         patience_s = available_s - commit_s - _LEAVING_S
         if needed_s <= available_s and patience_s > 0:
-            self._tell("finish_step", needed_s, available_s, commit_s)
+            self._report("finish_step", needed_s, available_s, commit_s)
             return patience_s
         why = (
             f"it needs about {needed_s:.1f} s more with its save, and {max(0.0, available_s):.1f} s are left"
@@ -65,13 +65,13 @@ class Deadline:
             else f"{max(0.0, available_s):.1f} s are left, just enough to commit a snapshot"
         )
         snapshots.rescue(step + 1, why)
-        self._tell("commit_snapshot", needed_s, available_s, commit_s)
+        self._report("commit_snapshot", needed_s, available_s, commit_s)
         return None
 
-    def _tell(self, choice: str, needed_s: float, available_s: float, commit_s: float | None) -> None:
-        if self._told == choice:
+    def _report(self, choice: str, needed_s: float, available_s: float, commit_s: float | None) -> None:
+        if self._reported == choice:
             return
-        self._told = choice
+        self._reported = choice
         self._reporter.report_in_time(
             DeadlineChoice(
                 choice=choice,

@@ -1,4 +1,4 @@
-"""The seam between the engine and a training loop: what a loop tells about itself, and how its files are written."""
+"""The protocol between the engine and a training loop: what the loop reports, and how its files are written."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,18 +11,18 @@ from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.engine.streams import Streams
 
 Write = Callable[[Path, Path], None]
-"""Writes everything of this rank into a folder `checkpoint-<step>`, given (the folder above it, the folder).
+"""Writes this rank's files into a folder `checkpoint-<step>`, given (its parent folder, the folder).
 
-Tensors go through functions that `snapshot.capture` knows, so that they can be copied later; what goes another way is
-written at once. It may raise whatever the framework raises.
+Tensors that are written by functions that `snapshot.images.capture` knows are copied later; everything else is
+written at once. It may raise what the framework raises.
 """
 
 
 class TrainingLoop(Protocol):
     """One rank's training loop."""
 
-    handed_step: int | None
-    """The step of a checkpoint that is still being written; set by the engine."""
+    step_being_saved: int | None
+    """The step of the checkpoint that the keeper is writing; set by the engine."""
 
     @property
     def step(self) -> int:
@@ -36,19 +36,19 @@ class TrainingLoop(Protocol):
 
     @property
     def written_fraction(self) -> float:
-        """How much of model and optimizer this rank writes, from 0 to 1."""
+        """The fraction of model and optimizer that this rank writes, from 0 to 1."""
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """Of the model, trained or not."""
+        """The model's parameters as far as they are saved."""
         ...
 
     def moments_per_parameter(self) -> int:
-        """How many tensors of its size the optimizer keeps for each parameter, or will."""
+        """How many tensors of its size the optimizer keeps, or will keep, for each parameter."""
         ...
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that step; asked when the loop begins."""
+        """The optimizers that step, without wrappers; called when the loop starts."""
         ...
 
     def manifest_facts(self, run: RunFacts) -> ManifestFacts:
@@ -56,18 +56,18 @@ class TrainingLoop(Protocol):
         ...
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """How many checkpoints the script keeps, and steps that stay in any case."""
+        """How many checkpoints the script keeps (None for all), and the steps that are never deleted."""
         ...
 
-    def write_again(self) -> Write:
-        """How to write this boundary: for a snapshot of it, and for a save that has failed."""
+    def writer(self) -> Write:
+        """A function that writes the state at this boundary."""
         ...
 
     def write_final(self, folder: Path) -> Streams | None:
-        """Write the finished model, in the layout that the framework reads; all ranks call it.
+        """Write the finished model in the layout that the framework reads; all ranks call it.
 
         Returns:
-            None when all of it is written; otherwise the large files, which nobody has written. It is None on all
-            ranks or on none.
+            None when everything is written; otherwise the large files that are still to be written. All ranks return
+            None, or none does.
         """
         ...

@@ -1,4 +1,4 @@
-"""The saves of one training: handed to the keeper where that can be, waited for where it cannot."""
+"""The saves of one training: through the keeper where possible, otherwise synchronous."""
 
 from pathlib import Path
 
@@ -16,89 +16,90 @@ from safepoint.training.engine.synchronous_save import SynchronousSave
 
 
 class Saves:
-    """Knows which step is saved, or about to be; what it answers is the same on every rank.
+    """Chooses how to save, and knows which step is saved or about to be; the answers are the same on every rank.
 
     Args:
         context: this rank.
-        framework: whose state is saved.
-        agreement: is told what a save costs.
-        snapshots: the way over the keeper.
-        saver: the way without it.
-        root: where checkpoints go.
+        loop: whose state is saved.
+        agreement: receives what a save costs.
+        snapshots: saves through the keeper.
+        saver: saves without it.
+        root: the folder for checkpoints.
     """
 
     def __init__(
         self,
         context: RankContext,
-        framework: TrainingLoop,
+        loop: TrainingLoop,
         agreement: Agreement,
         snapshots: Snapshots,
         saver: SynchronousSave,
         root: Path,
     ) -> None:
         self._context = context
-        self._framework = framework
+        self._loop = loop
         self._agreement = agreement
         self._snapshots = snapshots
         self._saver = saver
         self._root = root
         self.step: int | None = None
-        """The newest step that was saved or handed over in this call, unless that has failed since."""
-        self.handed_step: int | None = None
-        """The step that was handed over and has not been waited for."""
-        self._postponed: Trigger | None = None
+        """The newest step that was saved or handed to the keeper, unless that save has failed since."""
+        self.pending_step: int | None = None
+        """The step that was handed to the keeper and has not been waited for."""
+        self._requested: Trigger | None = None
         if context.place.is_first:
             events = OutputFolder(root).events
             agreement.save_clock = SaveClock(context.settings.save_every, lambda: read_losses(events))
 
     @property
-    def is_postponed(self) -> bool:
-        """Whether a save is due that could not begin."""
-        return self._postponed is not None
+    def is_requested(self) -> bool:
+        """Whether a save is due that could not start yet."""
+        return self._requested is not None
 
-    def postpone(self, trigger: Trigger) -> None:
-        """A save is due at the next boundary."""
-        self._postponed = trigger
+    def request(self, trigger: Trigger) -> None:
+        """Request a save at the next boundary."""
+        self._requested = trigger
 
-    def watch(self) -> None:
-        """Look whether the keeper has finished the last save, and how."""
+    def check(self) -> None:
+        """Check without waiting whether the keeper has finished the last save."""
         outcome = self._snapshots.poll()
         if outcome is None:
             return
-        self._framework.handed_step = None
+        self._loop.step_being_saved = None
         if not outcome.is_durable and self.step == outcome.step:
             self.step = self._context.outcome.saved_step
         self._agreement.save_s = self._snapshots.save_s or self._agreement.save_s
 
     def save(self, trigger: Trigger, write: Write, *, is_last: bool) -> bool:
-        """Hand a snapshot of this boundary over to the keeper, or save it and wait.
+        """Hand a snapshot of this boundary to the keeper, or save it synchronously.
 
         Args:
             trigger: why.
             write: writes this rank's files.
-            is_last: whether there is no next step to which it could be postponed.
+            is_last: whether the save cannot wait for the next boundary.
 
         Returns:
-            Whether training was held up by a save that was waited for.
+            Whether the save was synchronous.
 
         Raises:
             PeerError: a rank is gone.
         """
-        if trigger == Trigger.PERIODIC and self._postponed is not None:
-            trigger = self._postponed
+        if trigger == Trigger.PERIODIC and self._requested is not None:
+            trigger = self._requested
         began_s = clock.monotonic_s()
         handover = self._hand_over(trigger, write, is_last=is_last)
-        self._postponed = trigger if handover == Handover.BUSY else None
-        if self.is_postponed:
+        self._requested = trigger if handover == Handover.BUSY else None
+        if self.is_requested:
             self._context.log.info(
-                "the save at step %s waits: the one before is still being written", self._framework.step
+                "the save at step %s waits for the next step: the previous save is still being written",
+                self._loop.step,
             )
-        waited = handover == Handover.IMPOSSIBLE
-        if waited:
+        is_synchronous = handover == Handover.IMPOSSIBLE
+        if is_synchronous:
             self._save_and_wait(trigger, write)
         stall_s = max(clock.monotonic_s() - began_s, self._snapshots.cost_s or 0.0)
         self._agreement.save_clock.saved(stall_s=stall_s, writing_s=self._agreement.save_s)
-        return waited
+        return is_synchronous
 
     def _hand_over(self, trigger: Trigger, write: Write, *, is_last: bool) -> Handover:
         handover = self._snapshots.take(trigger, write, is_wanted=True)
@@ -108,39 +109,40 @@ class Saves:
             if handover == Handover.BUSY:
                 handover = Handover.IMPOSSIBLE
         if handover == Handover.TAKEN:
-            self.step = self.handed_step = self._framework.handed_step = self._framework.step
+            self.step = self.pending_step = self._loop.step_being_saved = self._loop.step
         return handover
 
     def _save_and_wait(self, trigger: Trigger, write: Write) -> None:
-        consequence = "an older checkpoint stands" if self._context.outcome.saved_step is not None else "none exists"
+        consequence = "an older checkpoint remains" if self._context.outcome.saved_step is not None else "none exists"
         with self._context.progress.during(State.SAVING):
             committed = self._saver.save(
                 trigger,
                 write,
-                consequence=consequence if trigger == Trigger.JIT else f"training goes on, {consequence}",
+                consequence=consequence if trigger == Trigger.JIT else f"training continues, {consequence}",
             )
         if committed:
-            self.step = self._framework.step
-            self.handed_step = self._framework.handed_step = None  # an older one: nobody is going to wait for it
-            self._postponed = None
+            self.step = self._loop.step
+            self.pending_step = self._loop.step_being_saved = None  # of an older step, which no caller waits for
+            self._requested = None
             self._agreement.save_s = self._saver.last_duration_s
+            self._saver.prune()
 
-    def want(self, step: int) -> bool:
-        """Make the snapshot that was taken of `step` a checkpoint; whether there is one, or it is about to be one."""
-        if self._snapshots.want(step, Trigger.JIT):
-            self.step = self.handed_step = step
-        return self.handed_step == step
+    def commit_snapshot(self, step: int) -> bool:
+        """Let the keeper commit the snapshot of `step`; whether it does, or has done so."""
+        if self._snapshots.commit_taken(step, Trigger.JIT):
+            self.step = self.pending_step = step
+        return self.pending_step == step
 
     def finish(self) -> None:
-        """Wait until what was handed over is durable; should this step's save fail, save without the keeper."""
-        step, self.handed_step = self.handed_step, None
-        if step is None:  # the same on every rank, unlike what each of them has heard from the keeper
+        """Wait until the keeper's save is durable; if the save of this step fails, save synchronously."""
+        step, self.pending_step = self.pending_step, None
+        if step is None:  # the same on every rank, unlike what each has received from its keeper
             return
         with self._context.progress.during(State.SAVING):
             is_durable = self._snapshots.finish(step)
-        self._framework.handed_step = None
+        self._loop.step_being_saved = None
         if is_durable:
-            self._saver.take_over(self._root / checkpoint_name(step))
-        elif step == self._framework.step:
+            self._saver.set_newest(self._root / checkpoint_name(step))
+        elif step == self._loop.step:
             self.step = None
-            self._save_and_wait(Trigger.JIT, self._framework.write_again())
+            self._save_and_wait(Trigger.JIT, self._loop.writer())

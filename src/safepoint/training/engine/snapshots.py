@@ -396,8 +396,8 @@ class Snapshots:
                 return
             clock.sleep(0.002)
 
-    def want(self, step: int, trigger: Trigger) -> bool:
-        """Make the snapshot that was taken of `step` a checkpoint; whether there is one."""
+    def commit_taken(self, step: int, trigger: Trigger) -> bool:
+        """Let the keeper commit the snapshot of `step`; whether there is one."""
         if self.taken_step != step:
             return False
         is_alive = self._snapshotter is not None and self._snapshotter.keeper.is_alive

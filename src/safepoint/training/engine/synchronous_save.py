@@ -228,7 +228,7 @@ class SynchronousSave:
         """What the manifest of a checkpoint of this step says besides files, trigger and time."""
         return self._framework.manifest_facts(self._facts)
 
-    def take_over(self, path: Path) -> None:
+    def set_newest(self, path: Path) -> None:
         """The keeper has committed the checkpoint at `path`: it is the newest one."""
         with contextlib.suppress(ManifestError):
             self._newest = (path, read_manifest(path))

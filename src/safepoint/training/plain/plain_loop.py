@@ -37,7 +37,7 @@ class PlainLoop:
         self._data = data
         self._place = place
         self._base: Mapping[str, str] | None = None
-        self.handed_step: int | None = None
+        self.step_being_saved: int | None = None
         self.step = 0
         """Optimizer steps done."""
         self.batches_per_step = 1
@@ -95,8 +95,8 @@ class PlainLoop:
         """The option `--save-total-limit`."""
         return self._keep_newest, set()
 
-    def write_again(self) -> Write:
-        """Writes all parts, this rank's position and its random number states."""
+    def writer(self) -> Write:
+        """See `TrainingLoop`: all parts, this rank's position in the data and its random number states."""
 
         def write(_: Path, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`safepoint.session`: a hand-written loop."""
+"""`safepoint.session`, for hand-written loops."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,16 +14,16 @@ from safepoint.training.plain.state.accelerated_parts import AcceleratedParts
 from safepoint.training.plain.state.parts import NamedParts, Parts
 from safepoint.training.plain.training import Training
 
-_TELL = "call run.step(loss=…) after each step of the optimizer"
+_HINT = "call run.step(loss=…) after each step of the optimizer"
 
 
 class Run(Training):
-    """A training whose loop takes its batches from here; made by `session`.
+    """A training whose loop takes its batches from it; made by `session`.
 
     Args:
         context: this rank.
         parts: the state.
-        data: what is iterated in each epoch.
+        data: that is iterated in each epoch.
         output_dir: see `Training`.
         save_steps: see `Training`.
     """
@@ -37,54 +37,55 @@ class Run(Training):
         output_dir: str | Path | None,
         save_steps: int | None,
     ) -> None:
-        self._data = TrackedData(data, context.log.info)
-        super().__init__(context, parts=parts, feed=self._data, output_dir=output_dir, save_steps=save_steps)
+        self._tracked = TrackedData(data, context.log.info)
+        super().__init__(context, parts=parts, data=self._tracked, output_dir=output_dir, save_steps=save_steps)
 
     @property
     def step_number(self) -> int:
         """Optimizer steps done, over all attempts."""
-        return self._framework.step
+        return self._loop.step
 
     @property
     def epoch(self) -> int:
         """The running epoch, from 0."""
-        return self._data.epoch
+        return self._tracked.epoch
 
     def epochs(self, count: int) -> Iterator[Iterator[Any]]:
-        """The batches of each epoch that is left of `count`, for loops that do something between epochs.
+        """The batches of each remaining epoch, up to `count` epochs in all, for loops with work between epochs.
 
         Raises:
             UsageError: the session has no data.
         """
         if not self._is_inside:
             raise UsageError("the session is used outside its `with` statement")
-        if not self._data.is_given:
+        if not self._tracked.is_given:
             raise UsageError("the session has no data to take batches from", hint="give it some: session(data=…, …)")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:  # pyright: ignore  scripts have no types
             raise UsageError(f"epochs {count!r} is not a whole number")
-        if count > 1 and self._data.is_iterator:
+        if count > 1 and self._tracked.is_iterator:
             raise UsageError(
-                f"the data is empty after one epoch, and {count} were asked for: it is an iterator",
+                f"the data is an iterator, which is empty after one epoch, and {count} epochs were requested",
                 hint="give the session something that can be iterated again: a DataLoader, a list, an object with "
                 "an __iter__ of its own",
             )
         self.epochs_to_do = count
-        for number, batches in enumerate(self._data.epochs(count)):
+        for number, batches in enumerate(self._tracked.epochs(count)):
             yield batches
-            if number == 0 and self._nobody_told and self._context.place.is_first:
+            if number == 0 and self._misses_steps and self._context.place.is_first:
                 self._context.log.warning(
-                    "the optimizer has stepped, and nobody has told: %s; nothing is saved without", _TELL
+                    "the optimizer has stepped without a call of run.step(), and nothing is saved without it: %s",
+                    _HINT,
                 )
 
     def _finish(self) -> None:
-        if self._nobody_told:
+        if self._misses_steps:
             raise UsageError(
-                "nothing of this run was saved: the optimizer has stepped, and nobody has told", hint=_TELL
+                "nothing of this run was saved: the optimizer has stepped without a call of run.step()", hint=_HINT
             )
         super()._finish()
 
     def batches(self, epochs: int = 1) -> Iterator[Any]:
-        """The batches of `epochs` epochs, from where the run stands."""
+        """The remaining batches, up to `epochs` epochs in all."""
         for batches in self.epochs(epochs):
             yield from batches
 
@@ -102,34 +103,34 @@ def session(
 ) -> Run:
     """A training that survives preemption, crashes and lost nodes.
 
-    Under `safepoint run` its options count; under plain `python` or `torchrun` the SAFEPOINT_* variables and what is
-    given here.
+    Under `safepoint run` its options apply; under plain `python` or `torchrun` the SAFEPOINT_* variables and the
+    arguments.
 
     Args:
-        model: a module, in DistributedDataParallel or not; on its device, with its first weights.
+        model: a module, in DistributedDataParallel or not; on its device, with its initial weights.
         optimizer: over the model's parameters.
         scheduler: of the learning rate; anything with `state_dict` and `load_state_dict`, or None.
         accelerator: an `accelerate.Accelerator` that has prepared model, optimizer and scheduler, which are then not
-            named: what its `save_state` saves is the state.
+            passed here. The state is what its `save_state` saves.
         data: a DataLoader, torchdata's StatefulDataLoader, or anything that can be iterated for each epoch.
-        output_dir: where checkpoints go: a folder, or an object store; `--output-dir` counts more.
-        save_steps: optimizer steps between checkpoints; `--save-steps` counts more. None saves when the training is
-            asked to stop, and at its end.
-        others: by name, whatever else belongs to the state: a gradient scaler, a second optimizer, an average of the
-            weights. All have `state_dict` and `load_state_dict`.
+        output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
+        save_steps: optimizer steps between checkpoints; `--save-steps` overrides it. None saves only on request and
+            at the end.
+        others: by name, all other parts of the state, such as a gradient scaler, a second optimizer or an average of
+            the weights. All have `state_dict` and `load_state_dict`.
 
     Returns:
-        The run, to be used in a `with` statement: entering it resumes from the newest valid checkpoint.
+        The run, for a `with` statement: entering it resumes from the newest valid checkpoint.
 
     Raises:
-        UsageError: something that was given cannot be saved, or there is no place to save to.
+        UsageError: an argument cannot be saved, or there is no output folder.
     """
     _check_types(data, output_dir, save_steps)
     current = current_context()
     current.outcome.check_not_interrupted()
     if current.place.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
-            f"this is one of {current.place.world_size} ranks, and they have not found each other",
+            f"this is one of {current.place.world_size} ranks, and torch.distributed is not initialized",
             hint="call torch.distributed.init_process_group() before session()",
         )
     named: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
@@ -141,7 +142,7 @@ def _check_types(data: Any, output_dir: Any, save_steps: Any) -> None:
     if data is not None and not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         raise UsageError(f"data {data!r} cannot be iterated", hint="give a DataLoader")
     if output_dir is not None and not isinstance(output_dir, str | Path):
-        raise UsageError(f"output_dir {output_dir!r} is no path")
+        raise UsageError(f"output_dir {output_dir!r} is not a path")
     if save_steps is not None and (isinstance(save_steps, bool) or not isinstance(save_steps, int)):
         raise UsageError(f"save_steps {save_steps!r} is not a whole number")
 
@@ -151,7 +152,7 @@ def _parts_of(named: dict[str, Any], accelerator: Any, place: Place) -> Parts:
         if named:
             raise UsageError(
                 f"{next(iter(named))} is given beside an accelerator, which saves what it has prepared",
-                hint="prepare it, or tell the accelerator of it with register_for_checkpointing",
+                hint="prepare it, or register it with accelerator.register_for_checkpointing",
             )
         return AcceleratedParts(accelerator, place)
     for name in ("model", "optimizer"):
@@ -159,7 +160,7 @@ def _parts_of(named: dict[str, Any], accelerator: Any, place: Place) -> Parts:
             raise UsageError(f"there is no {name} to save", hint="give session() a model and an optimizer")
     for name, part in named.items():
         if isinstance(part, type):
-            raise UsageError(f"{name} is the class {part.__name__}, not an object of it", hint="make one")
+            raise UsageError(f"{name} is the class {part.__name__}, not an instance of it", hint="pass an instance")
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             raise UsageError(f"{name} cannot be saved: {type(part).__name__} has no state_dict and load_state_dict")
     return NamedParts(named, place)

@@ -1,13 +1,14 @@
-"""What a script gives Lightning's Trainer, and all it has to.
+"""The callback that a script gives to Lightning's Trainer.
 
-A step ends when everything that Lightning does after a batch is done, the validation that follows it too; the last
-one of an epoch when the epoch is. There Lightning's loops can be left and entered with nothing twice or left out.
+A step ends when Lightning has done everything that follows a batch, including validation; the last step of an epoch
+ends with the epoch. At these points Lightning's loops can be left and entered again without repeating or omitting
+work.
 """
 
-import contextlib
-from collections.abc import Callable, Generator
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Checkpoint
@@ -19,6 +20,7 @@ from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.lightning.lightning_data import LightningData
 from safepoint.training.integrations.lightning.parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
+from safepoint.training.state.temporary_attributes import Overrides, temporarily
 
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 
@@ -26,18 +28,18 @@ _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 class SafepointCallback(Checkpoint):
     """A Lightning training that survives preemption, crashes and lost nodes.
 
-    It stands in the place of the `ModelCheckpoint` that Lightning adds by itself; others stay as they are.
+    It replaces the `ModelCheckpoint` that Lightning adds by itself; others are not changed.
 
     Args:
-        output_dir: where checkpoints go, a folder or an object store; `--output-dir` counts more.
-        save_steps: optimizer steps between checkpoints; `--save-steps` counts more. None saves when the training is
-            asked to stop, and at its end.
+        output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
+        save_steps: optimizer steps between checkpoints; `--save-steps` overrides it. None saves only on request and
+            at the end.
     """
 
     def __init__(self, output_dir: str | Path | None = None, save_steps: int | None = None) -> None:
         self._output_dir = output_dir
         self._save_steps = save_steps
-        self._undo = contextlib.ExitStack()
+        self._overrides = Overrides()
         self._context: RankContext | None = None
         self._training: Training | None = None
         self._trainer: Any = None
@@ -56,14 +58,14 @@ class SafepointCallback(Checkpoint):
     # ---- what Lightning saves and restores -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning forgets: whether it was told to stop, and the metrics that schedulers follow."""
+        """What Lightning does not save: a stop request, and the metrics that schedulers use."""
         if self._trainer is None:
             return {}
         metrics = {name: torch.as_tensor(value).clone() for name, value in self._trainer.callback_metrics.items()}
         return {"should_stop": bool(self._trainer.should_stop), "metrics": metrics}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `state_dict`; counts when the loop begins."""
+        """See `state_dict`; takes effect when the loop starts."""
         self._saved = state_dict
 
     # ---- Lightning's hooks, in their order -----------------------------------------------------------------------
@@ -75,17 +77,17 @@ class SafepointCallback(Checkpoint):
         context = current_context()
         context.outcome.check_not_interrupted()
         _check(trainer, context)
-        # The last one: others have done their part before, and `trainer.checkpoint_callback` is the script's own.
+        # This callback is the last, so that `trainer.checkpoint_callback` is the script's own.
         trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
-        feed, parts = LightningData(trainer, context.log.info), LightningParts(trainer, context.place)
-        training = Training(context, parts=parts, feed=feed, output_dir=self._output_dir, save_steps=self._save_steps)
+        data, parts = LightningData(trainer, context.log.info), LightningParts(trainer, context.place)
+        training = Training(context, parts=parts, data=data, output_dir=self._output_dir, save_steps=self._save_steps)
         training.epochs_to_do = max(0, trainer.max_epochs or 0)
         training.steps_to_do = max(0, trainer.max_steps)
         training.steps_at_epoch_end = True
         training.more_metrics = self._metrics
-        folder = training.meet()
+        folder = training.agree()
         self._context, self._trainer, self._training, self._root = context, trainer, training, training.root
-        self._follow(feed, parts, folder)
+        self._override(data, parts, folder)
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -115,16 +117,16 @@ class SafepointCallback(Checkpoint):
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
-        self._close(None)  # there was nothing left to train
+        self._close(None)  # where no step was left to train
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """See `lightning.pytorch.Callback`."""
         self._close(exception)
 
-    # ---- where they are not enough -------------------------------------------------------------------------------
+    # ---- where hooks are not enough -------------------------------------------------------------------------------
 
-    def _follow(self, feed: LightningData, parts: LightningParts, folder: Path | None) -> None:
-        """Stand where Lightning restores, makes its loaders, and ends batches and epochs."""
+    def _override(self, data: LightningData, parts: LightningParts, folder: Path | None) -> None:
+        """Override where Lightning restores, makes its loaders, and ends batches and epochs."""
         connector, strategy = self._trainer._checkpoint_connector, self._trainer.strategy
         fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
 
@@ -133,39 +135,41 @@ class SafepointCallback(Checkpoint):
                 original(path, weights_only)
                 return
             if path is not None and self._context is not None:
-                self._context.log.info("the run goes on from %s, not from ckpt_path", folder)
+                self._context.log.info("the run resumes from %s, not from ckpt_path", folder)
             parts.restore(folder, weights_only, original)
 
         def restored(original: Callable[[], None]) -> None:
             original()
-            # Until it has begun it is nobody else's to close.
+            # `_close` must not end a training that has not started.
             training, self._training = self._training, None
             assert training is not None
             training.begin()
             self._training = training
             self._steps = int(self._trainer.global_step)
             if folder is not None:
-                self._go_on(feed)
+                self._resume(data)
 
         def set_up_data(original: Callable[[], None]) -> None:
-            def track(process: Callable[[Any], Any], loader: Any) -> Any:
-                return feed.track(process(loader))
+            process: Callable[[Any], Any] = strategy.process_dataloader
 
-            with _replaced(strategy, "process_dataloader", track):
+            def track(loader: Any) -> Any:
+                return data.track(process(loader))
+
+            with temporarily(strategy, process_dataloader=track):
                 original()
 
         def begin_run(original: Callable[[], None]) -> None:
             original()
-            feed.begin_loop()
+            data.begin_loop()
 
         def begin_epoch(original: Callable[[], None]) -> None:
-            feed.begin_epoch()
+            data.begin_epoch()
             original()
 
         def begin_batches(original: Callable[[], None]) -> None:
             original()
-            # The batch of the checkpoint is done, and so is what follows it: no part of it is to be done again, and
-            # the end of this epoch is like that of any other.
+            # The checkpoint's batch and all that follows it are done: nothing is repeated, and this epoch ends like
+            # any other.
             fit._restarting = epoch._restarting = False
 
         def end_batch(original: Callable[[Any], None], fetcher: Any) -> None:
@@ -174,11 +178,11 @@ class SafepointCallback(Checkpoint):
 
         def end_epoch(original: Callable[[], None]) -> None:
             original()
-            feed.is_between_epochs = True
+            data.is_between_epochs = True
             if self._is_last_batch:
                 self._end_step()
 
-        self._undo.callback(feed.untrack)
+        self._overrides.callback(data.untrack)
         for place, name, instead in (
             (connector, "_restore_modules_and_callbacks", restore),
             (connector, "resume_end", restored),
@@ -189,17 +193,17 @@ class SafepointCallback(Checkpoint):
             (epoch, "reset", begin_batches),
             (epoch, "on_advance_end", end_batch),
         ):
-            self._undo.enter_context(_replaced(place, name, instead))
+            self._overrides.override(place, name, functools.partial(functools.partial, instead))
 
-    def _go_on(self, feed: LightningData) -> None:
-        """Lightning has loaded everything that it knows."""
+    def _resume(self, data: LightningData) -> None:
+        """Lightning has loaded everything that it saves itself."""
         trainer, fit = self._trainer, self._trainer.fit_loop
         trainer.should_stop = bool(self._saved.get("should_stop"))
         trainer._logger_connector._callback_metrics.update(self._saved.get("metrics", {}))
-        if feed.is_between_epochs:
-            # The epoch is done, and this is no restart in the middle of the next one.
+        if data.is_between_epochs:
+            # The epoch has ended, so this is not a restart in the middle of one.
             fit._restarting = fit.epoch_loop._restarting = fit._resuming_from_checkpoint = False
-        fit.epoch_loop.val_loop._restarting = True  # by this Lightning knows that it needs no trial validation
+        fit.epoch_loop.val_loop._restarting = True  # Lightning then skips the sanity check
 
     def _end_batch(self) -> None:
         trainer = self._trainer
@@ -217,46 +221,26 @@ class SafepointCallback(Checkpoint):
         self._training.step(loss=self._loss, is_saved=is_saved)
 
     def _metrics(self) -> dict[str, Any]:
-        """What has been logged, as it lies there: whoever asks for it has it computed, by all ranks together."""
+        """What has been logged, not yet computed: computing it is a collective call."""
         return dict(getattr(self._trainer._logger_connector, "_callback_metrics", {}))
 
     def _answer_signals(self) -> None:
-        # Lightning answers SIGTERM by a collective call inside of the handler, and stops where the rank stands.
+        # Lightning's SIGTERM handler makes a collective call, and stops the rank within a step.
         if self._training is not None and self._context is not None:
             self._context.termination.reinstall_handlers()
 
     def _close(self, error: BaseException | None) -> None:
         training, self._training = self._training, None
-        with self._undo:
+        with self._overrides:
             if training is not None:
                 training.__exit__(type(error) if error is not None else None, error, None)
-
-
-@contextlib.contextmanager
-def _replaced(place: Any, name: str, instead: Callable[..., Any] | None) -> Generator[None]:
-    """Let `instead`, which is given the original first, stand for a method; None puts the class's own there."""
-    attributes = cast(dict[str, Any], vars(place))
-    before: Any = attributes.pop(name, None)
-    original = getattr(place, name)
-    if instead is not None:
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            return instead(original, *arguments, **options)
-
-        attributes[name] = call
-    try:
-        yield
-    finally:
-        attributes.pop(name, None)
-        if before is not None:
-            attributes[name] = before
 
 
 def _check(trainer: Any, context: RankContext) -> None:
     """Refuse what cannot be saved or resumed.
 
     Raises:
-        UsageError: another strategy, ranks that Lightning started by itself, or others than were started.
+        UsageError: the strategy is not supported, or Lightning uses other ranks than were started.
     """
     name = type(trainer.strategy).__name__
     if name not in _STRATEGIES:
@@ -267,8 +251,8 @@ def _check(trainer: Any, context: RankContext) -> None:
     by_lightning = type(getattr(trainer.strategy, "cluster_environment", None)).__name__ == "LightningEnvironment"
     if trainer.world_size > 1 and by_lightning:
         raise UsageError(
-            f"Lightning trains on {trainer.world_size} ranks, which have not been started as such; "
-            "training was not started",
+            f"Lightning would start {trainer.world_size} ranks by itself, which is not supported; training was not "
+            "started",
             hint="start all ranks with `safepoint run --nproc-per-node N SCRIPT`, and give the Trainer devices=N",
         )
     if trainer.world_size != context.place.world_size:

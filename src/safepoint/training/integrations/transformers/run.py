@@ -1,7 +1,7 @@
-"""One call of `Trainer.train()` under Safepoint: where it begins, the vote at each step, where it leaves.
+"""One call of `Trainer.train()` under Safepoint: where it starts, the vote at each step, how it ends.
 
-The Trainer's loop stays the Trainer's. For the time of the call a few methods of this one object are replaced
-(`TrainerRun._override`) and one callback is added; they watch, lead and stop, and compute nothing.
+The loop remains the Trainer's. During the call a few methods of this one Trainer are overridden
+(`TrainerRun._override`) and one callback is added. They observe and stop the loop, and compute nothing.
 """
 
 import contextlib
@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers.trainer_callback import TrainerCallback
+
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.checkpoint.format.manifest import Manifest, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted, UsageError
 from safepoint.foundation import clock
@@ -20,14 +22,12 @@ from safepoint.foundation.events.run_events import DeadlineChoice, StepGivenUp
 from safepoint.progress.record import State
 from safepoint.training.collective.peers import join_peers
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.engine.agreement import Agreement
-from safepoint.training.engine.boundary import Boundary
+from safepoint.training.engine.boundary import Boundary, release
 from safepoint.training.integrations.transformers.arguments import finish_settings, saved_once
 from safepoint.training.integrations.transformers.best_model import BestModel
 from safepoint.training.integrations.transformers.hub import HubPush
-from safepoint.training.integrations.transformers.listeners import Listeners
-from safepoint.training.integrations.transformers.resume.continuation import Continuation
 from safepoint.training.integrations.transformers.resume.reference_model import ReferenceModel
+from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
 from safepoint.training.integrations.transformers.resume.trainer_state import (
     DeferredWork,
     LossTotals,
@@ -35,11 +35,12 @@ from safepoint.training.integrations.transformers.resume.trainer_state import (
     RollbackPoint,
 )
 from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
+from safepoint.training.integrations.transformers.save_callbacks import SaveCallbacks
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_supported, splits_weights
 from safepoint.training.integrations.transformers.trainer_loop import TrainerLoop
 from safepoint.training.start.resume import lease
-from safepoint.training.start.start import Start, agree_on_start, announce, begin_progress
+from safepoint.training.start.start import Start, agree_on_start
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
 from safepoint.training.state.temporary_attributes import Overrides
 
@@ -47,22 +48,22 @@ _NO_METRICS = {"epoch", "step", "total_flos"}
 
 
 class _GiveUp(BaseException):
-    """Leaves a step or an evaluation unfinished; the state of `moment` is what counts."""
+    """Leaves a step or an evaluation unfinished; its state at `rollback` is what is saved."""
 
-    def __init__(self, moment: RollbackPoint) -> None:
+    def __init__(self, rollback: RollbackPoint) -> None:
         super().__init__()
-        self.moment = moment
+        self.rollback = rollback
 
 
-class TrainerRun:
-    """One `train()` call.
+class TrainerRun(TrainerCallback):
+    """One `train()` call; it is one of the Trainer's callbacks meanwhile.
 
     Args:
         context: this rank.
         trainer: a `transformers.Trainer`, about to train.
 
     Raises:
-        UsageError: the script asks for what cannot be resumed.
+        UsageError: the script cannot be resumed as it is set up.
         PeerError: the ranks do not find each other.
     """
 
@@ -72,19 +73,15 @@ class TrainerRun:
         finish_settings(trainer.args, context)
         root = Path(trainer.args.output_dir)
         _check_supported(context, trainer)
-        context.outputs.claim(
-            root, hint="give each Trainer an output_dir of its own in the script, and leave --output-dir out"
-        )
+        context.outputs.claim(root, hint="give each Trainer its own output_dir in the script, and omit --output-dir")
         self._output = OutputFolder(root)
         self._location = context.outputs.store_of(trainer.args.output_dir)
         self._peers = join_peers(context.place, timeout_s=context.settings.peer_timeout_s)
-        self._agreement = Agreement(context.termination, self._peers)
         self._pending = DeferredWork()
-        self._trigger = Trigger.PERIODIC
-        self._moment: RollbackPoint | None = None
+        self._last_step: RollbackPoint | None = None
         self._evaluating: RollbackPoint | None = None
         self._gone_back_to: RollbackPoint | None = None
-        self._settling = False
+        self._is_between_steps = False
         self._loop_started_s = 0.0
         self._lease = contextlib.ExitStack()
         self._prepared: Boundary | None = None
@@ -93,86 +90,61 @@ class TrainerRun:
 
     # ---- the call -------------------------------------------------------------------------------------------
 
-    def train(self, original: Callable[[Any], Any], asked: Any) -> Any:
-        """Run the Trainer's own `train` from where the run stands.
+    def train(self, original: Callable[[Any], Any], resume_from: Any) -> Any:
+        """Run the Trainer's own `train`, from the newest checkpoint.
 
         Args:
             original: takes `resume_from_checkpoint`.
-            asked: what the script passed for it.
+            resume_from: the script's argument for it.
 
         Raises:
             Interrupted: all ranks agreed to stop.
             SafepointError: the run cannot start, or a rank was lost.
         """
-        from safepoint.training.integrations.transformers.callback import SafepointCallback
-
         trainer = self._trainer
-        callback = SafepointCallback(self)
         start: Start | None = None
-        is_orderly = False
+        is_finished = False
         try:
-            with (
-                self._lease,
-                saved_once(trainer.args),
-                Overrides() as overrides,
-            ):
+            with self._lease, saved_once(trainer.args), Overrides() as overrides:
                 start = agree_on_start(self._context, self._peers, self._output, self._location)
                 self._prepare(start)
                 self._override(overrides)
-                trainer.add_callback(callback)
+                trainer.add_callback(self)
                 try:
-                    result = original(self._resume_path(asked))
+                    result = original(self._resume_path(resume_from))
                 except _GiveUp as given_up:
-                    raise self._save_given_up(given_up.moment) from None
-                is_orderly = True
+                    raise self._leave_unfinished(given_up.rollback) from None
+                is_finished = True
                 return result
         finally:
-            self._context.termination.leave_training()
             if self._repartition is not None:
                 self._repartition.close()
-            is_orderly = is_orderly or self._context.outcome.interrupted is not None
-            if self._prepared is not None:
-                self._prepared.close(is_orderly=is_orderly)
-            # The keeper may be saving what a lost rank has left: the next start cleans up after it.
-            is_kept = not is_orderly and self._context.keeper.is_connected
-            self._output.release(start.attempt.attempt_id if start and not is_kept else None)
+            release(self._context, self._output, start, self._prepared, is_finished=is_finished)
             with contextlib.suppress(ValueError):
-                trainer.remove_callback(callback)
+                trainer.remove_callback(self)
 
     def _prepare(self, start: Start) -> None:
-        context, trainer, place = self._context, self._trainer, self._context.place
-        self._point = start.point
-        self._continuation = Continuation(context, trainer, start.point)
-        geometry = self._continuation.geometry
-        if start.point is not None:
-            self._lease.enter_context(lease(start.point))
-            context.outcome.training_begins(start.point.manifest.step, is_saved=start.point.is_durable)
+        context, trainer, place, point = self._context, self._trainer, self._context.place, start.point
+        self._point = point
+        self._resume = TrainerResume(context, trainer, point)
+        if point is not None:
+            self._lease.enter_context(lease(point))
+            context.outcome.training_begins(point.manifest.step, is_saved=point.is_durable)
         else:
             context.outcome.training_begins(0, is_saved=False)
-        begin_progress(context, start, self._output, self._location, global_batch=geometry.global_batch)
         base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
-        if start.point is not None:
-            manifest = start.point.manifest
-            as_saved = base
-            if trainer.is_deepspeed_enabled:
-                as_saved = self._peers.from_first(
-                    base_as_saved(
-                        *(trainer.model, manifest.base, base),
-                        ranks_before=manifest.world_size,
-                        is_first=place.is_first,
-                    )
-                )
-            check_base(manifest.base, as_saved, manifest.step)
+        if point is not None:
+            self._check_base(point.manifest, base)
         if trainer.is_deepspeed_enabled:
             self._repartition = Repartition(context, self._peers, trainer, self._output, start.folders)
-            if start.point is not None:
-                self._repartition.prepare(start.point)
+            if point is not None:
+                self._repartition.prepare(point)
         self._reference = ReferenceModel(trainer, is_sharded=splits_weights(trainer))
-        self._framework = TrainerLoop(
+        self._loop = TrainerLoop(
             trainer,
             save=trainer._save_checkpoint,
-            geometry=geometry,
-            is_regular=self._continuation.is_regular,
+            geometry=self._resume.geometry,
+            is_regular=self._resume.is_regular,
             rank=place.rank,
             rank_state=self._rank_state,
             reference=self._reference,
@@ -180,21 +152,40 @@ class TrainerRun:
             peers=self._peers,
         )
         self._best = BestModel(context, trainer, self._peers, self._output.root, start.bring)
-        self._prepared = Boundary(context, self._peers, self._framework, self._agreement, self._output, start)
-        self._prepared.prepare()
-        self._listeners = Listeners(context, trainer, self._peers, self._prepared)
-        announce(context, self._peers, start.attempt, global_batch=geometry.global_batch)
+        self._prepared = Boundary(
+            context,
+            self._peers,
+            self._loop,
+            self._output,
+            self._location,
+            start,
+            before_leaving=self._before_leaving,
+        )
+        self._callbacks = SaveCallbacks(context, trainer, self._peers, self._prepared)
+        self._prepared.prepare(global_batch=self._resume.geometry.global_batch)
 
-    def _resume_path(self, asked: Any) -> Any:
+    def _check_base(self, manifest: Manifest, base: dict[str, str] | None) -> None:
+        as_saved, place = base, self._context.place
+        if self._trainer.is_deepspeed_enabled:
+            as_saved = self._peers.from_first(
+                base_as_saved(
+                    *(self._trainer.model, manifest.base, base),
+                    ranks_before=manifest.world_size,
+                    is_first=place.is_first,
+                )
+            )
+        check_base(manifest.base, as_saved, manifest.step)
+
+    def _resume_path(self, resume_from: Any) -> Any:
         if self._point is not None:
             return str(self._point.path)
-        if isinstance(asked, str) and self._context.settings.resume == "auto":
+        if isinstance(resume_from, str) and self._context.settings.resume == "auto":
             self._context.log.warning(
-                "this run has no checkpoint yet: beginning from the script's own %s, which is not verified",
-                asked,
+                "this run has no checkpoint yet: starting from the script's own %s, which is not verified",
+                resume_from,
             )
-            return asked
-        # True would make the Trainer take any folder with the right name, or fail because there is none.
+            return resume_from
+        # With True the Trainer would take any folder with a fitting name, or fail without one.
         return None
 
     def _override(self, overrides: Overrides) -> None:
@@ -203,47 +194,46 @@ class TrainerRun:
         overrides.override(trainer, "_save_checkpoint", lambda _: self._save_checkpoint)
         overrides.override(trainer, "_evaluate", self._wrap_evaluate)
         overrides.override(trainer, "_finalize_training", self._wrap_finalize)
-        overrides.override(trainer.callback_handler, "on_save", self._listeners.wrap)
+        overrides.override(trainer.callback_handler, "on_save", self._callbacks.wrap)
         if self._hub.is_possible:
             overrides.override(trainer, "_push_from_checkpoint", self._hub.wrap)
         if self._best.is_apart:
             overrides.override(trainer, "_load_best_model", self._best.wrap_load)
         if self._repartition is not None:
             self._repartition.override(overrides)
-        self._continuation.override(overrides)
+        self._resume.override(overrides)
 
-    # ---- the beginning --------------------------------------------------------------------------------------
+    # ---- the start of the loop ------------------------------------------------------------------------------
 
-    def begin_loop(self) -> None:
-        """The model is loaded and the loop begins: give back what the Trainer did not save, do what was due."""
-        trainer, context = self._trainer, self._context
-        # What the script and the options say now counts; the checkpoint's would win otherwise.
-        trainer.state.compute_steps(trainer.args, int(trainer.state.max_steps))
-        self._listeners.loop_begins()
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The model is loaded: restore what the Trainer did not save, and do what was deferred."""
+        # The script's arguments and the options apply; otherwise the checkpoint's would.
+        state.compute_steps(args, int(state.max_steps))
+        self._callbacks.loop_begins()
         self._boundary.loop_begins()
         self._loop_started_s = clock.monotonic_s()
-        self._tell_progress()
-        context.progress.loop_begins()
+        self._report_progress()
+        self._context.progress.loop_begins()
         if self._point is not None:
             self._reference.read(self._point.path)
-        self._settling = True
-        self._catch_up(self._continuation.restore())
-        self._continuation.caught_up()
+        self._is_between_steps = True
+        self._do_deferred(self._resume.restore())
+        self._resume.deferred_work_done()
 
-    def _catch_up(self, pending: DeferredWork) -> None:
-        """Do what was due at the checkpoint's step and was left for now."""
+    def _do_deferred(self, pending: DeferredWork) -> None:
+        """Do what was due at the checkpoint's step and was deferred."""
         trainer = self._trainer
         if pending.evaluate:
             self._pending = dataclasses.replace(pending, evaluate=False, save=False)
             trainer.control.should_evaluate = True
             trainer.control.should_save = pending.save
-            self._settle(pending)
+            self._log_save_evaluate(pending)
         if pending.epoch_end:
             self._pending = DeferredWork()
             trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
-            self._settle(pending)
+            self._log_save_evaluate(pending)
 
-    def _settle(self, pending: DeferredWork) -> None:
+    def _log_save_evaluate(self, pending: DeferredWork) -> None:
         trainer = self._trainer
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
@@ -252,112 +242,102 @@ class TrainerRun:
             None,
             trainer.state.epoch,
             None,
-            clock.wall_s() - self._continuation.elapsed_s,
+            clock.wall_s() - self._resume.elapsed_s,
             learning_rate=pending.learning_rate,
         )
 
     # ---- the loop -------------------------------------------------------------------------------------------
 
-    def begin_epoch(self) -> None:
-        """An epoch begins; its sampler has not been drawn yet."""
-        self._continuation.begin_epoch()
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An epoch starts; its sampler has not been drawn yet."""
+        self._resume.begin_epoch()
 
-    def begin_step(self) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first micro-batch of a step is next."""
-        self._settling = False
-        self._agreement.step_begins(self._step)
+        self._is_between_steps = False
+        self._boundary.agreement.step_begins(self._step)
 
-    def end_micro_step(self) -> None:
-        """Between two micro-batches: vote, and give the step up when all agree that it would come too late."""
-        agreement, moment = self._agreement, self._moment
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Between two micro-batches: vote, and give up the step when all ranks agree that it would end too late."""
+        agreement, rollback = self._boundary.agreement, self._last_step
         agreement.micro_step_ends()
         left = agreement.micro_steps_left(self._trainer.current_gradient_accumulation_steps)
-        agreement.exchange(self._step, micro_steps_left=left if moment is not None else 0)
-        if agreement.decision.stop and agreement.decision.give_up and moment is not None:
-            self._tell_choice(left)
-            self._context.reporter.report(
-                StepGivenUp(
-                    step=self._step + 1,
-                    micro_batches_left=left,
-                    needed_s=round(agreement.needed_s(left), 3),
-                    available_s=round(self._context.termination.available_s, 3),
-                )
+        agreement.exchange(self._step, micro_steps_left=left if rollback is not None else 0)
+        if agreement.decision.stop and agreement.decision.give_up and rollback is not None:
+            needed_s = round(agreement.needed_s(left), 3)
+            available_s = round(self._context.termination.available_s, 3)
+            choice = DeadlineChoice(
+                choice="give_up_step",
+                step=self._step + 1,
+                needed_s=needed_s,
+                available_s=max(0.0, available_s),
+                snapshot_step=self._boundary.snapshots.taken_step,
+                commit_s=agreement.save_s,
             )
-            raise _GiveUp(moment)
+            self._context.reporter.report(choice)
+            given_up = StepGivenUp(
+                step=self._step + 1, micro_batches_left=left, needed_s=needed_s, available_s=available_s
+            )
+            self._context.reporter.report(given_up)
+            raise _GiveUp(rollback)
 
-    def _tell_choice(self, micro_steps_left: int) -> None:
-        agreement = self._agreement
-        event = DeadlineChoice(
-            choice="give_up_step",
-            step=self._step + 1,
-            needed_s=round(agreement.needed_s(micro_steps_left), 3),
-            available_s=round(max(0.0, self._context.termination.available_s), 3),
-            snapshot_step=self._boundary.snapshots.taken_step,
-            commit_s=agreement.save_s,
-        )
-        self._context.reporter.report(event)
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Gradients are complete; the optimizer steps next."""
+        self._boundary.agreement.gradients_complete(self._step)
 
-    def before_optimizer(self) -> None:
-        """Gradients are complete."""
-        self._agreement.gradients_complete(self._step)
-
-    def poll(self) -> None:
-        """Inside an evaluation that can be repeated: leave it when all agree to stop."""
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A batch was evaluated or predicted: leave an evaluation that can be repeated when all agree to stop."""
         if self._evaluating is None:
             return
-        self._agreement.exchange(self._step)
-        if self._agreement.decision.stop:
+        self._boundary.agreement.exchange(self._step)
+        if self._boundary.agreement.decision.stop:
             raise _GiveUp(self._evaluating)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What follows until the next step belongs to the end of the epoch, not to a step."""
+        self._pending = DeferredWork()
+        self._is_between_steps = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """The Trainer has logged metrics."""
+        metrics: dict[str, Any] = logs or {}
+        self._context.progress.measured({name: one for name, one in metrics.items() if name not in _NO_METRICS})
 
     def _wrap_boundary(self, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
 
         def boundary(*args: Any, **kwargs: Any) -> None:
-            if not self._settling:
+            if not self._is_between_steps:
                 given = signature.bind(*args, **kwargs).arguments
                 self._end_step(given.get("grad_norm"), given.get("learning_rate"))
             original(*args, **kwargs)
-            if not self._settling:
+            if not self._is_between_steps:
                 self._boundary.snapshot_if_due()
             if self._trainer.args.gradient_accumulation_steps > 1:
-                self._moment = RollbackPoint(
-                    self._trainer, DeferredWork(), self._continuation.loader_state, with_buffers=True
-                )
-            self._tell_progress()
+                self._last_step = self._rollback_point(DeferredWork(), with_buffers=True)
+            self._report_progress()
             self._boundary.ends()
 
         return boundary
 
-    def end_epoch(self) -> None:
-        """What follows until the next step belongs to the epoch's end, not to a step."""
-        self._pending = DeferredWork()
-        self._settling = True
-
     def _end_step(self, grad_norm: Any, learning_rate: Any) -> None:
-        trainer, control, agreement = self._trainer, self._trainer.control, self._agreement
+        trainer, control = self._trainer, self._trainer.control
         self._lease.close()
         self._boundary.step_ends()
         self._pending = DeferredWork.after_step(trainer, grad_norm, learning_rate)
-        if agreement.decision.save:
-            control.should_save = True
-            self._trigger = Trigger.ON_DEMAND
-        if agreement.decision.is_due or self._boundary.saves.is_postponed:
-            control.should_save = True
-        if agreement.decision.stop:
-            if control.should_evaluate:
-                self._pending = dataclasses.replace(self._pending, evaluate=True, save=bool(control.should_save))
-            control.should_evaluate = False
-            control.should_save = True
+        stops = self._boundary.agreement.decision.stop
+        if stops and control.should_evaluate:
+            self._pending = dataclasses.replace(self._pending, evaluate=True, save=bool(control.should_save))
+        control.should_evaluate = control.should_evaluate and not stops
+        control.should_save = control.should_save or self._boundary.is_save_due
 
     def _wrap_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def evaluate(*args: Any, **kwargs: Any) -> Any:
-            # An evaluation before the first step is no step's; it runs again on every start by itself.
+            # An evaluation before the first step belongs to no step; every start repeats it.
             is_due = not kwargs.get("skip_scheduler", False)
             is_save_due = is_due and bool(self._trainer.control.should_save)
             pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
-            self._evaluating = RollbackPoint(
-                self._trainer, pending, self._continuation.loader_state, with_buffers=False
-            )
+            self._evaluating = self._rollback_point(pending, with_buffers=False)
             try:
                 with self._context.progress.during(State.EVALUATING):
                     return original(*args, **kwargs)
@@ -366,100 +346,68 @@ class TrainerRun:
 
         return evaluate
 
+    def _rollback_point(self, pending: DeferredWork, *, with_buffers: bool) -> RollbackPoint:
+        return RollbackPoint(self._trainer, pending, self._resume.loader_state, with_buffers=with_buffers)
+
     # ---- saving and leaving ---------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        agreement = self._agreement
-        agreement.hear()
-        stops = agreement.decision.stop
-        trigger = Trigger.JIT if stops else self._trigger
-        self._trigger = Trigger.PERIODIC
-        waited = False
-        if self._boundary.saves.step != self._step:
-            self._hub.is_due = False
-            waited = self._save(trigger, model, trial)
-            if self._hub.is_possible and trigger == Trigger.PERIODIC and not self._pending.complete:
-                self._push()
-        agreement.save_done()
-        if not stops and waited:
-            # The save took long: a signal that came meanwhile must not wait for another step.
-            agreement.settle(self._step)
-        if agreement.decision.stop:
-            raise self._leave()
+        self._hub.is_due = False
+        write = self._loop.write(model, trial)
+        self._boundary.save(write, is_last=self._pending.complete, and_then=self._push)
 
-    def _save(self, trigger: Trigger, model: Any, trial: Any) -> bool:
-        """Save this boundary; whether training was held up."""
-        if trigger == Trigger.JIT:
-            self._boundary.announce_stop()
-        is_last = trigger == Trigger.JIT or self._pending.complete
-        return self._boundary.saves.save(trigger, self._framework.write(model, trial), is_last=is_last)
-
-    def _push(self) -> None:
-        """Push what was saved as soon as it is there."""
-        if any(self._peers.gather(self._hub.is_due)):
+    def _push(self, trigger: Trigger) -> None:
+        """Push a save that the script has requested to the Hub, as soon as it is durable."""
+        if self._hub.is_possible and trigger == Trigger.PERIODIC and any(self._peers.gather(self._hub.is_due)):
             self._boundary.saves.finish()
             if self._boundary.saves.step == self._step:
                 self._hub.push(self._output.root / checkpoint_name(self._step))
 
     def _rank_state(self) -> RankState:
         state = self._trainer.state
-        ends = self._pending.complete or self._trainer.control.should_training_stop or self._continuation.is_complete
-        # At the last step itself nothing needs to be remembered, and a run with more steps can go on from it.
+        ends = self._pending.complete or self._trainer.control.should_training_stop or self._resume.is_complete
+        # At the last step itself nothing needs to be stored, and a run with more steps can resume from it.
         complete = bool(ends) and not self._step >= state.max_steps > 0
-        place = self._continuation.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
+        loader = self._resume.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
         return RankState(
             loss=LossTotals.of(self._trainer),
             pending=dataclasses.replace(self._pending, complete=complete),
-            epoch_rng=place.epoch_rng,
-            loader=place.loader,
-            generators=place.generators,
+            epoch_rng=loader.epoch_rng,
+            loader=loader.loader,
+            generators=loader.generators,
             counted=TrlCounters.of(self._trainer),
-            asked_accumulation=self._continuation.asked_accumulation,
-            is_irregular=not self._continuation.is_regular,
-            elapsed_s=self._continuation.elapsed_s + clock.monotonic_s() - self._loop_started_s,
+            asked_accumulation=self._resume.asked_accumulation,
+            is_irregular=not self._resume.is_regular,
+            elapsed_s=self._resume.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
 
-    def _save_given_up(self, moment: RollbackPoint) -> Interrupted:
-        self._agreement.hear()  # the poll that found out has begun another vote
-        self._boundary.announce_stop()
-        if 0 < moment.step != self._context.outcome.saved_step:
-            moment.restore(self._trainer)
-            self._gone_back_to = moment
-            self._pending = moment.pending
-            if not self._boundary.saves.want(moment.step):
-                self._save(Trigger.JIT, self._trainer.model_wrapped, None)
-        return self._leave()
+    def _leave_unfinished(self, rollback: RollbackPoint) -> Interrupted:
+        def go_back() -> None:
+            rollback.restore(self._trainer)
+            self._gone_back_to = rollback
+            self._pending = rollback.pending
 
-    def _leave(self) -> Interrupted:
-        def last_words() -> None:
-            self._listeners.tell_last()
-            self._tell_progress()
+        return self._boundary.leave_unfinished(rollback.step, go_back)
 
-        return self._boundary.leave(last_words)
+    def _before_leaving(self) -> None:
+        self._callbacks.notify_before_leaving()
+        self._report_progress()
 
     def _wrap_finalize(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:
-            trainer = self._trainer
-            self._agreement.settle(self._step)
-            self._boundary.saves.finish()
-            if self._agreement.decision.stop or (0 < self._step != self._context.outcome.saved_step):
-                # What follows is the script's: a signal in it must not cost a training that nobody else has saved.
-                self._pending = DeferredWork(complete=True)
-                self._save_checkpoint(trainer.model_wrapped, trial)
-                self._boundary.saves.finish()
-                trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+            # The script continues after this method, and a signal in its code must not lose the training.
+            self._pending = DeferredWork(complete=True)
+            self._boundary.training_ends()
+            self._callbacks.notify()
             self._best.agree()
-            self._context.termination.leave_training()
-            result = original(trial, num_train_samples, start_time - self._continuation.elapsed_s)
-            self._tell_progress()
-            self._context.outcome.training_ended(self._step)
-            if self._location is not None:
-                self._boundary.saver.save_final(self._location)
+            result = original(trial, num_train_samples, start_time - self._resume.elapsed_s)
+            self._report_progress()
+            self._boundary.training_ended()
             return result
 
         return finalize
 
-    # ---- figures --------------------------------------------------------------------------------------------
+    # ---- progress -------------------------------------------------------------------------------------------
 
     @property
     def _boundary(self) -> Boundary:
@@ -470,11 +418,7 @@ class TrainerRun:
     def _step(self) -> int:
         return int(self._trainer.state.global_step)
 
-    def note_figures(self, logs: dict[str, Any]) -> None:
-        """Figures that the Trainer has logged."""
-        self._context.progress.measured({name: value for name, value in logs.items() if name not in _NO_METRICS})
-
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         state = self._trainer.state
         self._context.progress.reached(
             step=self._step,

@@ -69,7 +69,7 @@ class TrainerLoop:
         self._reference = reference
         self._base = base
         self._peers = peers
-        self.handed_step: int | None = None
+        self.step_being_saved: int | None = None
         _build_mappings(trainer)
 
     @property
@@ -165,7 +165,7 @@ class TrainerLoop:
             if part is not None and self._base is None:
                 part.save_pretrained(str(folder))
 
-    def write_again(self) -> Write:
+    def writer(self) -> Write:
         """See `TrainingLoop`."""
         return self.write(self._trainer.model_wrapped, None)
 
@@ -218,7 +218,7 @@ class TrainerLoop:
         state = self._trainer.state
         if state.best_global_step:
             best = Path(self._trainer.args.output_dir) / f"checkpoint-{state.best_global_step}"
-            if state.best_global_step in {state.global_step, self.handed_step} or best.is_dir():
+            if state.best_global_step in {state.global_step, self.step_being_saved} or best.is_dir():
                 state.best_model_checkpoint = str(best)
         if (folder / _TRAINER_STATE).exists():
             state.save_to_json(str(folder / _TRAINER_STATE))

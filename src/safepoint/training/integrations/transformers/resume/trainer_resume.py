@@ -1,9 +1,9 @@
-"""Where a `train()` call goes on: everything of the checkpoint that the Trainer itself does not bring back.
+"""Resumes a `train()` call: restores everything of the checkpoint that the Trainer itself does not.
 
-The Trainer loads model, optimizer, scheduler, its own state and random numbers. Brought back here: the random
-numbers from which the running epoch's order was drawn, the loss since the last log line, what stateful callbacks
-(the patience of an early stopping) and TRL's trainers counted, the place in the data when ranks or batches changed or
-the data has no length, and whether the run had already decided to end.
+The Trainer loads model, optimizer, scheduler, its own state and random numbers. Restored here are the random numbers
+from which the running epoch's order was drawn, the loss since the last log line, the counters of stateful callbacks
+(such as the patience of early stopping) and of TRL's trainers, the position in the data when ranks or batches have
+changed or the data has no length, and whether the run had already decided to end.
 """
 
 import dataclasses
@@ -29,16 +29,16 @@ from safepoint.training.state.rng import capture_rng, restore_rng
 from safepoint.training.state.temporary_attributes import Overrides
 
 
-class Continuation:
-    """The beginning of one `train()` call.
+class TrainerResume:
+    """The start of one `train()` call.
 
     Args:
         context: this rank.
         trainer: about to train.
-        point: the checkpoint to go on from, or None to begin at step 0.
+        point: the checkpoint to resume from, or None to start at step 0.
 
     Raises:
-        ConflictError: the checkpoint was written with a geometry that cannot be kept, or by a loop of another kind.
+        ConflictError: the checkpoint has a batch geometry that cannot be kept, or another kind of loop wrote it.
     """
 
     def __init__(self, context: RankContext, trainer: Any, point: ResumePoint | None) -> None:
@@ -55,11 +55,11 @@ class Continuation:
         self.geometry = BatchGeometry.of(trainer, context.place.world_size)
         """The batch arithmetic in force."""
         self.asked_accumulation = self.geometry.accumulation
-        """Micro-batches per step that the script asks for."""
+        """Micro-batches per step that the script requests."""
         self.is_complete = False
         """Whether the run had decided to take no further step."""
         self.elapsed_s = 0.0
-        """Seconds of training in the attempts before."""
+        """Seconds of training in earlier attempts."""
         if point is not None:
             self._adapt_to(point)
         self.data = DataPosition(
@@ -67,7 +67,7 @@ class Continuation:
             self._state.loader if self._state is not None and self._is_same else None,
             self._state.generators if self._state is not None else [],
         )
-        """The place in the data."""
+        """The position in the data."""
 
     def _adapt_to(self, point: ResumePoint) -> None:
         context, manifest = self._context, point.manifest
@@ -75,7 +75,7 @@ class Continuation:
             raise ConflictError(
                 f"{point.path.name} was not written by a Trainer: it has no trainer_state.json; training was not "
                 "started",
-                hint="give the Trainer an output folder of its own, or start a new run with --from-scratch",
+                hint="give the Trainer its own output folder, or start from the beginning with --from-scratch",
             )
         check_checkpoint_strategy(self._trainer, manifest)
         check_adapter_settings(self._trainer.model, point.path, step=manifest.step)
@@ -98,7 +98,7 @@ class Continuation:
             context.reporter.report(kept)
         before = self.geometry.before(manifest)
         moves = not self.geometry.keeps_steps_of(before)
-        # Once steps of two sizes are in a run, the number of steps no longer tells the place: also in later starts.
+        # In a run with steps of two sizes the number of steps does not determine the position, in later starts too.
         self._is_irregular = moves or (self._state is not None and self._state.is_irregular)
         self._is_same = self.geometry == before
 
@@ -119,17 +119,17 @@ class Continuation:
 
     @property
     def _counted(self) -> TrlCounters:
-        assert self._state is not None  # `restore` has looked
+        assert self._state is not None
         counted = self._state.counted
         return counted if self._is_same else dataclasses.replace(counted, cycle={})
 
-    # ---- when the loop begins -------------------------------------------------------------------------------
+    # ---- when the loop starts -------------------------------------------------------------------------------
 
     def restore(self) -> DeferredWork:
-        """Give back what the Trainer did not load; the loop begins next.
+        """Restore what the Trainer did not load; the loop starts next.
 
         Returns:
-            What was due at the checkpoint's step. Do it, then call `caught_up`.
+            The work that was deferred at the checkpoint's step. Do it, then call `deferred_work_done`.
         """
         self._has_begun = True
         if self._point is None:
@@ -146,13 +146,13 @@ class Continuation:
         self._trainer._load_rng_state(str(self._point.path))
         return self._state.pending
 
-    def caught_up(self) -> None:
-        """Nothing is due any more: from the random numbers of now the run goes on."""
+    def deferred_work_done(self) -> None:
+        """The run continues with the random number states of now."""
         if self._state is not None:
             self._rng_to_restore = capture_rng()
 
     def begin_epoch(self) -> None:
-        """Remember, or bring back, the random numbers that the epoch's sampler will draw from."""
+        """Keep, or restore, the random number states from which the epoch's sampler draws."""
         if self._begins_in_epoch:
             self._begins_in_epoch = False
             restore_rng(self._epoch_rng)
@@ -174,7 +174,7 @@ class Continuation:
     def _wrap_loaded(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def loaded(result: Any) -> None:
             point, trainer = self._point, self._trainer
-            # The best model is loaded in this way too, at the end.
+            # The best model is loaded through this method too, at the end.
             if self._has_begun or point is None or saves_in_its_own_way(trainer):
                 original(result)
             else:
@@ -219,7 +219,7 @@ class Continuation:
             trainer = self._trainer
             ended = trainer.control.should_training_stop or trainer.state.global_step >= trainer.state.max_steps > 0
             if self.is_complete or ended:
-                # Resumed at the end: the Trainer itself would train one step too many before it noticed.
+                # Resumed at the end: the Trainer itself would train one step too many.
                 trainer.control.should_training_stop = True
                 return
             with self.data.epoch(signature.bind(*args, **kwargs).arguments["train_dataloader"]):
@@ -229,18 +229,18 @@ class Continuation:
 
 
 def _restore_callbacks(trainer: Any) -> None:
-    """Give stateful callbacks their counts back, in place.
+    """Restore the counters of stateful callbacks, in place.
 
-    The Trainer's own way, which its users must ask for, also brings back the flags that a save had set, and makes
-    new objects of callbacks that the script may hold on to.
+    The Trainer's own option for it also restores the flags that a save had set, and makes new objects of callbacks to
+    which the script may hold a reference.
     """
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     by_name: dict[str, list[Any]] = {}
     for callback in stateful_callbacks(trainer):
         by_name.setdefault(type(callback).__name__, []).append(callback)
     for name, callbacks in by_name.items():
-        records: Any = saved.setdefault(name, {})  # a callback that is new in the script; saving needs its name
-        # Of a kind that was added twice, the Trainer appends the states of every save to one list.
+        records: Any = saved.setdefault(name, {})  # for a callback that is new in the script; saving needs its name
+        # For a class that was added twice, the Trainer appends the states of every save to one list.
         newest = cast("list[Any]", records if isinstance(records, list) else [records])[-len(callbacks) :]
         if trainer.args.restore_callback_states_from_checkpoint:
             continue
