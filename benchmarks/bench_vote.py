@@ -114,7 +114,7 @@ def run_step(variant: str, block: int, number: int, agreements: dict[str, Agreem
     if agreement is not None:
         end = timed(agreement.step_ends)
     elif variant == "waiting":
-        end = timed(lambda: agreements["beside"].settle(number))
+        end = timed(lambda: agreements["beside"].vote_now(number))
     whole_s = time.perf_counter() - started_s
     return Step(variant, block, whole_s, begin[0] + start[0], begin[1] + start[1], *end)
 

@@ -43,7 +43,7 @@ class Rank:
 def test_the_choice_is_told_with_its_figures(moment: Rank, choice: str, rescued: list[int]) -> None:
     """Once, however often somebody looks at the time."""
     for _ in range(3 if choice == "finish_step" else 1):
-        moment.deadline.look()
+        moment.deadline.check()
     assert moment.rescued == rescued
     [told] = moment.told
     assert (told.choice, told.step, told.available_s) == (choice, 8, moment.termination.available_s)
@@ -54,10 +54,10 @@ def test_the_choice_is_told_with_its_figures(moment: Rank, choice: str, rescued:
 def test_a_choice_that_changes_is_told_again() -> None:
     """The step was slower than it had seemed."""
     moment = Rank(available_s=20, step_left_s=5, commit_s=2)
-    assert moment.deadline.look() == pytest.approx(17.7)
+    assert moment.deadline.check() == pytest.approx(17.7)
     moment.termination.available_s = 2.1
-    assert moment.deadline.look() is None
+    assert moment.deadline.check() is None
     assert [event.choice for event in moment.told] == ["finish_step", "commit_snapshot"]
     moment.deadline.is_met = True
-    assert moment.deadline.look() is None
+    assert moment.deadline.check() is None
     assert len(moment.told) == 2
