@@ -22,7 +22,7 @@ from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.engine.saves import Saves
 from safepoint.training.engine.snapshots import Snapshots
 from safepoint.training.engine.synchronous_save import SynchronousSave
-from safepoint.training.start.start import Start, announce, begin_figures
+from safepoint.training.start.start import Start, announce, begin_progress
 
 
 class Boundary:
@@ -84,7 +84,7 @@ class Boundary:
         Raises:
             PeerError: a rank is gone.
         """
-        begin_figures(self._context, self._start, self._output, self._location, global_batch=global_batch)
+        begin_progress(self._context, self._start, self._output, self._location, global_batch=global_batch)
         self.snapshots.prepare()
         announce(self._context, self._peers, self._start.attempt, global_batch=global_batch)
 

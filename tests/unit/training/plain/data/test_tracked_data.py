@@ -149,7 +149,7 @@ def test_a_sampler_is_told_the_epoch() -> None:
     sampler.set_epoch = told.append  # type: ignore[method-assign]
     data = TrackedData(DataLoader(_numbers(), batch_size=4, sampler=sampler), _ignore)
     list(_walk(data, 2))
-    assert reported == [0, 1]
+    assert told == [0, 1]
 
 
 def test_nothing_is_left_of_a_finished_run() -> None:
