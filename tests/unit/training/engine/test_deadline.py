@@ -1,4 +1,4 @@
-"""What is done with the running step after a stop request, and that it is told."""
+"""What is done with the running step after a stop request, and its report."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +14,10 @@ class Rank:
     """A rank somewhere in a step, with a snapshot of the last one or without."""
 
     def __init__(self, *, available_s: float, step_left_s: float, commit_s: float, can_rescue: bool = True) -> None:
-        self.told: list[DeadlineChoice] = []
+        self.reported: list[DeadlineChoice] = []
         self.rescued: list[int] = []
         self.termination: Any = SimpleNamespace(available_s=available_s)
-        reporter: Any = SimpleNamespace(report_in_time=self.told.append)
+        reporter: Any = SimpleNamespace(report_in_time=self.reported.append)
         outcome = rank_context().outcome
         outcome.reached(7)
         self.agreement: Any = SimpleNamespace(step_left_s=lambda: step_left_s, save_s=None)
@@ -45,10 +45,10 @@ def test_the_choice_is_told_with_its_figures(moment: Rank, choice: str, rescued:
     for _ in range(3 if choice == "finish_step" else 1):
         moment.deadline.check()
     assert moment.rescued == rescued
-    [told] = moment.told
-    assert (told.choice, told.step, told.available_s) == (choice, 8, moment.termination.available_s)
+    [reported] = moment.reported
+    assert (reported.choice, reported.step, reported.available_s) == (choice, 8, moment.termination.available_s)
     assert choice in {"finish_step", "commit_snapshot"}
-    assert told.line
+    assert reported.line
 
 
 def test_a_choice_that_changes_is_told_again() -> None:
@@ -57,7 +57,7 @@ def test_a_choice_that_changes_is_told_again() -> None:
     assert moment.deadline.check() == pytest.approx(17.7)
     moment.termination.available_s = 2.1
     assert moment.deadline.check() is None
-    assert [event.choice for event in moment.told] == ["finish_step", "commit_snapshot"]
+    assert [event.choice for event in moment.reported] == ["finish_step", "commit_snapshot"]
     moment.deadline.is_met = True
     assert moment.deadline.check() is None
-    assert len(moment.told) == 2
+    assert len(moment.reported) == 2

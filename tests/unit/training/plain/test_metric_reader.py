@@ -16,7 +16,7 @@ def test_numbers_and_tensors_of_one_are_read() -> None:
 
 
 def test_a_loss_does_not_keep_its_graph() -> None:
-    """Whoever only looks must not hold the activations of a step."""
+    """A reader of the loss must not keep the activations of a step."""
     numbers = MetricReader()
     numbers.offer({"loss": torch.ones((), requires_grad=True) * 2})
     assert all(one.grad_fn is None for one in numbers._offered.values())

@@ -77,9 +77,9 @@ def test_what_cannot_be_followed_is_said(loader: Any, strategy: str) -> None:
     """At the start, with the option to give."""
     feed = data(loader)
     periodic = Periodic(RunSettings(save_strategy=strategy), None)
-    told = periodic.begin(feed)
-    assert told.startswith(f"--save-strategy {strategy} has no effect")
-    assert "--save-steps" in told
+    reported = periodic.begin(feed)
+    assert reported.startswith(f"--save-strategy {strategy} has no effect")
+    assert "--save-steps" in reported
     assert not periodic.is_due(1, feed)
 
 

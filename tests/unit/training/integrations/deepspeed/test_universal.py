@@ -48,7 +48,7 @@ def test_every_element_comes_back(stage: int, ranks: int, alignment: int, tmp_pa
 @pytest.mark.parametrize("after", [2, 3])
 @pytest.mark.parametrize("count", [1, 20])
 def test_shares_make_the_whole(before: int, after: int, count: int, tmp_path: Path) -> None:
-    """Whoever writes which share, each file is written once, and all are there."""
+    """However the shares are divided, each file is written once, and all are there."""
     states = random_states()
     write_zero(tmp_path / "saved", states, stage=before, ranks=2)
     seen: list[int] = []

@@ -87,11 +87,11 @@ def test_a_stream_that_is_read_again_says_so(monkeypatch: pytest.MonkeyPatch) ->
     walk = _walk(data, 1)
     for _ in range(2):
         next(walk)
-    told: list[str] = []
-    resumed = TrackedData(_stream(), told.append)
+    reported: list[str] = []
+    resumed = TrackedData(_stream(), reported.append)
     resumed.resume(data.position(), capture_rng())
     assert [batch[0] for _, batch in _walk(resumed, 1)] == [8.0, 12.0]
-    assert "skipping batches that were already trained on: 2 of 2" in told[-1]
+    assert "skipping batches that were already trained on: 2 of 2" in reported[-1]
 
 
 def test_a_seeded_sampler_needs_no_generator() -> None:

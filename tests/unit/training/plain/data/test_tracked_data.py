@@ -145,11 +145,11 @@ def test_the_loader_is_as_it_was() -> None:
 def test_a_sampler_is_told_the_epoch() -> None:
     """As DistributedSampler wants it, in each epoch and on resume."""
     sampler = torch.utils.data.DistributedSampler(_numbers(), num_replicas=2, rank=0, seed=3)
-    told: list[int] = []
-    sampler.set_epoch = told.append  # type: ignore[method-assign]
+    reported: list[int] = []
+    sampler.set_epoch = reported.append  # type: ignore[method-assign]
     data = TrackedData(DataLoader(_numbers(), batch_size=4, sampler=sampler), _ignore)
     list(_walk(data, 2))
-    assert told == [0, 1]
+    assert reported == [0, 1]
 
 
 def test_nothing_is_left_of_a_finished_run() -> None:
@@ -239,7 +239,7 @@ def _made(num_generators: int) -> DataLoader[Any]:
 
 @pytest.mark.parametrize(("before", "now"), [(0, 1), (1, 0), (1, 2), (2, 1)])
 def test_other_generators_within_an_epoch_are_refused(before: int, now: int) -> None:
-    """The order of what is left would be another, and nobody would be told."""
+    """The order of the rest would be another, without a message."""
     data = TrackedData(_made(before), _ignore)
     next(_walk(data, 1))
     resumed = TrackedData(_made(now), _ignore)
