@@ -33,9 +33,9 @@ from safepoint.training.start.folders import Folders
 _TELL_EVERY_S = 10.0
 _FILE_SLACK_BYTES = 1 << 20
 _SLOW_BYTES_PER_S = 200e6
+"""The assumed speed of a disk before the first save."""
 _LEAST_SHARE = 0.01
 _COMMIT_S = 0.1
-"""What is assumed of a disk before anything was written to it."""
 
 
 class Handover(enum.IntEnum):
