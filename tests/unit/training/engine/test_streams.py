@@ -1,4 +1,4 @@
-"""A model from the ranks into a store: in order, tried again, or told why not."""
+"""A model from the ranks into a store: in order, tried again, or reported with the reason."""
 
 import os
 import time
@@ -37,7 +37,7 @@ class Scene:
         self.remote = RemoteFolder(self.store)
         self.remote.claim(Claim(run_id="run", attempt=1, attempt_id="run-1", since="now", host="here"))
         self.weights = {"a": os.urandom(3000), "b": os.urandom(999)}
-        self.told: list[StorageError] = []
+        self.reported: list[StorageError] = []
         self.broken: set[tuple[int, str]] = set()
 
     def file(self, name: str) -> StreamedFile:
@@ -58,7 +58,7 @@ class Scene:
             return follow(peers, mine)  # type: ignore[arg-type]
         leader = Leader(peers, mine, patience_s=60)  # type: ignore[arg-type]
         upload = FinalUpload(
-            self.remote, self.output, leader, large=mine.files, small=self.small, failed=self.told.append
+            self.remote, self.output, leader, large=mine.files, small=self.small, failed=self.reported.append
         )
         return leader.lead(lambda: upload.run(describe(9)))
 
@@ -104,11 +104,11 @@ def failing(num_times: int, method: str, key: str, error: StorageError) -> Calla
 
 
 def test_what_fails_is_tried_again(scene: Scene) -> None:
-    """Told once; what has arrived is not sent again."""
+    """Reported once; parts that have arrived are not sent again."""
     scene.store.before = failing(3, "upload", "final/b.safetensors", StorageError("busy"))
     scene.run_all()
     assert_there(scene)
-    assert [str(error) for error in scene.told] == ["busy"]
+    assert [str(error) for error in scene.reported] == ["busy"]
     uploads = [key for name, key in scene.store.calls if name == "upload"]
     assert uploads.count("final/a.safetensors") == 1
     assert uploads.count("final/b.safetensors") == 4

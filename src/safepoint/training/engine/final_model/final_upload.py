@@ -26,7 +26,7 @@ class FinalUpload:
         leader: gives the large files' bytes.
         large: the files that come from the ranks.
         small: the folder with all others.
-        failed: told of the first failure, which is not the last word.
+        failed: called with the first failure; the upload is repeated.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class Finishing:
         if self._folders.is_owner:
             working.discard()
         if self._context.place.is_first:
-            with contextlib.suppress(OSError):  # then nobody looks for a model of the script's
+            with contextlib.suppress(OSError):  # then no process looks for a model of the script's
                 self._context.uploads.training_ended(note_end(self._output, self._describe))
 
     def _agreed(self, work: Callable[[], _T]) -> tuple[_T | None, str]:

@@ -1,4 +1,4 @@
-"""The end of a training on all ranks: one that cannot write its model says so to all, and to whoever started it."""
+"""The end of a training on all ranks: one that cannot write its model reports it to all, and by the exit code."""
 
 import errno
 from collections.abc import Callable
@@ -36,8 +36,8 @@ def finish(output: Any, write: Write) -> list[SimpleNamespace | Exception]:
     """What two ranks have reported, and what is missing for them, after the end."""
 
     def run(peers: ThreadPeers) -> SimpleNamespace:
-        told: list[Event] = []
-        context = rank_context(peers.place, reported=told)
+        reported: list[Event] = []
+        context = rank_context(peers.place, reported=reported)
         context.uploads.uploader = SimpleNamespace()  # type: ignore[assignment]
         framework = SimpleNamespace(step=9, write_final=lambda folder: write(peers, folder))
         folders = Folders(is_owner=peers.place.is_first)
@@ -51,7 +51,7 @@ def finish(output: Any, write: Write) -> list[SimpleNamespace | Exception]:
             describe=describe(9),
         )
         finishing.finish(parse_location("s3://bucket/run"))
-        return SimpleNamespace(told=told, missing=context.uploads.missing(is_complete=True))
+        return SimpleNamespace(reported=reported, missing=context.uploads.missing(is_complete=True))
 
     return run_ranks(2, run)
 
@@ -59,7 +59,7 @@ def finish(output: Any, write: Write) -> list[SimpleNamespace | Exception]:
 def assert_told(ranks: list[Any], reason: str) -> None:
     """On the first rank, whose word becomes the exit code."""
     first, other = ranks
-    (event,) = first.told
+    (event,) = first.reported
     assert isinstance(event, FinalMissing)
     assert reason in event.reason
     assert "s3://bucket/run/final" in first.missing
@@ -68,10 +68,10 @@ def assert_told(ranks: list[Any], reason: str) -> None:
 
 
 def test_all_is_well(tmp_path: Path) -> None:
-    """The model waits for the mover, and nobody says anything."""
+    """The model waits for the uploader, without a message."""
     output = prepared(tmp_path)
     ranks: list[Any] = finish(output, gathers)
-    assert [(rank.told, rank.missing) for rank in ranks] == [([], ""), ([], "")]
+    assert [(rank.reported, rank.missing) for rank in ranks] == [([], ""), ([], "")]
     assert (final_folder(output) / MANIFEST_NAME).is_file()
 
 
