@@ -31,8 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.ceph_rgw import CephRgw, ceph_rgw, unavailable
 
 from safepoint.checkpoint.format.digest import Digester, digest_file
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest, Trigger
-from safepoint.checkpoint.local.commit import entry_of
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest, Trigger
 from safepoint.foundation import clock
 from safepoint.testing.fault_proxy import FaultProxy
 
@@ -49,24 +48,27 @@ GOAL_CPU_RATIO, GOAL_RSS_MB = 5, 256
 
 
 def safepoint_up(source: Path, key: str) -> None:
-    from safepoint.checkpoint.remote.publish import Publisher
+    from safepoint.checkpoint.format.verify import read_manifest
+    from safepoint.checkpoint.local.upload_record import UploadRecord
+    from safepoint.checkpoint.remote.publish import publish
     from safepoint.checkpoint.remote.remote_folder import RemoteFolder
     from safepoint.storage.location import parse_location
     from safepoint.storage.opening import open_store
 
     remote = RemoteFolder.as_guest(open_store(parse_location(f"s3://{BUCKET}/{key}")))
-    Publisher(remote).publish(source.parent, name=NAME, record=source.with_suffix(".sent"))
+    sent = UploadRecord(source.with_suffix(".sent"))
+    publish(remote, source.parent, read_manifest(source.parent), name=NAME, sent=sent)
 
 
 def safepoint_down(key: str, target: Path, source: Path) -> None:
-    from safepoint.checkpoint.remote.fetch import fetch, prepare, windows_of
+    from safepoint.checkpoint.remote.fetch import create_files, fetch, windows_of
     from safepoint.checkpoint.remote.remote_folder import RemoteFolder
     from safepoint.storage.location import parse_location
     from safepoint.storage.opening import open_store
 
     store = open_store(parse_location(f"s3://{BUCKET}/{key}"))
     files = RemoteFolder(store).manifest_of(NAME).files
-    prepare(files, target)
+    create_files(files, target)
     fetch(store, NAME, windows_of(files), target)
 
 
@@ -185,7 +187,7 @@ def manifest_of(source: Path) -> Manifest:
         samples_seen=1,
         strategy="single",
         created=clock.utc_now(),
-        files=(entry_of(source.name, digest_file(source)),),
+        files=(FileEntry.of(source.name, digest_file(source)),),
     )
 
 

@@ -50,24 +50,26 @@ def make_zero(folder: Path, num_tensors: int, rows: int) -> None:
 def by_safepoint(source: Path, target: Path) -> None:
     from safepoint.checkpoint.tools.export import export_pieces
     from safepoint.storage.location import parse_location
+    from safepoint.storage.opening import open_store
 
-    export_pieces(source, parse_location(str(target)))
+    export_pieces(open_store(parse_location(str(source))), "", parse_location(str(target)))
 
 
 def into_store(source: Path, target: Path) -> None:
     from safepoint.checkpoint.tools.export import export_pieces
     from safepoint.storage.location import parse_location
+    from safepoint.storage.opening import open_store
 
-    export_pieces(source, parse_location(os.environ["HF_BENCH_STORE"]))
+    export_pieces(open_store(parse_location(str(source))), "", parse_location(os.environ["HF_BENCH_STORE"]))
 
 
 def from_store_into_store(source: Path, target: Path) -> None:
-    from safepoint.checkpoint.tools.export import export_stored_pieces
+    from safepoint.checkpoint.tools.export import export_pieces
     from safepoint.storage.location import parse_location
     from safepoint.storage.opening import open_store
 
     store = open_store(parse_location(os.environ["HF_BENCH_SOURCE"]))
-    export_stored_pieces(store, "", parse_location(os.environ["HF_BENCH_STORE"]))
+    export_pieces(store, "", parse_location(os.environ["HF_BENCH_STORE"]))
 
 
 def over_folder_into_store(source: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 """A run without training: commits, prunes and uploads small checkpoints as fast as it can, until it is killed.
 
-It begins as a run does: lock, clean up, newest valid checkpoint of folder and store, claim, mover. Each step's files
-are a function of the step, so that anything torn is seen. One line on stdout for each thing that happened.
+It begins as a run does: lock, clean up, newest valid checkpoint of folder and store, claim, uploader. Each step's
+files are a function of the step, so that anything torn is seen. One line on stdout for each thing that happened.
 """
 
 import random
@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from safepoint.checkpoint.commit import FolderDestination, commit
 from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
-from safepoint.checkpoint.local.commit import WorkingCheckpoint
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.pruning import prune
 from safepoint.checkpoint.local.retention import KeepNewest
-from safepoint.checkpoint.remote.fetch import check_listing, fetch, prepare, publish, windows_of
+from safepoint.checkpoint.local.working_checkpoint import WorkingCheckpoint
+from safepoint.checkpoint.remote.fetch import check_listing, create_files, fetch, windows_of
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.storage.location import parse_location
@@ -58,9 +60,9 @@ def begin(output: OutputFolder, remote: RemoteFolder, attempt: int) -> int:
         manifest = remote.manifest(newer[0])
         check_listing(remote.store, name, manifest)
         working = output.work / "fetch"
-        prepare(manifest.files, working)
+        create_files(manifest.files, working)
         fetch(remote.store, name, windows_of(manifest.files), working)
-        publish(manifest, working, output.root / name, trash=output.trash)
+        commit(FolderDestination(working, output.root / name, trash=output.trash), manifest)
         check(output.root / name, newer[0])
         step = newer[0]
         say("fetched", step)
@@ -105,7 +107,7 @@ def main(folder: str, location: str, number: str) -> None:
         working.commit([working.seal(0)], describe(step, attempt))
         working.discard()
         say("committed", step)
-        output.prune(output.superseded([KeepNewest(KEEP)]))
+        prune(output, [KeepNewest(KEEP)], lambda event: None)
         time.sleep(0.02)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints
 from safepoint.checkpoint.format.verify import verify
-from safepoint.checkpoint.remote.fetch import check_listing, fetch, prepare, windows_of
+from safepoint.checkpoint.remote.fetch import check_listing, create_files, fetch, windows_of
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
@@ -89,7 +89,7 @@ class Run:
         check_listing(self.store, checkpoint_name(step), manifest)
         working = self.folder / "check"
         shutil.rmtree(working, ignore_errors=True)
-        prepare(manifest.files, working)
+        create_files(manifest.files, working)
         fetch(self.store, checkpoint_name(step), windows_of(manifest.files), working)
         check(working, step)
 

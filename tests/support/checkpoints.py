@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
-from safepoint.checkpoint.local.commit import WorkingCheckpoint
-from safepoint.checkpoint.local.final_record import final_folder
+from safepoint.checkpoint.format.verify import read_manifest
+from safepoint.checkpoint.local.added_files import extend_manifest, find_added_files, replace_record
+from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.working_checkpoint import WorkingCheckpoint
 
 FILES = {
     0: {
@@ -45,7 +47,7 @@ def prepared(root: Path) -> OutputFolder:
 
 
 def written(output: OutputFolder, step: int, files: dict[int, dict[str, bytes]] | None = None) -> WorkingCheckpoint:
-    """What the ranks have written, before anybody seals it."""
+    """What the ranks have written, before it is sealed."""
     working = WorkingCheckpoint(output, attempt_id="attempt", step=step)
     for rank, contents in (FILES if files is None else files).items():
         folder = working.rank_root(rank) / working.name
@@ -64,7 +66,7 @@ def commit(output: OutputFolder, step: int, files: dict[int, dict[str, bytes]] |
 
 
 def keep_final(output: OutputFolder, **contents: bytes) -> Path:
-    """The final model as it waits for the mover; `config_json` stands for `config.json`."""
+    """The final model as the uploader finds it; `config_json` stands for `config.json`."""
     working = WorkingCheckpoint(output, attempt_id="attempt", step=9, target=final_folder(output))
     folder = working.rank_root(0) / working.name
     for name, content in contents.items():
@@ -72,3 +74,11 @@ def keep_final(output: OutputFolder, **contents: bytes) -> Path:
     working.commit([working.seal(0)], describe(9))
     working.discard()
     return working.target
+
+
+def name_added_files(folder: Path) -> list[str]:
+    """What a save does when callbacks have added files to its checkpoint; the files' paths."""
+    manifest = read_manifest(folder)
+    added = find_added_files(folder, manifest)
+    replace_record(folder, extend_manifest(manifest, added), added)
+    return [entry.path for entry in added]

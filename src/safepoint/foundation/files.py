@@ -67,6 +67,13 @@ def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
         fsync_folder(path.parent)
 
 
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` from byte `offset` of the file, however little the system takes at a time."""
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
+
+
 def publish_folder(source: Path, target: Path, *, trash: Path) -> None:
     """Give the finished folder `source` its final name, durably; an older `target` is replaced in one step.
 

@@ -265,10 +265,8 @@ def _pour(content: Content, target: int, progress: Progress | None) -> None:
 
     def take(block: memoryview) -> None:
         nonlocal done
+        files.write_at(target, block, done)
         done += len(block)
-        left = block
-        while left:
-            left = left[os.write(target, left) :]
         if progress is not None:
             progress(len(block))
 

@@ -1,1 +1,1 @@
-"""What a checkpoint is, as files: manifest, digests, the part of one node; how a folder is verified and listed."""
+"""A checkpoint as files: manifest, digests, the part of one node; verifying and listing folders."""

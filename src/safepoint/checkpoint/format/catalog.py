@@ -1,7 +1,7 @@
-"""Which checkpoints an output folder holds, and which of them to resume from.
+"""The checkpoints in an output folder, and the one to resume from.
 
-A checkpoint is a folder `checkpoint-<step>`; the newest is the one with the highest step, because everything
-that a run does not continue is set aside before it starts (see `set_aside`).
+A checkpoint is a folder `checkpoint-<step>`. The newest is the one with the highest step, because a run sets aside
+what it does not continue before it starts (see `set_aside`).
 """
 
 import re
@@ -50,7 +50,7 @@ def newest_valid(
 
     Args:
         output: the output folder.
-        rejected: told of each damaged checkpoint that is passed over, with its first fault.
+        rejected: called with each damaged checkpoint that is skipped, and its first fault.
         progress: see `verify`.
 
     Returns:

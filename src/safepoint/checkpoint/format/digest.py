@@ -1,10 +1,10 @@
 """Digests of files: XXH3-128, which finds damage at the speed of memory, in parts that can be checked one by one.
 
-A file of more than PART_BYTES is digested part by part, and its digest is that of its parts' digests: so parts that
-arrive in any order, on several threads, are checked as they come, and only a broken one is fetched again.
+A file of more than PART_BYTES is digested part by part, and its digest is that of its parts' digests. So parts that
+are fetched in any order, on several threads, are checked one by one, and only a damaged one is fetched again.
 
-It detects accidents, not forgers: somebody who can write the folder can also write the manifest. That nothing
-in a checkpoint is executed does not rest on the digest.
+A digest detects accidents, not attacks: an attacker who can write the folder can also write the manifest. That
+nothing in a checkpoint is executed does not depend on the digest.
 """
 
 import os
@@ -43,7 +43,7 @@ def digest_bytes(data: bytes | memoryview) -> str:
 
 
 class Digester:
-    """The digest of bytes that come piece by piece."""
+    """The digest of bytes that are given piece by piece."""
 
     def __init__(self) -> None:
         self._hasher = xxhash.xxh3_128()

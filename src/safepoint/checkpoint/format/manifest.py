@@ -9,12 +9,12 @@ import enum
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
-from safepoint.checkpoint.format.digest import ALGORITHM, digest_bytes, digest_of_parts, num_parts
+from safepoint.checkpoint.format.digest import ALGORITHM, FileDigest, digest_bytes, digest_of_parts, num_parts
 from safepoint.errors import ManifestError
 from safepoint.foundation import clock
 
@@ -59,6 +59,11 @@ class FileEntry:
     size_bytes: int
     digest: str
     parts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, path: str, found: FileDigest) -> "FileEntry":
+        """The entry of a file whose digest was taken."""
+        return cls(path=path, size_bytes=found.size_bytes, digest=found.digest, parts=found.parts)
 
     def __post_init__(self) -> None:
         fault = path_fault(self.path)
@@ -169,6 +174,7 @@ class Manifest(ManifestFacts):
         files: every file but the manifest, sorted by path.
     """
 
+    file_name: ClassVar[str] = MANIFEST_NAME
     trigger: Trigger
     created: str
     files: tuple[FileEntry, ...]
@@ -277,6 +283,10 @@ class Manifest(ManifestFacts):
             created=_typed(record, "created", str),
             files=tuple(entries),
         )
+
+
+Describe = Callable[[tuple[FileEntry, ...]], Manifest]
+"""Makes the manifest for files, which are sorted by path."""
 
 
 def _record(entry: FileEntry) -> dict[str, Any]:

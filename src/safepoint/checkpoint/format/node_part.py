@@ -1,15 +1,15 @@
 """One node's part of a checkpoint, where every node has a folder of its own (docs/adr/0008).
 
-A part lies under the checkpoint's own name, with `safepoint-part.json` where a whole checkpoint has its manifest. So
-nobody takes it for a checkpoint; it says which files of which checkpoint the node holds.
+A part lies in a folder with the checkpoint's name, with `safepoint-part.json` in place of the manifest. So no reader
+takes it for a checkpoint. The record names the checkpoint and the files of it that the node holds.
 
-Promises: as for a manifest: what was altered is refused, and reading executes nothing.
+Promises: an altered record is refused, and reading executes nothing.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from safepoint.checkpoint.format.manifest import PART_NAME, FileEntry, Manifest, check_seal, open_record, seal_record
 from safepoint.checkpoint.format.verify import (
@@ -31,14 +31,15 @@ class NodePart:
     """What one node holds of a checkpoint.
 
     Args:
-        node: whose part it is, from 0.
+        node: the node's number, from 0.
         num_nodes: how many parts make the checkpoint.
         paths: the files that the node holds, sorted.
         manifest: of the whole checkpoint.
-        is_open: whether callbacks may still add files, which change the manifest. What is open is resumed from, and
-            not taken to a store.
+        is_open: whether callbacks may still add files, which change the manifest. An open part is resumed from, and
+            not uploaded.
     """
 
+    file_name: ClassVar[str] = PART_NAME
     node: int
     num_nodes: int
     paths: tuple[str, ...]
@@ -107,7 +108,7 @@ def read_part(folder: Path) -> NodePart:
 
 
 def read_manifest_of_any(folder: Path) -> Manifest:
-    """The manifest of the checkpoint in `folder`, be it whole or one node's part.
+    """The manifest of the checkpoint in `folder`, a whole one or one node's part.
 
     Raises:
         ManifestError: it is neither.

@@ -1,4 +1,4 @@
-"""Whether a folder is the checkpoint its manifest describes.
+"""Verifying that a folder is the checkpoint that its manifest describes.
 
 Promises: any changed, missing, added or linked file is found before a byte of it is used; links are never
 followed, and nothing outside the folder is opened.

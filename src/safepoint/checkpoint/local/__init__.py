@@ -1,1 +1,1 @@
-"""A checkpoint in a folder: who may write there, how a save is committed, and which checkpoints may be deleted."""
+"""Checkpoints in a folder: the output folder, the ranks' working folders, retention and pruning."""

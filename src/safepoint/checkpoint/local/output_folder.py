@@ -1,4 +1,4 @@
-"""The folder a run writes to: who may write, which checkpoints it holds, and what dead runs left in it."""
+"""The folder that a run writes to: its lock, its checkpoints, and what dead runs left in it."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
+from safepoint.checkpoint.format.catalog import list_checkpoints, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from safepoint.checkpoint.format.node_part import read_manifest_of_any
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
@@ -76,7 +76,7 @@ class OutputFolder:
 
         Args:
             wait_s: how long a leaving writer may take.
-            waiting: told once who is being waited for.
+            waiting: called once with the process that it waits for.
             keeper_pid: the keeper of this run itself, which may hold the folder from an earlier start; 0 for none.
 
         Returns:
@@ -86,9 +86,13 @@ class OutputFolder:
             ConflictError: another run still holds the folder.
         """
         path = self.control / "lock"
-        owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}  # for whoever is refused
+        owner = {
+            "pid": os.getpid(),
+            "host": host_name(),
+            "since": clock.utc_now(),
+        }  # for the message of a run that is refused
         deadline = clock.monotonic_s() + wait_s
-        told = False
+        is_reported = False
         while True:
             held = path
             try:
@@ -104,15 +108,15 @@ class OutputFolder:
                         f"{self.root} is in use by another run ({who}); nothing was changed",
                         hint="stop that run first, or name another output folder",
                     ) from error
-                if not told:
+                if not is_reported:
                     waiting(who)
-                    told = True
+                    is_reported = True
                 clock.sleep(0.2)
             else:
                 return self._lock is not None
 
     def _wait_not_for(self, keeper_pid: int, owner: dict[str, Any]) -> None:
-        """See that no keeper writes for a run that has died.
+        """Check that no keeper writes for a run that has died.
 
         Raises:
             BlockingIOError: one does, and it is not `keeper_pid`.
@@ -176,30 +180,30 @@ class OutputFolder:
                     found.append((path, read_manifest_of_any(path)))
         return found
 
-    def superseded(self, policies: Sequence[Policy], *, protected: Collection[int] = ()) -> list[Path]:
-        """The checkpoints that no policy keeps, oldest first; see `select_superseded`."""
-        candidates = {
-            step: Candidate.of(manifest)
-            for path, manifest in self.manifests()
-            if (step := step_of(path)) == manifest.step
-        }
-        steps = select_superseded(list(candidates.values()), policies, now_s=clock.wall_s(), protected=protected)
-        return [self.root / checkpoint_name(step) for step in steps]
+    # ---- see `pruning.CheckpointFolder`; deadlines are ignored, as a file system call cannot be taken back -------
 
-    def prune(self, paths: Sequence[Path]) -> list[Path]:
-        """Delete checkpoints in one visible step each, except those that somebody is reading or uploading.
+    def steps(self, *, deadline_s: float | None = None) -> list[int]:
+        """The steps of the committed checkpoints and parts, newest first; not verified."""
+        return [manifest.step for path, manifest in self.manifests() if step_of(path) == manifest.step]
 
-        Returns:
-            Those that were deleted.
-        """
-        pruned: list[Path] = []
-        for path in paths:
-            if not is_in_use(path):
-                files.discard(path, trash=self.trash)
-                pruned.append(path)
-        return pruned
+    def superseded(
+        self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
+    ) -> list[int]:
+        """The steps that no policy keeps, oldest first; see `select_superseded`."""
+        candidates = [Candidate.of(manifest) for path, manifest in self.manifests() if step_of(path) == manifest.step]
+        return select_superseded(candidates, policies, now_s=clock.wall_s(), protected=protected)
 
+    def delete(self, name: str, *, deadline_s: float | None = None) -> bool:
+        """Delete a checkpoint in one visible step; False when a process is reading or uploading it."""
+        if self.is_in_use(name):
+            return False
+        files.discard(self.root / name, trash=self.trash)
+        return True
 
-def is_in_use(folder: Path) -> bool:
-    """Whether somebody reads or uploads the checkpoint in `folder`, or the part."""
-    return any(files.is_being_read(folder / name) for name in (MANIFEST_NAME, PART_NAME))
+    def where(self, name: str) -> str:
+        """The checkpoint's path."""
+        return str(self.root / name)
+
+    def is_in_use(self, name: str) -> bool:
+        """Whether a process reads or uploads the checkpoint, or the part, called `name`."""
+        return any(files.is_being_read(self.root / name / record) for record in (MANIFEST_NAME, PART_NAME))

@@ -1,9 +1,9 @@
-"""Which checkpoints may go. Pure: it looks at facts and decides; it deletes nothing.
+"""Retention policies: which checkpoints may be deleted. Pure functions; `pruning` deletes.
 
-A policy says what it keeps. Several together keep what any of them keeps, so that adding one never deletes more.
-Whatever they say, these stay: the newest, the newest valid one, what somebody reads or uploads, and what the caller
-protects. Age alone deletes nothing. Only committed checkpoints count and only they are chosen, so that a damaged or
-foreign folder neither takes a good one's place nor disappears.
+A policy names what it keeps. Several together keep what any of them keeps, so adding one never deletes more. These
+always stay: the newest, the newest valid one, what a process reads or uploads, and what the caller protects. Age
+alone deletes nothing. Only committed checkpoints are counted and chosen, so a damaged or foreign folder neither takes
+the place of a good one nor is deleted.
 """
 
 import re
@@ -28,7 +28,7 @@ class Candidate:
         created_s: seconds since 1970; infinite when it does not say.
         metrics: what was measured at its step.
         is_valid: False when it is known to be damaged.
-        is_in_use: whether somebody reads or uploads it.
+        is_in_use: whether a process reads or uploads it.
     """
 
     step: int
@@ -158,11 +158,15 @@ def select_superseded(
     return [candidate.step for candidate in reversed(newest_first) if candidate.step not in kept]
 
 
-def parse_policies(text: str | None) -> tuple[Policy, ...]:
-    """Read `newest=2,every=1000,best=3:eval_loss,younger=2h`; None and an empty text mean none.
+def parse_policies(text: str | None, limit: int | None = None) -> tuple[Policy, ...]:
+    """Read `newest=2,every=1000,best=3:eval_loss,younger=2h`; None and an empty text mean no policy.
+
+    Args:
+        text: the policies.
+        limit: adds `newest=<limit>`; None and 0 add nothing.
 
     Raises:
-        ValueError: it cannot be meant.
+        ValueError: the text is invalid.
     """
     readers: dict[str, Callable[[str], Policy]] = {
         "newest": lambda value: KeepNewest(_count(value)),
@@ -170,7 +174,7 @@ def parse_policies(text: str | None) -> tuple[Policy, ...]:
         "best": _read_best,
         "younger": _read_younger,
     }
-    policies: list[Policy] = []
+    policies: list[Policy] = [KeepNewest(limit)] if limit else []
     for item in (text or "").split(","):
         name, _, value = item.strip().partition("=")
         if not name and not value:
@@ -180,7 +184,7 @@ def parse_policies(text: str | None) -> tuple[Policy, ...]:
         try:
             policies.append(readers[name](value))
         except ValueError as error:
-            raise ValueError(f"the policy {item.strip()!r} cannot be meant ({error}); use {_FORMS}") from error
+            raise ValueError(f"the policy {item.strip()!r} is invalid ({error}); use {_FORMS}") from error
     return tuple(policies)
 
 

@@ -1,4 +1,4 @@
-"""What has been sent to a store, so that the same is not sent twice."""
+"""The record of what was uploaded to a store, so that the same content is not uploaded twice."""
 
 import contextlib
 import json
@@ -10,19 +10,20 @@ from safepoint.foundation.files import write_atomic
 
 
 class UploadRecord:
-    """Which files of a checkpoint are in the store, with what content and as what version; survives the process.
+    """Which files of a checkpoint are in the store, with what content and as what version.
 
     Args:
-        path: where that is noted.
+        path: the file that keeps the record for the next process; None keeps it in memory only.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._versions: dict[str, list[str]] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            noted = json.loads(path.read_bytes())
-            self._versions = {str(name): [str(text) for text in texts] for name, texts in noted.items()}
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+                noted = json.loads(path.read_bytes())
+                self._versions = {str(name): [str(text) for text in texts] for name, texts in noted.items()}
 
     def version_of(self, entry: FileEntry) -> str | None:
         """As what version the file is in the store, if it was sent with this content."""
@@ -33,4 +34,12 @@ class UploadRecord:
         """Note that the file is in the store as `version`."""
         with self._lock, contextlib.suppress(OSError):  # without it the file is sent once more
             self._versions[entry.path] = [entry.digest, version]
-            write_atomic(self._path, json.dumps(self._versions).encode(), durable=False)
+            if self._path is not None:
+                write_atomic(self._path, json.dumps(self._versions).encode(), durable=False)
+
+    def remove(self) -> None:
+        """Forget everything: the checkpoint is committed in the store."""
+        with self._lock, contextlib.suppress(OSError):
+            self._versions = {}
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""A checkpoint in an object store: published, fetched, and uploaded by a process of its own."""
+"""Checkpoints in an object store: the claim, the commit, publishing, fetching, and the uploader's process."""

@@ -1,8 +1,7 @@
-"""Bringing a checkpoint from a store into a folder: parallel ranged reads, checked while they arrive.
+"""Fetching a checkpoint from a store into a working folder: parallel ranged reads, each checked when it is complete.
 
-Promises: the target folder appears whole and verified, durably, or not at all; only a part that arrived damaged is
-fetched again; nothing is written outside the working folder; memory is bounded by the parts in flight; the disk's
-free space is looked at before the first byte.
+Promises: only a part with a wrong digest is fetched again; nothing is written outside the working folder; memory is
+bounded by the parts in flight; the disk's free space is checked before the first byte. The commit is the caller's.
 """
 
 import errno
@@ -12,10 +11,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from safepoint.checkpoint.format.digest import PART_BYTES, Digester
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError
 from safepoint.foundation import files
@@ -29,11 +28,11 @@ _SPARE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A window of one file that is fetched and checked by itself.
+    """A part of one file that is fetched and checked by itself.
 
     Args:
         path: the file, within the checkpoint.
-        start: where it begins.
+        start: its first byte in the file.
         size_bytes: its size.
         digest: of its bytes.
     """
@@ -64,7 +63,7 @@ def share(parts: Sequence[Window], *, index: int, count: int) -> list[Window]:
 def check_listing(store: Store, name: str, manifest: Manifest, *, deadline_s: float | None = None) -> None:
     """Compare the sizes that the store lists with the manifest, before anything is fetched.
 
-    Objects that the manifest does not name are left alone: nothing of them is fetched.
+    Objects that the manifest does not name are ignored.
 
     Raises:
         CheckpointError: a file is missing or has another size.
@@ -75,7 +74,7 @@ def check_listing(store: Store, name: str, manifest: Manifest, *, deadline_s: fl
         raise CheckpointError(f"{store.location.child(name)} is damaged: {fault}")
 
 
-def prepare(entries: Sequence[FileEntry], folder: Path) -> None:
+def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     """Create files of a checkpoint at their full size, empty of content.
 
     Raises:
@@ -117,12 +116,12 @@ def fetch(
         store: where it is.
         name: such as `checkpoint-20`.
         parts: which; see `share`.
-        folder: after `prepare`, by this node or another one of a shared folder.
-        progress: told the bytes that have arrived and been checked since its last call, one call at a time.
+        folder: after `create_files`, by this node or another one of a shared folder.
+        progress: receives the number of bytes that were fetched and checked since its last call; one call at a time.
         deadline_s: when to give up.
 
     Raises:
-        CheckpointError: a part is missing, or stayed damaged after it was fetched again.
+        CheckpointError: a part is missing, or had a wrong digest each time it was fetched.
         StorageError: the store cannot be read.
         OSError: the disk is full or gone.
     """
@@ -159,17 +158,17 @@ def check(
     progress: Callable[[int], None] | None = None,
     deadline_s: float | None = None,
 ) -> dict[str, str]:
-    """Read `parts` of the checkpoint `name` and compare them with their digests, keeping nothing.
+    """Read `parts` of the checkpoint `name` and compare them with their digests; nothing is written.
 
     Args:
         store: where it is.
         name: such as `checkpoint-20`; empty for the store's own location.
         parts: which.
-        progress: told the bytes that were read since its last call, one call at a time.
+        progress: receives the number of bytes that were read since its last call; one call at a time.
         deadline_s: when to give up.
 
     Returns:
-        What is wrong, by path; empty when all is well.
+        The fault of each damaged file, by path.
 
     Raises:
         StorageError: the store cannot be read.
@@ -193,15 +192,6 @@ def check(
         for future in [threads.submit(one, part) for part in parts]:
             future.result()
     return wrong
-
-
-def publish(manifest: Manifest, working: Path, target: Path, *, trash: Path) -> None:
-    """Give the fetched checkpoint its manifest and its name; all parts are there and durable."""
-    parents = {parent for entry in manifest.files for parent in PurePosixPath(entry.path).parents}
-    for parent in sorted(parents - {PurePosixPath()}, reverse=True):
-        files.fsync_folder(working / parent)
-    files.write_atomic(working / MANIFEST_NAME, manifest.to_bytes(), durable=True)
-    files.publish_folder(working, target, trash=trash)
 
 
 def _windows_of_file(entry: FileEntry) -> list[Window]:
@@ -228,7 +218,7 @@ def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, 
             nonlocal position
             digester.update(block)
             if descriptor is not None:
-                _write_at(descriptor, block, position)
+                files.write_at(descriptor, block, position)
             position += len(block)
 
         try:
@@ -247,14 +237,8 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
-        # Some network file systems cannot; a sparse file does as well, only later.
+        # Some network file systems cannot allocate; a sparse file fails later when the disk is full.
         if error.errno in {errno.EOPNOTSUPP, errno.EINVAL}:
             os.truncate(descriptor, size_bytes)
         else:
             raise
-
-
-def _write_at(descriptor: int, data: memoryview, start: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, start)
-        data, start = data[count:], start + count

@@ -1,19 +1,19 @@
-"""How long the end of a training waits for an object store."""
+"""How long the end of a training retries uploads to an object store that fails."""
 
 from safepoint.errors import SafepointError, TransientError
 
 LONGEST_PATIENCE_S = 600.0
-"""With a store from which nothing comes."""
+"""For a store that does not answer."""
 _PATIENCE_WITH_REFUSALS_S = 30.0
+"""For a store that refuses requests."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-"""Between one try and the next, which doubles up to the longest."""
+"""Between one try and the next; it doubles up to the longest."""
 
 
 def patience_s(error: SafepointError) -> float:
-    """How long after the last byte has arrived trying again makes sense.
+    """How long to retry, counted from the last byte that reached the store.
 
     Args:
-        error: why the last try has failed; a store from which nothing comes may come back, one that refuses rarely
-            changes its mind.
+        error: why the last try has failed.
     """
     return LONGEST_PATIENCE_S if isinstance(error, TransientError) else _PATIENCE_WITH_REFUSALS_S

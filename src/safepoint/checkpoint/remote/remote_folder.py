@@ -1,8 +1,8 @@
-"""Checkpoints in an object store: which are there, how one is published, and who may (docs/adr/0007).
+"""The checkpoints of a run in an object store: which there are, and which attempt may write (docs/adr/0007).
 
-Promises: a checkpoint is in the store exactly while its manifest is, and the manifest is written last and deleted
-first; a writer that was replaced by a newer attempt publishes nothing; what Safepoint has not begun itself is never
-deleted. While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` says so.
+Promises: a checkpoint is in the store exactly while its manifest is: the manifest is written last and deleted first.
+A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is never deleted.
+While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
-from safepoint.checkpoint.local.final_record import FINAL
+from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
 from safepoint.errors import (
     ConditionError,
@@ -28,19 +28,18 @@ from safepoint.storage.store import ABSENT, Condition, Store, StoredObject
 ATTEMPT_KEY = ".safepoint/attempt.json"
 UNFINISHED = ".safepoint/unfinished"
 PARTS = ".safepoint/parts"
-"""`<name>/<manifest's digest>/<node>-of-<nodes>` holds the manifest of which that node has uploaded its files, and
-`…/begun` says that a node is about to."""
+"""See `node_marks`."""
 _PROBE_LIVES_S = 3600.0
 _MAX_ATTEMPT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who may publish.
+    """The attempt that may write to the location.
 
     Args:
         run_id: the run.
-        attempt: which start of it.
+        attempt: the number of its start.
         attempt_id: unique to this start.
         since: RFC 3339 UTC.
         host: where its first rank runs, for people.
@@ -58,9 +57,9 @@ class RemoteFolder:
 
     Args:
         store: at the run's location.
-        attempt_id: this start of the run, once it has claimed the location; None is for looking, and for work
-            while nobody has.
-        passed_over: steps whose checkpoints this start found damaged: they count for no policy.
+        attempt_id: this start of the run, once it has claimed the location; None for reading, and for work while no
+            attempt has claimed it.
+        passed_over: steps whose checkpoints this start found damaged: no policy counts them.
     """
 
     def __init__(self, store: Store, *, attempt_id: str | None = None, passed_over: Collection[int] = ()) -> None:
@@ -73,11 +72,11 @@ class RemoteFolder:
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
-        """For work beside a run, which may be using the location: nothing is written once another run takes over."""
+        """For work beside a run that may use the location: writes nothing once another attempt has claimed it."""
         holder = cls(store).claimed_by()
         return cls(store, attempt_id=holder.attempt_id if holder else None)
 
-    # ---- looking --------------------------------------------------------------------------------------------
+    # ---- reading --------------------------------------------------------------------------------------------
 
     def steps(self, *, deadline_s: float | None = None) -> list[int]:
         """The steps of the checkpoints that have a manifest, newest first."""
@@ -92,11 +91,11 @@ class RemoteFolder:
         return sorted((step for step in steps if checkpoint_name(step) not in unfinished), reverse=True)
 
     def unfinished(self, *, deadline_s: float | None = None) -> set[str]:
-        """The names under which Safepoint has begun to write or delete, and not ended."""
+        """The names under which Safepoint has begun to write or delete, and not finished."""
         names = {
             item.key.removeprefix(f"{UNFINISHED}/") for item in self.store.list(UNFINISHED, deadline_s=deadline_s)
         }
-        return {name for name in names if is_name(name)}  # whatever else somebody has put there names nothing
+        return {name for name in names if is_name(name)}  # other objects there are ignored
 
     def manifest(self, step: int, *, deadline_s: float | None = None) -> Manifest:
         """The manifest of the checkpoint of `step`.
@@ -135,14 +134,16 @@ class RemoteFolder:
         except ObjectNotFoundError:
             return None
 
-    def superseded(self, policies: Sequence[Policy], *, deadline_s: float | None = None) -> list[int]:
+    def superseded(
+        self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
+    ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
         steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
         if all(isinstance(policy, KeepNewest) for policy in policies):  # needs to know nothing but the steps
             candidates = [Candidate(step=step) for step in steps]
         else:
             candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
-        return select_superseded(candidates, policies, now_s=clock.wall_s())
+        return select_superseded(candidates, policies, now_s=clock.wall_s(), protected=protected)
 
     def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
         if step not in self._candidates:
@@ -152,6 +153,11 @@ class RemoteFolder:
                 return None
         return self._candidates[step]
 
+    def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
+        """What is under `name`, the manifest included: path → size in bytes."""
+        found = self.store.list(name, deadline_s=deadline_s)
+        return {item.key.removeprefix(f"{name}/"): item.size_bytes for item in found}
+
     def _by_checkpoint(self, deadline_s: float | None) -> dict[int, dict[str, StoredObject]]:
         found: dict[int, dict[str, StoredObject]] = {}
         for item in self.store.list(deadline_s=deadline_s):
@@ -160,16 +166,16 @@ class RemoteFolder:
                 found.setdefault(step, {})[item.key] = item
         return found
 
-    # ---- who may --------------------------------------------------------------------------------------------
+    # ---- claiming -------------------------------------------------------------------------------------------
 
     def claimed_by(self, *, deadline_s: float | None = None) -> Claim | None:
-        """Who may publish now; a `claim` that follows replaces this one and no other."""
+        """The present claim; a `claim` that follows replaces this one and no other."""
         self._has_looked = True
         holder, self._seen_claim = self._read_claim(deadline_s)
         return holder
 
     def claim(self, claim: Claim, *, deadline_s: float | None = None) -> None:
-        """Become the one who may publish; whoever could before, as `claimed_by` said, no longer can.
+        """Claim the location for an attempt; the attempt that `claimed_by` returned can write no more.
 
         Raises:
             ConflictError: another attempt has claimed the location since.
@@ -188,10 +194,10 @@ class RemoteFolder:
         self._attempt_id = claim.attempt_id
 
     def fence(self, *, deadline_s: float | None = None) -> None:
-        """Go on only while nobody else has claimed the location.
+        """Check that this attempt still has the location.
 
         Raises:
-            ConflictError: somebody has.
+            ConflictError: another attempt has claimed it.
         """
         holder = self._read_claim(deadline_s)[0]
         if (holder.attempt_id if holder else None) != self._attempt_id:
@@ -249,7 +255,7 @@ class RemoteFolder:
         return {name for key in keys if is_name(name := key.partition("/")[0])}
 
     def delete_but(self, name: str, named: Collection[str], deadline_s: float | None) -> int:
-        """Delete what is in the folder `name` and not called one of `named`; say how much that was."""
+        """Delete the objects under `name` whose paths are not in `named`; returns how many there were."""
         # What is listed before the fence is what is deleted: a successor may have written the same keys since.
         keys = [item.key for item in self.store.list(name, deadline_s=deadline_s)]
         doomed = [key for key in keys if key.removeprefix(f"{name}/") not in named]
@@ -259,39 +265,47 @@ class RemoteFolder:
         return len(doomed)
 
     def forget(self, name: str, deadline_s: float | None) -> None:
-        """Delete the marks of what is finished or gone."""
+        """Delete the marks of a checkpoint that is finished or gone."""
         for item in list(self.store.list(f"{PARTS}/{name}", deadline_s=deadline_s)):
             self.store.delete(item.key, deadline_s=deadline_s)
         self.store.delete(f"{UNFINISHED}/{name}", deadline_s=deadline_s)
 
     def note_commit(self, step: int) -> None:
-        """A checkpoint of this step was published: what was known of an earlier one no longer holds."""
+        """A checkpoint of this step was committed: forget what was known of an earlier one."""
         self._candidates.pop(step, None)
         self._passed_over.discard(step)
 
-    def take_down(self, folder: str, *, deadline_s: float | None = None) -> None:
-        """Delete the checkpoint in `folder`, such as `checkpoint-20`, its manifest first.
+    def delete(self, name: str, *, deadline_s: float | None = None) -> bool:
+        """Delete the checkpoint called `name`, such as `checkpoint-20`, its manifest first.
+
+        Returns:
+            True.
 
         Raises:
             ConflictError: another attempt has claimed the location.
         """
         self.fence(deadline_s=deadline_s)
-        self.store.write(f"{UNFINISHED}/{folder}", b"", deadline_s=deadline_s)
-        self.store.delete(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s)
-        self.delete_but(folder, (), deadline_s)
+        self.store.write(f"{UNFINISHED}/{name}", b"", deadline_s=deadline_s)
+        self.store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
+        self.delete_but(name, (), deadline_s)
         # What another node has written meanwhile keeps its marks, for the next start to clean up.
-        if next(iter(self.store.list(folder, deadline_s=deadline_s)), None) is None:
-            self.forget(folder, deadline_s)
+        if next(iter(self.store.list(name, deadline_s=deadline_s)), None) is None:
+            self.forget(name, deadline_s)
+        return True
+
+    def where(self, name: str) -> str:
+        """The checkpoint's location."""
+        return str(self.store.location.child(name))
 
 
 def _is_ours(key: str) -> bool:
-    """Whether Safepoint writes under this key, and nobody else who shares the bucket."""
+    """Whether this key is one that Safepoint writes, and no other user of the bucket."""
     top, slash, _ = key.partition("/")
     return bool(slash) and (top == ".safepoint" or is_name(top))
 
 
 def is_name(text: str) -> bool:
-    """Whether a checkpoint or the final model can be called so."""
+    """Whether it is the name of a checkpoint or of the final model."""
     return text == FINAL or (step_of(Path(text)) is not None and "/" not in text)
 
 

@@ -1,4 +1,4 @@
-"""The mover's process: started by the first rank, it outlives it, and shares nothing with it but the folder.
+"""The uploader's process: the first rank starts it, it outlives that rank, and shares only the folder with it.
 
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
@@ -38,19 +38,19 @@ _KEEPER_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploaderPlan:
-    """What a mover is to do.
+    """What an uploader is to do.
 
     Args:
         folder: the local output folder.
         location: where its checkpoints go, as text.
         attempt_id: of the attempt that has claimed the location.
         keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
-        node: see `Mover`.
-        num_nodes: likewise.
+        node: see `Uploader`.
+        num_nodes: see `Uploader`.
         passed_over: steps whose checkpoints in the store were found damaged at the start.
-        grace_s: how long to go on for the newest one after the training's process has died.
+        grace_s: how long to go on uploading the newest one after the training's process has died.
         verbosity: of the console.
-        events: a stream of the job's for what happens, besides the one in the output folder.
+        events: the job's event stream, written besides the one in the output folder.
     """
 
     folder: str
@@ -66,7 +66,7 @@ class UploaderPlan:
 
 
 class _Process:
-    """The mover's process: the moving on one thread, commands on the main thread."""
+    """Uploads on one thread, receives commands on the main thread."""
 
     def __init__(self, plan: UploaderPlan) -> None:
         output = OutputFolder(Path(plan.folder))
@@ -82,7 +82,7 @@ class _Process:
         store = open_store(parse_location(plan.location))
         self._plan = plan
         self._log = log
-        self._mover = Uploader(
+        self._uploader = Uploader(
             output,
             RemoteFolder(store, attempt_id=plan.attempt_id, passed_over=plan.passed_over),
             policies=parse_policies(plan.keep),
@@ -98,8 +98,8 @@ class _Process:
         self._exit_code = ExitCode.OK
 
     def run(self) -> int:
-        threading.Thread(target=self._work, name="safepoint-mover", daemon=True).start()
-        self._obey()
+        threading.Thread(target=self._work, name="safepoint-uploader", daemon=True).start()
+        self._receive_commands()
         self._ended.wait()
         return self._exit_code
 
@@ -107,22 +107,22 @@ class _Process:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                while self._mover.move_next():
+                while self._uploader.upload_next():
                     pause_s = FIRST_PAUSE_S
                 if self._finishing.is_set():
-                    self._mover.check_arrived()
+                    self._uploader.check_complete()
             except ConflictError as error:
                 self._log.warning("%s", error)
                 self._exit_code = ExitCode.CONFLICT
                 break
             except SafepointError as error:
-                if self._is_last_moment(error):
+                if self._is_to_give_up(error):
                     self._exit_code = ExitCode.STORAGE
                     break
-                self._wait(_LOOK_EVERY_S if self._mover.is_waiting else pause_s)
+                self._wait(_LOOK_EVERY_S if self._uploader.is_waiting else pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             except Exception:  # noqa: BLE001  the thread must not die and leave the training waiting for it
-                self._log.exception("the mover failed")
+                self._log.exception("the uploader failed")
                 self._exit_code = ExitCode.FAILED
                 break
             else:
@@ -136,16 +136,16 @@ class _Process:
         self._wake.wait(pause_s)
         self._wake.clear()
 
-    def _is_last_moment(self, error: SafepointError) -> bool:
-        """Whether trying again makes no sense, when nothing else is to be done meanwhile."""
+    def _is_to_give_up(self, error: SafepointError) -> bool:
+        """Whether another try is pointless: the uploader was asked to finish, and has no time or patience left."""
         if not self._finishing.is_set():
             return False
-        now_s, deadline_s = clock.monotonic_s(), self._mover.deadline_s
+        now_s, deadline_s = clock.monotonic_s(), self._uploader.deadline_s
         if deadline_s is not None:
             return now_s + 0.5 > deadline_s
-        return now_s - max(self._finishing_since_s, self._mover.last_progress_s) > patience_s(error)
+        return now_s - max(self._finishing_since_s, self._uploader.last_progress_s) > patience_s(error)
 
-    def _obey(self) -> None:
+    def _receive_commands(self) -> None:
         pending: bytes = b""
         while not self._ended.is_set():
             ready, _, _ = select.select([0], [], [], 0.2)
@@ -164,19 +164,19 @@ class _Process:
                 return
 
     def _wait_for_keeper(self) -> None:
-        """The training has died; what its keeper commits now is to be moved too."""
+        """The training has died; what its keeper commits now is uploaded too."""
         deadline_s = clock.monotonic_s() + min(_KEEPER_S, self._plan.grace_s / 3)
         lock = OutputFolder(Path(self._plan.folder)).keeper_lock
         while files.is_locked(lock) and clock.monotonic_s() < deadline_s:
             clock.sleep(0.1)
 
     def _finish(self, *, newest_only: bool, deadline_s: float | None) -> None:
-        if self._mover.with_final and newest_only:  # what was to be finished in peace is now to be left
+        if self._uploader.with_final and newest_only:  # the final model was requested, and there is no time for it
             self._left_out_final = True
-        self._mover.takes_open = True
-        self._mover.newest_only = newest_only
-        self._mover.with_final = not newest_only
-        self._mover.deadline_s = deadline_s
+        self._uploader.takes_open = True
+        self._uploader.newest_only = newest_only
+        self._uploader.with_final = not newest_only
+        self._uploader.deadline_s = deadline_s
         if deadline_s is not None:
             end = threading.Timer(max(0.0, deadline_s - clock.monotonic_s()), os._exit, (int(ExitCode.STORAGE),))
             end.daemon = True
@@ -189,19 +189,19 @@ class _Process:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the mover that `arguments[0]`, a `UploaderPlan` as JSON, describes, until it is told to finish."""
-    # Some platforms signal every process of a job. What ends this one is its training, at the end of stdin.
+    """Run the uploader that `arguments[0]`, an `UploaderPlan` as JSON, describes, until it is asked to finish."""
+    # Some platforms signal every process of a job. This one ends with its training, at the end of stdin.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     return _Process(UploaderPlan(**json.loads(arguments[0]))).run()
 
 
 def plan_text(plan: UploaderPlan) -> str:
-    """`plan` as `main` reads it."""
+    """The text that `main` reads."""
     return json.dumps(dataclasses.asdict(plan))
 
 
 if __name__ == "__main__":
-    # Threads of the store's library must not hold up the end.
+    # Threads of the store's library must not delay the exit.
     sys.stdout.flush()
     os._exit(main(sys.argv[1:]))

@@ -1,1 +1,1 @@
-"""What the commands do with checkpoints: list, copy, export, compare and repair them."""
+"""What the commands do with checkpoints: list, copy, export, compare and repair."""

@@ -1,11 +1,10 @@
-"""Where a model is put together so that it appears whole or not at all: in a folder, or in an object store.
+"""Exports a model to a place of its own, in which it appears whole or not at all.
 
-A folder gets its name when everything is in it. A prefix of a store has no name to give: there
-
-- `final` of a run's location gets its manifest last, as at the end of a training (`arriving`);
-- any other place is marked by `.safepoint/export.json`, which names what is going to be written, before the first
-  byte. The file without which no loader begins comes last, on the condition that there is none, and then the mark
-  goes. Whoever exports to the same place next deletes what a dead export has left there, and nothing else.
+- A folder gets its name when everything in it is durable.
+- `final` of a run's location in a store gets its manifest last, as at the end of a training.
+- Any other prefix of a store is marked by `.safepoint/export.json`, which names the files, before the first byte is
+  written. The file that loaders read first is written last, and then the mark is deleted. The next export to the same
+  place deletes what a dead export has left there, and nothing else.
 """
 
 import contextlib
@@ -15,19 +14,22 @@ import os
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from safepoint.checkpoint.format.manifest import FileEntry
-from safepoint.checkpoint.local.final_record import FINAL
-from safepoint.checkpoint.remote.model_upload import ABANDON_WITHIN_S, Describe, ModelUpload, put_verified
+from safepoint.checkpoint.commit import FolderDestination, Record, commit, discarding
+from safepoint.checkpoint.format.manifest import Describe, FileEntry
+from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.store_destination import DISCARD_WITHIN_S, StoreDestination
+from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.errors import ConditionError, ConflictError, ObjectNotFoundError, SafepointError, StorageError
-from safepoint.foundation import clock, files
+from safepoint.foundation import clock
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.units import printable
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
-from safepoint.storage.store import ABSENT, Condition, Content, Progress, Store
+from safepoint.storage.store import ABSENT, Condition, Progress, Store
 
 MARK = ".safepoint/export.json"
 _MAX_MARK_BYTES = 64 << 20
@@ -35,47 +37,33 @@ _LAST = ("model.safetensors.index.json", "adapter_config.json", "config.json")
 """What loaders read first, the very first one at the end."""
 
 
-class ModelFile(NamedTuple):
-    """A file of a model.
-
-    Args:
-        path: within the model.
-        source: its bytes.
-        expected: what a manifest says of them, or None.
-    """
-
-    path: str
-    source: Path | Content
-    expected: FileEntry | None = None
-
-
 def check_empty(target: Location, *, has_manifest: bool = False) -> None:
-    """Refuse a place where there is something; what a dead export has left there is nothing.
+    """Refuse a place that holds files, other than what a dead export has left there.
 
     Args:
         target: the place.
-        has_manifest: whether what comes there has one, see `fill_store`.
+        has_manifest: whether what is exported has a manifest, see `export_to_store`.
 
     Raises:
-        ConflictError: there is something.
+        ConflictError: there are files.
         StorageError: it cannot be read.
     """
     store = open_store(target)
     keys = {item.key for item in store.list()}
     if MARK in keys:
-        keys -= {MARK, *_marked(store)}
-    if keys and not (has_manifest and target.is_remote and _is_begun_final(target)):
+        keys -= {MARK, *_marked_files(store)}
+    if keys and not (has_manifest and target.is_remote and _is_unfinished_final(target)):
         raise ConflictError(
             f"{target} is not empty, there is {printable(min(keys))}; nothing was exported", hint="name a new place"
         )
 
 
-def fill_folder(target: Location, fill: Callable[[Path], None]) -> None:
+def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
     """Make a model in a folder.
 
     Args:
-        target: a folder of this machine, empty or not there.
-        fill: makes the files in a folder that is not there yet, durably.
+        target: a folder of this machine, empty or absent.
+        write: writes the files into a folder that does not exist yet, durably.
 
     Raises:
         StorageError: there can be no such folder.
@@ -87,25 +75,21 @@ def fill_folder(target: Location, fill: Callable[[Path], None]) -> None:
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         folder.parent.mkdir(parents=True, exist_ok=True)
-        working.mkdir()  # which some places refuse that look like folders
+        working.mkdir()  # fails in some places that look like folders, such as /proc
         working.rmdir()
     except OSError as error:
         raise StorageError(
             f"{folder} cannot be made: {error.strerror}; nothing was written", hint="name another folder"
         ) from error
-    try:
-        fill(working)
-        with contextlib.suppress(FileNotFoundError):
-            folder.rmdir()  # it is empty
-        working.rename(folder)
-        files.fsync_folder(folder.parent)
-    finally:
-        files.delete_tree(working)
+    destination = FolderDestination(working, folder, trash=None)
+    with discarding(destination):
+        write(working)
+        commit(destination, None)
 
 
-def fill_store(
+def export_to_store(
     target: Location,
-    model: Sequence[ModelFile],
+    model: Sequence[SourceFile],
     *,
     describe: Describe | None,
     progress: Progress | None,
@@ -116,74 +100,52 @@ def fill_store(
     Args:
         target: a prefix with nothing below it.
         model: the files.
-        describe: makes the manifest that `final` of an output location has; None where nobody can.
-        progress: told the bytes that are there.
-        check: the last word before the model counts; what it raises ends the export.
+        describe: makes the manifest that `final` of an output location gets; None where there is none.
+        progress: receives the number of bytes that have reached the store.
+        check: called last before the commit; what it raises ends the export.
 
     Raises:
         CheckpointError: a file is not what its manifest says; nothing is left.
-        ConflictError: somebody else writes there.
+        ConflictError: another writer has the place.
         StorageError: the store cannot be used, or a source cannot be read.
     """
-    is_final = describe is not None and _is_final(target)
-    landing: _Landing = _Final(target, describe) if is_final and describe else _Plain(target, model)
-    landing.begin()
-    try:
-        for file in sorted(model, key=_place):
-            landing.put(file, progress)
+    if describe is not None and _is_final(target):
+        destination = StoreDestination(RemoteFolder.as_guest(open_store(target.parent)), FINAL)
+    else:
+        destination, describe = _PrefixDestination(target, model), None
+    destination.begin()
+    with discarding(destination):
+        for file in sorted(model, key=_order):
+            destination.put(file, progress)
         check()
-        landing.commit()
-    except BaseException as error:
-        if not isinstance(error, ConflictError):
-            landing.abandon()
-        raise
+        commit(destination, describe(destination.entries) if describe is not None else None)
 
 
-def _place(file: ModelFile) -> tuple[int, str]:
+def _order(file: SourceFile) -> tuple[int, str]:
     return (_LAST.index(file.path) + 1 if file.path in _LAST else 0), file.path
 
 
 def _is_final(target: Location) -> bool:
-    return target.name == FINAL
+    return target.path.rpartition("/")[2] == FINAL
 
 
-def _is_begun_final(target: Location) -> bool:
-    """Whether it is what a run, or an export, has begun to write as `final` and not ended."""
+def _is_unfinished_final(target: Location) -> bool:
+    """Whether it is what a run, or an export, has begun to write as `final` and not finished."""
     if not _is_final(target):
         return False
     remote = RemoteFolder(open_store(target.parent))
     return FINAL in remote.unfinished() and remote.bytes_of_manifest(FINAL) is None
 
 
-class _Final:
-    """`final` of an output location."""
+class _PrefixDestination:
+    """A prefix of a store that has no manifest: its last file is written last."""
 
-    def __init__(self, target: Location, describe: Describe) -> None:
-        self._model = ModelUpload(RemoteFolder.as_guest(open_store(target.parent)), FINAL)
-        self._describe = describe
-
-    def begin(self) -> None:
-        self._model.begin()
-
-    def put(self, file: ModelFile, progress: Progress | None) -> None:
-        self._model.put(file.path, file.source, expected=file.expected, progress=progress)
-
-    def commit(self) -> None:
-        self._model.commit(self._describe)
-
-    def abandon(self) -> None:
-        self._model.abandon()
-
-
-class _Plain:
-    """Any other place, in which nobody looks for a manifest."""
-
-    def __init__(self, target: Location, model: Sequence[ModelFile]) -> None:
+    def __init__(self, target: Location, model: Sequence[SourceFile]) -> None:
         self._store = open_store(target)
         self._paths = sorted(file.path for file in model)
         self._id = uuid.uuid4().hex
-        self._last: tuple[ModelFile, Progress | None] | None = None
-        self._sizes: dict[str, int] = {}
+        self._last: tuple[SourceFile, Progress | None] | None = None
+        self.entries: tuple[FileEntry, ...] = ()
 
     def begin(self) -> None:
         store = self._store
@@ -191,64 +153,60 @@ class _Plain:
         condition, leftovers = ABSENT, set[str]()
         if MARK in keys:
             condition = Condition(version=store.stat(MARK).version)
-            leftovers = keys & _marked(store)
+            leftovers = keys & _marked_files(store)
         mark = {"id": self._id, "host": host_name(), "since": clock.utc_now(), "files": self._paths}
         try:
             store.write(MARK, json.dumps(mark).encode(), condition=condition)
         except ConditionError as error:
             raise ConflictError(f"another export to {store.location} has just begun; nothing was exported") from error
-        self._clear(leftovers)
+        self._delete(leftovers)
 
-    def put(self, file: ModelFile, progress: Progress | None) -> None:
-        self._sizes[file.path] = size_of(file)
-        if self._last is not None:
-            self._put(*self._last)
+    def put(self, file: SourceFile, progress: Progress | None) -> None:
+        """Upload the file before this one; the last one is left for the commit."""
+        self._put_last()
         self._last = file, progress
 
-    def _put(self, file: ModelFile, progress: Progress | None) -> None:
-        put_verified(
-            self._store, file.path, file.source, expected=file.expected, fence=self._fence, progress=progress
-        )
+    def _put_last(self) -> None:
+        if self._last is not None:
+            file, progress = self._last
+            entry = upload_verified(self._store, file.path, file, fence=self._fence, progress=progress)
+            self.entries = (*self.entries, entry)
 
-    def commit(self) -> None:
-        assert self._last is not None
-        file, progress = self._last
-        del self._sizes[file.path]
+    def prepare(self, record: Record | None) -> None:
         store = self._store
         found = {item.key: item.size_bytes for item in store.list() if item.key != MARK}
-        if found != self._sizes:
-            odd = min(path for path in found.keys() | self._sizes.keys() if found.get(path) != self._sizes.get(path))
-            raise StorageError(f"{store.location} was changed by somebody else: {printable(odd)}; it is not complete")
-        self._put(file, progress)
-        store.delete(MARK)
+        faults = compare_listing(self.entries, found, extra=True)
+        if faults:
+            raise StorageError(f"another writer changed {store.location}: {faults[0]}; it is not complete")
+
+    def publish(self) -> None:
+        self._put_last()
+        self._store.delete(MARK)
 
     def _fence(self, deadline_s: float | None = None) -> None:
-        if _mark_of(self._store, deadline_s).get("id") != self._id:
+        if _read_mark(self._store, deadline_s).get("id") != self._id:
             raise ConflictError(f"another export to {self._store.location} has begun; this one has ended")
 
-    def abandon(self) -> None:
-        deadline_s = clock.monotonic_s() + ABANDON_WITHIN_S
+    def discard(self) -> None:
+        deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S
         with contextlib.suppress(SafepointError):
             self._fence(deadline_s)
-            self._clear(self._paths, deadline_s)
+            self._delete(self._paths, deadline_s)
             self._store.delete(MARK, deadline_s=deadline_s)
 
-    def _clear(self, paths: Collection[str], deadline_s: float | None = None) -> None:
-        """Delete what is there of `paths`, and whatever is on its way there."""
+    def _delete(self, paths: Collection[str], deadline_s: float | None = None) -> None:
+        """Delete these files, and end uploads of them and of this export's own."""
         self._store.sweep(chosen=lambda key: key in paths or key in self._paths, deadline_s=deadline_s)
         for path in sorted(paths):
             self._store.delete(path, deadline_s=deadline_s)
 
 
-_Landing = _Final | _Plain
-
-
 def clean_export(store: Store, *, before_s: float) -> int:
-    """Delete what a dead export has left, for people who do not come back to the place.
+    """Delete what a dead export has left, for people who do not export to the place again.
 
     Args:
         store: at the place.
-        before_s: an export that has written something since may still be alive, seconds since 1970.
+        before_s: an export that has written something since may still be alive; seconds since 1970.
 
     Returns:
         How many objects there were.
@@ -260,37 +218,27 @@ def clean_export(store: Store, *, before_s: float) -> int:
     found = {item.key: item for item in store.list()}
     if MARK not in found:
         return 0
-    named = _marked(store)
+    named = _marked_files(store)
     doomed = [item for key, item in found.items() if key in named]
     if max(item.modified_s for item in [found[MARK], *doomed]) >= before_s:
         return 0
-    # Taken over first, so that an export that is alive after all hears of it.
+    # The mark is taken over first, so that an export that is alive after all finds that it has lost the place.
     taken = json.dumps({"files": sorted(named)}).encode()
     store.write(MARK, taken, condition=Condition(version=found[MARK].version))
     store.sweep(chosen=named.__contains__)
-    for item in doomed:
+    for item in [*doomed, found[MARK]]:
         store.delete(item.key)
-    store.delete(MARK)
     return len(doomed) + 1
 
 
-def size_of(file: ModelFile) -> int:
-    """Bytes of a file.
-
-    Raises:
-        OSError: it is gone.
-    """
-    return file.source.size_bytes if isinstance(file.source, Content) else file.source.stat().st_size
-
-
-def _marked(store: Store) -> set[str]:
+def _marked_files(store: Store) -> set[str]:
     """What the export that marks the place writes there."""
-    paths: Any = _mark_of(store).get("files")
+    paths: Any = _read_mark(store).get("files")
     named = cast("list[Any]", paths) if isinstance(paths, list) else []
     return {path for path in named if isinstance(path, str) and path != MARK}
 
 
-def _mark_of(store: Store, deadline_s: float | None = None) -> dict[str, Any]:
+def _read_mark(store: Store, deadline_s: float | None = None) -> dict[str, Any]:
     with contextlib.suppress(ObjectNotFoundError, ValueError):
         length = min(store.stat(MARK, deadline_s=deadline_s).size_bytes, _MAX_MARK_BYTES)
         mark: Any = json.loads(store.read(MARK, length=length, deadline_s=deadline_s).tobytes())

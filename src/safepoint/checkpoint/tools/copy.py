@@ -1,26 +1,25 @@
 """Copies of checkpoints and of models, from any location to any other, verified on the way.
 
-Promises: the copy appears whole or not at all, and only with the content that the manifest names; what is at the
-target already is never replaced.
+Promises: the copy appears whole or not at all, with the content that the manifest names. Nothing at the target is
+replaced.
 """
 
 import contextlib
 import dataclasses
 import os
 import re
-import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest, Trigger
+from safepoint.checkpoint.commit import FolderDestination, commit, discarding
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry, Manifest, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.fetch import fetch, prepare, publish, windows_of
-from safepoint.checkpoint.remote.model_upload import Describe
-from safepoint.checkpoint.remote.publish import Publisher
+from safepoint.checkpoint.remote.fetch import create_files, fetch, windows_of
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.checkpoint.tools.atomic_export import ModelFile, check_empty, fill_folder, fill_store
+from safepoint.checkpoint.remote.store_destination import StoreDestination
+from safepoint.checkpoint.remote.verified_upload import SourceFile
+from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
 from safepoint.errors import CheckpointError, ConflictError, StorageError
 from safepoint.foundation import clock, files
@@ -31,7 +30,7 @@ from safepoint.storage.read_ahead import Stretch, stream_ahead
 from safepoint.storage.store import Content, Store
 
 Progress = Callable[[int, int], None]
-"""Told bytes done and bytes in all."""
+"""Receives bytes done and bytes in all."""
 
 _TRAINING_ONLY = re.compile(
     r"optimizer\..*|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|training_args\.bin"
@@ -54,7 +53,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
         source: where it is.
         item: which.
         target: the output location that gets it; a folder is created.
-        progress: see `Progress`; bytes that are fetched and bytes that are uploaded both count.
+        progress: see `Progress`.
 
     Returns:
         False when the same checkpoint is there already.
@@ -105,22 +104,22 @@ def _into_folder(source: Inventory, item: Item, manifest: Manifest, folder: Path
     output.prepare()
     output.claim(wait_s=0, waiting=lambda who: None)
     working = output.work / f"copy-{uuid.uuid4().hex}"
+    destination = FolderDestination(working, output.root / item.name, trash=output.trash)
     try:
-        _bring(source, item, manifest.files, working, ByteCounter(progress, manifest.size_bytes))
-        publish(manifest, working, output.root / item.name, trash=output.trash)
+        with discarding(destination):
+            _fetch(source, item, manifest.files, working, ByteCounter(progress, manifest.size_bytes))
+            commit(destination, manifest)
     finally:
-        files.delete_tree(working)
         output.release()
 
 
 def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store, progress: Progress | None) -> None:
-    counter = ByteCounter(progress, 2 * manifest.size_bytes)
-    with _staging(source.folder) as staging:
-        working = staging / item.name
-        _bring(source, item, manifest.files, working, counter)
-        files.write_atomic(working / MANIFEST_NAME, manifest.to_bytes(), durable=False)
-        record = staging / "sent.json"
-        Publisher(RemoteFolder.as_guest(store)).publish(working, name=item.name, record=record, progress=counter.add)
+    destination = StoreDestination(RemoteFolder.as_guest(store), item.name)
+    counter = ByteCounter(progress, manifest.size_bytes)
+    destination.begin(manifest)
+    with discarding(destination), _leased(source, item):
+        destination.put_all(_source_files(source, item, manifest.files), counter.add)
+        commit(destination, manifest)
 
 
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
@@ -153,11 +152,11 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
     check_empty(target, has_manifest=True)
     if target.is_folder:
-        fill_folder(target, lambda working: _bring(source, item, entries, working, counter))
+        export_to_folder(target, lambda working: _fetch(source, item, entries, working, counter))
     else:
         with _leased(source, item):
-            model = [ModelFile(entry.path, _source_of(source, item, entry), entry) for entry in entries]
-            fill_store(target, model, describe=as_final(manifest), progress=counter.add)
+            model = _source_files(source, item, entries)
+            export_to_store(target, model, describe=as_final(manifest), progress=counter.add)
     return [entry.path for entry in entries]
 
 
@@ -170,13 +169,14 @@ def as_final(manifest: Manifest) -> Describe:
     return describe
 
 
-def _source_of(source: Inventory, item: Item, entry: FileEntry) -> Path | Content:
-    if source.folder is not None:
-        return source.folder / item.prefix / entry.path
-    key, size_bytes = f"{item.prefix}/{entry.path}", entry.size_bytes
-    return Content(
-        size_bytes=size_bytes, pour=lambda sink: stream_ahead([Stretch(source.store, key, 0, size_bytes)], sink)
-    )
+def _source_files(source: Inventory, item: Item, entries: Sequence[FileEntry]) -> list[SourceFile]:
+    def source_of(entry: FileEntry) -> Path | Content:
+        if source.folder is not None:
+            return source.folder / item.prefix / entry.path
+        stretch = Stretch(source.store, f"{item.prefix}/{entry.path}", 0, entry.size_bytes)
+        return Content(size_bytes=entry.size_bytes, pour=lambda sink: stream_ahead([stretch], sink))
+
+    return [SourceFile(entry.path, source_of(entry), entry) for entry in entries]
 
 
 def _complete(item: Item) -> Manifest:
@@ -193,8 +193,8 @@ def _complete(item: Item) -> Manifest:
     return item.manifest
 
 
-def _bring(source: Inventory, item: Item, entries: Sequence[FileEntry], working: Path, counter: ByteCounter) -> None:
-    prepare(entries, working)
+def _fetch(source: Inventory, item: Item, entries: Sequence[FileEntry], working: Path, counter: ByteCounter) -> None:
+    create_files(entries, working)
     parts = windows_of(entries)
     with _leased(source, item):
         try:
@@ -210,15 +210,3 @@ def _leased(source: Inventory, item: Item) -> Generator[None]:
         if source.folder is not None:
             lease.enter_context(files.reading(source.folder / item.prefix / MANIFEST_NAME))
         yield
-
-
-@contextlib.contextmanager
-def _staging(source: Path | None) -> Generator[Path]:
-    """A folder for what is on its way from one store to another; on the source's disk when it has one."""
-    beside = OutputFolder(source).work if source is not None else None
-    place = beside if beside is not None and os.access(beside, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="copy-", dir=place))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

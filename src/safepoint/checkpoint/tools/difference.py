@@ -1,6 +1,6 @@
-"""What changed from one checkpoint to another: what they say of themselves, their files, and the tensors in them.
+"""The differences between two checkpoints: their settings, their files, and the tensors in them.
 
-Tensors are looked at in safetensors files, whose header names them; nothing is unpickled.
+Tensors are compared in safetensors files, whose header names them; nothing is unpickled.
 """
 
 import json
@@ -89,7 +89,7 @@ def compare(
         before: where it is, and which.
         after: likewise.
         deep: also read the tensors of files that are not the same, and say which of them changed.
-        progress: told bytes read so far and bytes in all.
+        progress: receives the bytes read so far, and the bytes in all.
 
     Raises:
         CheckpointError: one of them is not complete, or a file is no safetensors file.

@@ -13,15 +13,14 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
-from safepoint.checkpoint.format.digest import PART_BYTES, digest_file
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
-from safepoint.checkpoint.format.verify import read_manifest
+from safepoint.checkpoint.format.digest import PART_BYTES
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Describe, Manifest
 from safepoint.checkpoint.remote.fetch import Window, check, windows_of
-from safepoint.checkpoint.remote.model_upload import Describe, put_verified
+from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.checkpoint.tools import copy as copying
-from safepoint.checkpoint.tools.atomic_export import ModelFile, check_empty, fill_folder, fill_store, size_of
+from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.copy import Progress
 from safepoint.checkpoint.weights.dcp_weights import METADATA, dcp_weights
 from safepoint.checkpoint.weights.gathering import gather
@@ -31,12 +30,11 @@ from safepoint.checkpoint.weights.zero_weights import zero_folder, zero_weights
 from safepoint.errors import CheckpointError, StorageError, UsageError
 from safepoint.foundation import files
 from safepoint.foundation.units import ByteCounter, format_bytes
-from safepoint.storage.browsing import ReadablePath, StorePath, browse
+from safepoint.storage.browsing import StorePath, browse
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
 from safepoint.storage.store import Store
 
-_Path = TypeVar("_Path", bound=ReadablePath)
 _DCP_FOLDERS = (".", "pytorch_model_fsdp_0", "sharded", "model")
 _BESIDE = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|vocab\..*|merges\.txt|chat_template\..*"
@@ -46,20 +44,17 @@ _BESIDE = re.compile(
 _ROOM = 64 << 20
 
 
-def is_in_pieces(folder: ReadablePath) -> bool:
+def is_in_pieces(folder: StorePath) -> bool:
     """Whether a folder holds a model in pieces, or in a file of torch's, and in no form for `from_pretrained`."""
     if not folder.is_dir() or any(copying.is_whole(path.name) for path in folder.iterdir()):
         return False
     return _place_of(folder) is not None
 
 
-def _place_of(folder: _Path) -> _Path | None:
+def _place_of(folder: StorePath) -> StorePath | None:
     """The folder of the pieces, or the file."""
-    return _dcp_folder(folder) or zero_folder(folder) or state_dict_file(folder)
-
-
-def _dcp_folder(folder: _Path) -> _Path | None:
-    return next((folder / name for name in _DCP_FOLDERS if (folder / name / METADATA).is_file()), None)
+    dcp = next((folder / name for name in _DCP_FOLDERS if (folder / name / METADATA).is_file()), None)
+    return dcp or zero_folder(folder) or state_dict_file(folder)
 
 
 class _Model(NamedTuple):
@@ -70,54 +65,21 @@ class _Model(NamedTuple):
         describe: makes its manifest; None where the checkpoint has none.
     """
 
-    files: list[ModelFile]
+    files: list[SourceFile]
     describe: Describe | None
 
 
-def export_pieces(folder: Path, target: Location, *, progress: Progress | None = None) -> list[str]:
-    """Write the model in `folder` as `from_pretrained` reads it.
-
-    Args:
-        folder: see `is_in_pieces`.
-        target: a folder or a prefix in which there is nothing yet.
-        progress: see `copying.Progress`.
-
-    Returns:
-        The files, sorted.
-
-    Raises:
-        CheckpointError: it is damaged.
-        ConflictError: there is something at the target.
-        StorageError: a store cannot be used, or the disk has too little room.
-    """
-    with contextlib.ExitStack() as lease:
-        if (folder / MANIFEST_NAME).is_file():  # or retention of a running training takes it away meanwhile
-            lease.enter_context(files.reading(folder / MANIFEST_NAME))
-        try:
-            _check_files(folder)
-            manifest = read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
-            pieces = _pieces_of(folder)
-            check_empty(target, has_manifest=manifest is not None)
-            if manifest is not None:
-                _check_manifest(folder, pieces, manifest)
-            return _deliver(_model(folder, _weights(folder, pieces), manifest), target, progress)
-        except OSError as error:
-            raise StorageError(f"the model cannot be exported: {error}") from error
-
-
-def export_stored_pieces(
-    store: Store, prefix: str, target: Location, *, progress: Progress | None = None
-) -> list[str]:
-    """The same of a checkpoint in a store, by reading ranges of its objects.
+def export_pieces(store: Store, prefix: str, target: Location, *, progress: Progress | None = None) -> list[str]:
+    """Write the model of a checkpoint in pieces as `from_pretrained` reads it, by reading ranges of its files.
 
     What is read to find the weights, and the weights, is compared with the manifest's digests before the first byte
     is written: it is read twice.
 
     Args:
-        store: where it is.
+        store: where the checkpoint is, a folder or an object store; see `is_in_pieces`.
         prefix: its key; empty for the store's own location.
-        target: see `export_pieces`.
-        progress: likewise.
+        target: a folder or a prefix in which there is nothing yet.
+        progress: see `copying.Progress`.
 
     Returns:
         The files, sorted.
@@ -134,30 +96,37 @@ def export_stored_pieces(
             (key, number) for number in range(start // PART_BYTES, (start + length - 1) // PART_BYTES + 1)
         )
 
-    folder = browse(store, prefix, on_read=note)
-    if (folder / "pytorch_model_fsdp_1").is_dir():
-        raise _several(folder)
-    manifest = _stored_manifest(folder)
-    looked_at.clear()
-    pieces = _pieces_of(folder)
-    check_empty(target, has_manifest=manifest is not None)
-    if manifest is not None:
-        _check_whole(folder, manifest)
-    weights = _weights(folder, pieces)
-    folder.forget_blocks()
-    if manifest is not None:
-        for weight in weights:
-            for run in weight.runs:
-                note(cast("StorePath", run.path).key, run.offset, run.num_bytes)
-        _check_windows(folder, store, prefix, manifest, looked_at)
-    model = _model(folder, weights, manifest)
+    with contextlib.ExitStack() as lease:
+        if store.location.is_folder:
+            local = store.location.folder / prefix
+            _refuse_links(local)
+            if (local / MANIFEST_NAME).is_file():  # or retention of a running training deletes it meanwhile
+                lease.enter_context(files.reading(local / MANIFEST_NAME))
+        folder = browse(store, prefix, on_read=note)
+        if (folder / "pytorch_model_fsdp_1").is_dir():
+            raise CheckpointError(f"{folder} holds several models; nothing was exported")
+        manifest = _stored_manifest(folder)
+        looked_at.clear()
+        pieces = _place_of(folder)
+        if pieces is None:
+            raise CheckpointError(f"{folder} holds no model in pieces")
+        check_empty(target, has_manifest=manifest is not None)
+        if manifest is not None:
+            _check_whole(folder, manifest)
+        weights = _weights(folder, pieces)
+        folder.forget_blocks()
+        if manifest is not None:
+            for weight in weights:
+                for run in weight.runs:
+                    note(cast("StorePath", run.path).key, run.offset, run.num_bytes)
+            _check_windows(folder, store, prefix, manifest, looked_at)
 
-    def is_same() -> None:
-        changed = folder.changed()
-        if changed is not None:
-            raise CheckpointError(f"{folder / changed} has changed while it was read; nothing was exported")
+        def is_same() -> None:
+            changed = folder.changed()
+            if changed is not None:
+                raise CheckpointError(f"{folder / changed} has changed while it was read; nothing was exported")
 
-    return _deliver(model, target, progress, check=is_same)
+        return _deliver(_model(folder, weights, manifest), target, progress, check=is_same)
 
 
 def _stored_manifest(folder: StorePath) -> Manifest | None:
@@ -169,14 +138,7 @@ def _stored_manifest(folder: StorePath) -> Manifest | None:
     return Manifest.from_bytes(path.read_bytes())
 
 
-def _pieces_of(folder: _Path) -> _Path:
-    pieces = _place_of(folder)
-    if pieces is None:
-        raise CheckpointError(f"{folder} holds no model in pieces")
-    return pieces
-
-
-def _weights(folder: ReadablePath, pieces: ReadablePath) -> list[StoredWeight]:
+def _weights(folder: StorePath, pieces: StorePath) -> list[StoredWeight]:
     try:
         if pieces.is_file():
             weights = state_dict_weights(pieces)
@@ -191,29 +153,26 @@ def _weights(folder: ReadablePath, pieces: ReadablePath) -> list[StoredWeight]:
     return weights
 
 
-def _model(folder: Path | StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None) -> _Model:
+def _model(folder: StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None) -> _Model:
     entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
-    model = [ModelFile(file.name, file.content) for file in gather(weights)]
+    model = [SourceFile(file.name, file.content) for file in gather(weights)]
     for path in folder.iterdir():
         if path.is_file() and _BESIDE.fullmatch(path.name):
-            source = path.content if isinstance(path, StorePath) else path
-            model.append(ModelFile(path.name, source, entries.get(path.name)))
+            model.append(SourceFile(path.name, path.content, entries.get(path.name)))
     return _Model(model, None if manifest is None else copying.as_final(manifest))
 
 
-def _deliver(
-    model: _Model, target: Location, progress: Progress | None, *, check: Callable[[], None] = lambda: None
-) -> list[str]:
-    size_bytes = sum(size_of(file) for file in model.files)
+def _deliver(model: _Model, target: Location, progress: Progress | None, *, check: Callable[[], None]) -> list[str]:
+    size_bytes = sum(file.size_bytes for file in model.files)
     counter = ByteCounter(progress, size_bytes)
     if target.is_folder:
-        fill_folder(target, functools.partial(_fill, model, size_bytes, counter, check))
+        export_to_folder(target, functools.partial(_write, model, size_bytes, counter, check))
     else:
-        fill_store(target, model.files, describe=model.describe, progress=counter.add, check=check)
+        export_to_store(target, model.files, describe=model.describe, progress=counter.add, check=check)
     return sorted(file.path for file in model.files)
 
 
-def _fill(model: _Model, size_bytes: int, counter: ByteCounter, check: Callable[[], None], working: Path) -> None:
+def _write(model: _Model, size_bytes: int, counter: ByteCounter, check: Callable[[], None], working: Path) -> None:
     working.mkdir()
     needed = size_bytes + _ROOM
     free = shutil.disk_usage(working).free
@@ -224,24 +183,17 @@ def _fill(model: _Model, size_bytes: int, counter: ByteCounter, check: Callable[
         )
     place = LocalStore(Location.of_folder(working))
     for file in model.files:
-        put_verified(place, file.path, file.source, expected=file.expected, fence=None, progress=counter.add)
+        upload_verified(place, file.path, file, progress=counter.add)
     check()
 
 
-def _check_files(folder: Path) -> None:
-    """Refuse what is not the checkpoint's own, and what would be half of it."""
+def _refuse_links(folder: Path) -> None:
     for path, status in files.regular_files(folder):
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{path} in {folder} is a link or a special file; nothing was exported")
-    if (folder / "pytorch_model_fsdp_1").exists():
-        raise _several(folder)
 
 
-def _several(folder: ReadablePath) -> CheckpointError:
-    return CheckpointError(f"{folder} holds several models, and one of them is meant; nothing was exported")
-
-
-def _check_whole(folder: ReadablePath, manifest: Manifest) -> None:
+def _check_whole(folder: StorePath, manifest: Manifest) -> None:
     """Refuse adapters."""
     if manifest.base is not None:
         raise UsageError(
@@ -249,16 +201,6 @@ def _check_whole(folder: ReadablePath, manifest: Manifest) -> None:
             "PEFT reads; nothing was exported",
             hint="resume from it, and call the model's save_pretrained from there",
         )
-
-
-def _check_manifest(folder: Path, pieces: Path, manifest: Manifest) -> None:
-    """Refuse adapters, and compare every file that is going to be read with the manifest."""
-    _check_whole(folder, manifest)
-    digests = {entry.path: entry.digest for entry in manifest.files}
-    for path in [pieces] if pieces.is_file() else [pieces / path for path, _ in files.regular_files(pieces)]:
-        name = path.relative_to(folder).as_posix()
-        if name != MANIFEST_NAME and digests.get(name) != digest_file(path).digest:
-            raise _altered(folder, name)
 
 
 def _check_windows(
@@ -277,7 +219,7 @@ def _check_windows(
         raise _altered(folder, min(wrong))
 
 
-def _altered(folder: object, name: str) -> CheckpointError:
+def _altered(folder: StorePath, name: str) -> CheckpointError:
     return CheckpointError(
         f"{name} in {folder} is not what was saved; nothing was exported",
         hint="see `safepoint checkpoints verify --deep`",

@@ -1,7 +1,7 @@
-"""What a location holds, for people and commands: the same look at a folder and at an object store.
+"""The checkpoints at a location, a folder or an object store, for commands.
 
-Promises: looking changes nothing; a hostile name or manifest is reported and never used as a path; what is said to
-be complete has every file at its size, and after `verify` with its content.
+Promises: listing changes nothing. A hostile name or manifest is reported and never used as a path. A complete
+checkpoint has every file at its size, and after `verify` with its content.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from safepoint.checkpoint.format.node_part import read_part, verify_part
 from safepoint.checkpoint.format.verify import Fault, compare_listing, read_manifest, verify
-from safepoint.checkpoint.local.final_record import FINAL, final_folder
-from safepoint.checkpoint.local.output_folder import OutputFolder, is_in_use
+from safepoint.checkpoint.local.final_model import FINAL, final_folder
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
 from safepoint.checkpoint.remote.fetch import check, windows_of
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
@@ -184,7 +184,7 @@ class Inventory:
 
         Args:
             item: of this inventory.
-            progress: told bytes read so far and bytes in all.
+            progress: receives the bytes read so far, and the bytes in all.
         """
         if item.kind is Kind.PART:
             return self._look_at_part(item.prefix, deep=True)[1]
@@ -202,7 +202,7 @@ class Inventory:
     # ---- deleting -------------------------------------------------------------------------------------------
 
     def superseded(self, policies: Sequence[Policy]) -> list[Item]:
-        """What no policy keeps, oldest first; nothing that is read, never the newest complete one, and no parts."""
+        """What no policy keeps, oldest first; never the newest complete one, what a process reads, or a part."""
         by_step = {
             item.manifest.step: item
             for item in self.items()
@@ -218,37 +218,36 @@ class Inventory:
 
     def is_in_use(self, item: Item) -> bool:
         """Whether a process of this machine, or of another one on the folder, reads or uploads it."""
-        return self.folder is not None and is_in_use(self.folder / item.prefix)
+        return self.folder is not None and OutputFolder(self.folder).is_in_use(item.prefix)
 
     def delete(self, item: Item) -> bool:
         """Delete it, so that it is whole or gone at every moment.
 
         Returns:
-            False when somebody is reading it.
+            False when a process is reading it.
 
         Raises:
             ConflictError: a run has begun to use the object store meanwhile.
         """
         if self.folder is None:
-            RemoteFolder.as_guest(self.store).take_down(item.prefix)
-            return True
+            return RemoteFolder.as_guest(self.store).delete(item.prefix)
         output = OutputFolder(self.folder)
         output.prepare()
-        return bool(output.prune([self.folder / item.prefix]))
+        return output.delete(item.prefix)
 
 
 def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[Inventory, str | None]:
-    """From what a person wrote: an output location, or one checkpoint in it.
+    """Open what an argument names: an output location, or one checkpoint in it.
 
     Args:
-        text: what was written.
+        text: the argument.
         options: how to reach an object store; from the environment when None.
 
     Returns:
         The inventory, and the checkpoint's name when one was named.
 
     Raises:
-        ValueError: it cannot be meant.
+        ValueError: the text is no valid location.
         StorageError: the store does not answer.
     """
     location = resolve_claim(parse_location(text))
@@ -260,7 +259,7 @@ def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[In
 
 
 def _reachable(location: Location, options: StorageOptions | None) -> Store:
-    """The store there, asked once: a person waits for no answer as long as a run would."""
+    """The store there, after one request with a short deadline: a person does not wait as long as a run."""
     store = open_store(location, options)
     if location.is_remote:
         next(iter(store.list(deadline_s=clock.monotonic_s() + _ANSWER_WITHIN_S)), None)

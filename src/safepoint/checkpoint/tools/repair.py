@@ -1,6 +1,6 @@
-"""Takes away what is no checkpoint: what a run that died left half done, and, when asked, what is damaged.
+"""Deletes what a dead run has left unfinished and, when requested, damaged checkpoints.
 
-What somebody may still be working on is left alone: in a folder the lock tells, in an object store only age does.
+What a process may still be writing stays: in a folder the lock shows that, in an object store only age does.
 """
 
 from collections.abc import Callable, Collection
@@ -15,16 +15,16 @@ from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
 from safepoint.foundation import clock
 
 Progress = Callable[[str, int, int], None]
-"""Told the checkpoint that is read, bytes done, and bytes in all."""
+"""Receives the name of the checkpoint that is read, bytes done, and bytes in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A checkpoint that is not what its manifest says.
+    """A damaged checkpoint.
 
     Args:
-        item: which.
-        faults: all of them.
+        item: the checkpoint.
+        faults: all of its faults.
     """
 
     item: Item
@@ -33,11 +33,11 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What was found and, unless it was only looked at, done.
+    """What was found, and what was done unless it was a dry run.
 
     Args:
         unfinished: begun by Safepoint, never committed, and dropped; in a store only, a folder's are leftovers.
-        recent: the same, and left, because somebody may be writing it.
+        recent: the same, and left, because a process may be writing it.
         foreign: without a manifest and not Safepoint's; never touched.
         damaged: with a manifest that does not fit; dropped or moved aside only when asked.
         moved_to: where damaged ones of a folder are now, or None.
@@ -62,14 +62,14 @@ def repair(
     idle_s: float,
     progress: Progress | None = None,
 ) -> Repair:
-    """Find what is unfinished or damaged, and take away what may go.
+    """Find what is unfinished or damaged, and delete what may be deleted.
 
     Args:
         inventory: where.
         deep: also read every file, or damaged contents are not found.
-        drop_damaged: also take damaged checkpoints away: a folder's are moved aside, a store's deleted.
-        dry_run: only look.
-        idle_s: in an object store, nothing younger is touched.
+        drop_damaged: also remove damaged checkpoints: those of a folder are moved aside, those of a store deleted.
+        dry_run: change nothing.
+        idle_s: in an object store, nothing younger is deleted.
         progress: see `Progress`.
 
     Raises:
@@ -107,7 +107,7 @@ def repair(
 
 
 def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str]) -> int:
-    """Delete marks of what was begun and of which nothing is there."""
+    """Delete the marks of names under which there is nothing."""
     marks = {
         item.key.removeprefix(f"{UNFINISHED}/")
         for item in inventory.store.list(UNFINISHED)
@@ -115,7 +115,7 @@ def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str])
     }
     doomed = sorted(name for name in marks if is_name(name) and name not in keep)
     for name in doomed:
-        RemoteFolder.as_guest(inventory.store).take_down(name)
+        RemoteFolder.as_guest(inventory.store).delete(name)
     return len(doomed)
 
 

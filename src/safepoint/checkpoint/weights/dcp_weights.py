@@ -1,4 +1,4 @@
-"""Weights in a folder of torch.distributed.checkpoint, whoever wrote it."""
+"""Weights in a folder of torch.distributed.checkpoint, written by Safepoint or by another tool."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from safepoint.checkpoint.weights.inert_pickle import Inert, read_inert
 from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file, runs_of
 from safepoint.checkpoint.weights.weight import Run, StoredWeight
 from safepoint.errors import CheckpointError
-from safepoint.storage.browsing import ReadablePath, StorePath
+from safepoint.storage.browsing import ReadablePath
 from safepoint.storage.read_ahead import map_reads
 
 METADATA = ".metadata"
@@ -22,8 +22,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
     """The model's weights.
 
-    Of a checkpoint whose parts have names, those of the part `model` are meant; of one without such a part, all
-    tensors but those of an optimizer.
+    Where the checkpoint has a part `model`, its tensors; elsewhere all tensors but those of an optimizer.
 
     Args:
         folder: with `.metadata`.
@@ -46,8 +45,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
         return _tensor(folder, places.get(chunk), chunk[0])
 
     # Each is an archive of its own, of which a few bytes are read.
-    read = map_reads(tensor_of, chunks) if isinstance(folder, StorePath) else map(tensor_of, chunks)
-    tensors = dict(zip(chunks, read, strict=True))
+    tensors = dict(zip(chunks, map_reads(tensor_of, chunks), strict=True))
     weights: list[StoredWeight] = []
     for key, name in names.items():
         entry = described[key]
@@ -98,7 +96,7 @@ def _names(described: dict[str, Any], paths: dict[str, Any]) -> dict[str, str]:
         parts.setdefault(path[:depth], {})[key] = ".".join(path[depth:])
     named = [names for prefix, names in parts.items() if prefix]
     if len(named) > 1:
-        raise CheckpointError(f"it holds {len(named)} models, and one of them is meant")
+        raise CheckpointError(f"it holds {len(named)} models; one is expected")
     return named[0] if named else parts.get((), {})
 
 

@@ -156,7 +156,7 @@ def _first(value: Any, *_: Any) -> Any:
 
 
 def _without_attributes(rebuild: Callable[..., Any], kind: Any, args: Any, state: Any) -> Any:
-    """A tensor on which somebody has set attributes."""
+    """A tensor that has attributes; they are dropped."""
     return rebuild(*args)
 
 

@@ -1,4 +1,4 @@
-"""A weight as stretches of files."""
+"""A weight as ranges of files."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

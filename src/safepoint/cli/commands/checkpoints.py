@@ -243,11 +243,8 @@ def export(
     """
     place, progress = _place(target), ProgressLine("exporting").update
     location = _sharded_model(source)
-    if location is not None and location.is_folder:
-        where, paths = str(location), exporting.export_pieces(location.folder, place, progress=progress)
-    elif location is not None:
-        where = str(location)
-        paths = exporting.export_stored_pieces(open_store(location), "", place, progress=progress)
+    if location is not None:
+        where, paths = str(location), exporting.export_pieces(open_store(location), "", place, progress=progress)
     else:
         inventory, name = _open(source)
         finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
@@ -377,11 +374,9 @@ def _place_around(text: str, name: str | None) -> Location:
 
 
 def _export_item(inventory: Inventory, item: Item, place: Location, progress: copying.Progress) -> list[str]:
-    if inventory.folder is not None and exporting.is_in_pieces(inventory.folder / item.prefix):
-        return exporting.export_pieces(inventory.folder / item.prefix, place, progress=progress)
-    is_readable = inventory.folder is None and item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
+    is_readable = inventory.folder is not None or item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
     if is_readable and exporting.is_in_pieces(browse(inventory.store, item.prefix)):
-        return exporting.export_stored_pieces(inventory.store, item.prefix, place, progress=progress)
+        return exporting.export_pieces(inventory.store, item.prefix, place, progress=progress)
     return copying.export(inventory, item, place, progress=progress)
 
 
@@ -392,7 +387,7 @@ def _sharded_model(text: str) -> Location | None:
     except ValueError:
         return None
     if location.is_folder:
-        return location if exporting.is_in_pieces(location.folder) else None
+        return location if exporting.is_in_pieces(browse(open_store(location))) else None
     inventory, name = _open(text)
     return location if name is None and exporting.is_in_pieces(browse(inventory.store)) else None
 

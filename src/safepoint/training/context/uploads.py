@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from safepoint.checkpoint.local.final_record import TrainingEnd, adopt_scripts_model
+from safepoint.checkpoint.local.final_model import TrainingEnd, adopt_scripts_model
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.errors import SafepointError, StorageError

@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from safepoint.checkpoint.format.manifest import Trigger
-from safepoint.checkpoint.local.commit import RankPart
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import SaveFailed, SnapshotTaken
 from safepoint.snapshot.keeper.persist.node_exchange import Nodes

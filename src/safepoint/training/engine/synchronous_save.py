@@ -5,26 +5,22 @@ A failed save leaves nothing behind, is reported, and is the same failure on eve
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar, cast
 
-from safepoint.checkpoint.format.manifest import FileEntry, Manifest, ManifestFacts, Trigger
-from safepoint.checkpoint.format.node_part import NodePart, read_part
+from safepoint.checkpoint.commit import Record, commit
+from safepoint.checkpoint.format.manifest import Describe, FileEntry, Manifest, ManifestFacts, Trigger
+from safepoint.checkpoint.format.node_part import NodePart
 from safepoint.checkpoint.format.verify import read_manifest
-from safepoint.checkpoint.local.commit import (
-    RankPart,
-    WorkingCheckpoint,
-    added_files,
-    describe_all,
-    extended,
-    reseal,
-    reseal_part,
-)
+from safepoint.checkpoint.local.added_files import extend_manifest, find_added_files, replace_record
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.local.retention import KeepNewest, parse_policies
+from safepoint.checkpoint.local.pruning import prune
+from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint, merge_parts
 from safepoint.errors import ManifestError, SafepointError, SaveError
 from safepoint.foundation import clock
-from safepoint.foundation.events.run_events import Pruned, Resealed, Saved, SaveFailed
+from safepoint.foundation.events.run_events import Resealed, Saved, SaveFailed
 from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
@@ -32,6 +28,8 @@ from safepoint.training.engine.final_model.finished_model import Finishing
 from safepoint.training.engine.loop import TrainingLoop, Write
 from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.start.folders import Folders
+
+_T = TypeVar("_T")
 
 
 class SynchronousSave:
@@ -83,15 +81,18 @@ class SynchronousSave:
         step = self._framework.step
         working = WorkingCheckpoint(self._output, attempt_id=self._facts.attempt_id, step=step)
         parts = self._peers.gather(self._write_part(working, write))
-        commit = self._commit if self._folders.is_shared else self._commit_parts
-        manifest, error = commit(
-            working, parts, lambda files: self.manifest_facts().to_manifest(trigger=trigger, files=files)
-        )
+        manifest, reason = None, ""
+        try:
+            manifest = self._commit(
+                working, parts, lambda files: self.manifest_facts().to_manifest(trigger=trigger, files=files)
+            )
+        except SaveError as error:
+            reason = str(error)
         if self._folders.is_owner:
             working.discard()
         if manifest is None:
             self._context.reporter.report(
-                SaveFailed(step=step, trigger=trigger, reason=error, consequence=consequence)
+                SaveFailed(step=step, trigger=trigger, reason=reason, consequence=consequence)
             )
             self._context.progress.not_saved()
             return False
@@ -113,47 +114,51 @@ class SynchronousSave:
         )
         return True
 
-    def _commit(
-        self, working: WorkingCheckpoint, parts: list[RankPart], describe: Callable[[tuple[FileEntry, ...]], Manifest]
-    ) -> tuple[Manifest | None, str]:
-        manifest: Manifest | None = None
-        error = ""
-        if self._folders.is_owner:
-            try:
-                manifest = working.commit(parts, describe)
-            except (SafepointError, OSError) as reason:
-                error = str(reason)
-        return self._peers.from_first((manifest, error))
+    def _commit(self, working: WorkingCheckpoint, parts: Sequence[RankPart], describe: Describe) -> Manifest:
+        """Commit to the folder that all ranks share, or to the folder of every node.
 
-    def _commit_parts(
-        self, working: WorkingCheckpoint, parts: list[RankPart], describe: Callable[[tuple[FileEntry, ...]], Manifest]
-    ) -> tuple[Manifest | None, str]:
-        """Every node commits its part, when all of them have done what can fail."""
-        manifest: Manifest | None = None
-        error = ""
+        Raises:
+            SaveError: nothing was committed; the same on every rank.
+        """
+        outcome: Manifest | SaveError | None = None
         if self._context.place.is_first:
             try:
-                manifest = describe_all(parts, describe)
-            except SafepointError as reason:
-                error = str(reason)
-        manifest, error = self._peers.from_first((manifest, error))
-        if manifest is None:
-            return None, error
-        node = self._folders.index
-        paths = sorted(entry.path for part in parts if part.node == node for entry in part.files)
-        part = NodePart(node=node, num_nodes=self._folders.count, paths=tuple(paths), manifest=manifest, is_open=True)
-        error = self._on_node(lambda: working.prepare_part(part)) or self._on_node(working.publish_part)
-        return (None, error) if error else (manifest, "")
+                outcome = merge_parts(parts, describe)
+            except SaveError as error:
+                outcome = error
+        outcome = self._peers.from_first(outcome)
+        if not isinstance(outcome, Manifest):
+            raise outcome or SaveError("the first rank has made no manifest")
+        commit(working, self._record(parts, outcome), together=self._on_owners)
+        return outcome
 
-    def _on_node(self, work: Callable[[], object]) -> str:
-        """Do something for every node's folder, and say why it failed anywhere; the same on every rank."""
-        error = ""
+    def _record(self, parts: Sequence[RankPart], manifest: Manifest) -> Record:
+        if self._folders.is_shared:
+            return manifest
+        node = self._folders.index
+        paths = tuple(sorted(entry.path for part in parts if part.node == node for entry in part.files))
+        return NodePart(node=node, num_nodes=self._folders.count, paths=paths, manifest=manifest, is_open=True)
+
+    def _on_owners(self, work: Callable[[], _T]) -> list[_T]:
+        """Do something on the owner of every folder; a collective call.
+
+        Returns:
+            What it returned, by owner.
+
+        Raises:
+            SaveError: why it failed on any owner; the same on every rank.
+        """
+        outcome: tuple[_T | None, str] | None = None
         if self._folders.is_owner:
             try:
-                work()
-            except (SafepointError, OSError) as reason:
-                error = f"node {self._folders.index}: {reason}"
-        return "; ".join(error for error in self._peers.gather(error) if error)
+                outcome = work(), ""
+            except (SafepointError, OSError, ValueError) as error:
+                outcome = None, str(error) if self._folders.is_shared else f"node {self._folders.index}: {error}"
+        outcomes = [outcome for outcome in self._peers.gather(outcome) if outcome is not None]
+        problem = "; ".join(reason for _, reason in outcomes if reason)
+        if problem:
+            raise SaveError(problem)
+        return [cast("_T", result) for result, _ in outcomes]
 
     def save_final(self, location: Location) -> None:
         """Bring the finished model into the object store at `location`; see `finishing`.
@@ -175,44 +180,35 @@ class SynchronousSave:
     def adopt_added_files(self) -> None:
         """Name in the manifest what callbacks of all ranks have added to the newest checkpoint since its commit."""
         self._peers.gather(None)  # every rank's callbacks have written their files
+        try:
+            found = self._on_owners(self._find_added_files)
+            added = [entry for entries in found for entry in entries]
+            if added or not self._folders.is_shared:  # one node's part is also closed
+                self._on_owners(lambda: self._name_added_files(added, found[self._folders.index]))
+        except SaveError as error:
+            if self._newest is not None:
+                _, manifest = self._newest
+                reason = f"files that a callback added cannot be named in its manifest: {error}"
+                consequence = "resuming will skip this checkpoint"
+                self._context.reporter.report(
+                    SaveFailed(step=manifest.step, trigger=manifest.trigger, reason=reason, consequence=consequence)
+                )
+            return
+        if added and self._newest is not None:
+            paths = sorted({entry.path for entry in added})
+            self._context.reporter.report(Resealed(step=self._newest[1].step, files=tuple(paths)))
+
+    def _find_added_files(self) -> list[FileEntry]:
+        return find_added_files(*self._newest) if self._newest is not None else []
+
+    def _name_added_files(self, added: Sequence[FileEntry], here: Sequence[FileEntry]) -> None:
         if self._newest is None:
             return
         path, manifest = self._newest
-        try:
-            if self._folders.is_shared:
-                if not self._context.place.is_first:
-                    return
-                manifest, added = reseal(path, manifest)
-            else:
-                manifest, added = self._adopt_on_nodes(path, manifest)
-        except (OSError, ValueError, SaveError) as error:
-            reason = f"files that a callback added cannot be named in its manifest: {error}"
-            self._context.reporter.report(
-                SaveFailed(
-                    step=manifest.step,
-                    trigger=manifest.trigger,
-                    reason=reason,
-                    consequence="the checkpoint will be passed over on resume",
-                )
-            )
-            return
-        self._newest = (path, manifest)
-        if added:
-            self._context.reporter.report(Resealed(step=manifest.step, files=tuple(added)))
-
-    def _adopt_on_nodes(self, path: Path, manifest: Manifest) -> tuple[Manifest, list[str]]:
-        mine: list[FileEntry] = []
-        error = self._on_node(lambda: mine.extend(added_files(path, manifest)))
-        if error:
-            raise SaveError(error)
-        everything = [entry for entries in self._peers.gather(mine) for entry in entries]
-        whole = extended(manifest, everything)
         # Of two files under one name the first node's counts; the other one stays unnamed, and unused.
-        named = [entry for entry in mine if entry in whole.files]
-        error = self._on_node(lambda: reseal_part(path, read_part(path), whole, named))
-        if error:
-            raise SaveError(error)
-        return whole, sorted({entry.path for entry in everything})
+        whole = extend_manifest(manifest, added)
+        replace_record(path, whole, [entry for entry in here if entry in whole.files])
+        self._newest = path, whole
 
     def _write_part(self, working: WorkingCheckpoint, write: Write) -> RankPart:
         rank = self._context.place.rank
@@ -234,23 +230,8 @@ class SynchronousSave:
             self._newest = (path, read_manifest(path))
 
     def prune(self) -> None:
-        """Delete what `save_total_limit` no longer keeps; a failure is reported, and the next save tries again."""
-        if not self._folders.is_owner:
-            return
-        limit, protected = self._framework.retention()
-        policies = [*parse_policies(self._context.settings.keep), *([KeepNewest(limit)] if limit else [])]
-        superseded = self._output.superseded(policies, protected=protected)
-        try:
-            pruned = self._output.prune(superseded)
-        except OSError as error:
-            self._context.reporter.report(
-                SaveFailed(
-                    step=self._framework.step,
-                    trigger="retention",
-                    reason=f"an older checkpoint could not be deleted: {error}",
-                    consequence="it stays until the next save",
-                )
-            )
-            return
-        for path in pruned:
-            self._context.reporter.report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
+        """Delete the checkpoints that neither `save_total_limit` nor the run's policies keep."""
+        if self._folders.is_owner:
+            limit, protected = self._framework.retention()
+            policies = parse_policies(self._context.settings.keep, limit)
+            prune(self._output, policies, self._context.reporter.report, protected=protected)

@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import PART_NAME, Trigger
-from safepoint.checkpoint.local.final_record import final_folder
+from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.publish import Publisher
+from safepoint.checkpoint.remote.publish import finish_parts
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.errors import ConflictError
@@ -94,7 +94,7 @@ class StoreClaim:
         self._before = self._remote.claimed_by()
         run_id = self._before.run_id if self._before else uuid.uuid4().hex
         self._claim(run_id, self.last_attempt_of(run_id) + 1, f"{run_id[:8]}-starting-{uuid.uuid4().hex[:8]}")
-        for name in Publisher(self._remote).finish_parts():
+        for name in finish_parts(self._remote):
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import torch
 
+from safepoint.checkpoint.commit import FolderDestination, commit
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.digest import Digester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.fetch import Window, fetch, prepare, publish, share, windows_of
+from safepoint.checkpoint.remote.fetch import Window, create_files, fetch, share, windows_of
 from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
-from safepoint.foundation.files import delete_tree, fsync_file, link_or_copy
+from safepoint.foundation.files import delete_tree, link_or_copy
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks
@@ -138,7 +139,7 @@ class Transfer:
     def _prepare(self, plan: TransferPlan, working: Path) -> None:
         """Create the working folder, with the good copies of this folder and room for the other files."""
         delete_tree(working)
-        prepare([entry for entry in plan.manifest.files if plan.lacks(self._rank, entry)], working)
+        create_files([entry for entry in plan.manifest.files if plan.lacks(self._rank, entry)], working)
         copy = plan.copies[self._rank]
         for path in sorted(copy.good):
             (working / path).parent.mkdir(parents=True, exist_ok=True)
@@ -188,9 +189,8 @@ class Transfer:
                     yield window, sender, plan.lacks(self._rank, entry) and sender != self._rank
 
     def _commit(self, manifest: Manifest, working: Path) -> None:
-        for entry in manifest.files:
-            fsync_file(working / entry.path)
-        publish(manifest, working, self._output.root / checkpoint_name(manifest.step), trash=self._output.trash)
+        target = self._output.root / checkpoint_name(manifest.step)
+        commit(FolderDestination(working, target, trash=self._output.trash, is_durable=False), manifest)
 
     def _watch(self, what: str) -> Callable[[int, int], None] | None:
         return ProgressLine(what).update if self._peers.place.is_first else None

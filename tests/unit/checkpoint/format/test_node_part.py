@@ -11,17 +11,12 @@ from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from safepoint.checkpoint.format.node_part import NodePart, read_part, verify_part
 from safepoint.checkpoint.format.verify import verify
-from safepoint.checkpoint.local.commit import (
-    RankPart,
-    WorkingCheckpoint,
-    added_files,
-    describe_all,
-    extended,
-    reseal_part,
-)
+from safepoint.checkpoint.local.added_files import extend_manifest, find_added_files, replace_record
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import KeepNewest, Policy
-from safepoint.checkpoint.remote.publish import Published, Publisher
+from safepoint.checkpoint.local.upload_record import UploadRecord
+from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint, merge_parts
+from safepoint.checkpoint.remote.publish import Published, finish_parts, publish
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader import Uploader
 from safepoint.checkpoint.tools import copy as copying
@@ -54,8 +49,8 @@ class Node:
 
     def publish(self, step: int) -> Published:
         folder = self.folder(step)
-        record = self.output.control / f"upload-{folder.name}.json"
-        return Publisher(self.remote).publish(folder, name=folder.name, record=record, part=read_part(folder))
+        sent = UploadRecord(self.output.control / f"upload-{folder.name}.json")
+        return publish(self.remote, folder, read_part(folder), name=folder.name, sent=sent)
 
 
 def commit_parts(outputs: list[OutputFolder], step: int, *, is_open: bool = False) -> Manifest:
@@ -70,11 +65,11 @@ def commit_parts(outputs: list[OutputFolder], step: int, *, is_open: bool = Fals
             target.write_bytes(content)
         parts.append(dataclasses.replace(working.seal(node), node=node))
         workings.append(working)
-    manifest = describe_all(parts, describe(step))
+    manifest = merge_parts(parts, describe(step))
     for node, working in enumerate(workings):
         paths = tuple(sorted(entry.path for entry in parts[node].files))
-        working.prepare_part(NodePart(node=node, num_nodes=2, paths=paths, manifest=manifest, is_open=is_open))
-        working.publish_part()
+        working.prepare(NodePart(node=node, num_nodes=2, paths=paths, manifest=manifest, is_open=is_open))
+        working.publish()
         working.discard()
     return manifest
 
@@ -108,7 +103,7 @@ def nodes(store: FaultyStore, tmp_path: Path) -> list[Node]:
 
 
 def test_a_part_says_what_it_holds_and_is_no_checkpoint(nodes: list[Node]) -> None:
-    """Its files are checked, nobody resumes from it, and the commands say what it is."""
+    """Its files are checked, no run resumes from it, and the commands report what it is."""
     folder = nodes[1].folder(20)
     part = read_part(folder)
     assert NodePart.from_bytes(part.to_bytes()) == part
@@ -136,7 +131,7 @@ def test_every_altered_byte_of_a_record_is_refused(nodes: list[Node]) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"node": 2}, {"node": -1}, {"paths": ("../x",)}, {"num_nodes": 0}])
-def test_a_record_that_cannot_be_meant_is_refused(changes: dict[str, object], nodes: list[Node]) -> None:
+def test_an_invalid_record_is_refused(changes: dict[str, object], nodes: list[Node]) -> None:
     """Also when its own digest is right."""
     part = read_part(nodes[0].folder(20))
     with pytest.raises(ValueError, match=r"node|manifest"):
@@ -144,7 +139,7 @@ def test_a_record_that_cannot_be_meant_is_refused(changes: dict[str, object], no
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_whoever_comes_last_commits(order: tuple[int, int], nodes: list[Node], store: FaultyStore) -> None:
+def test_the_last_node_to_come_commits(order: tuple[int, int], nodes: list[Node], store: FaultyStore) -> None:
     """Before that there is no checkpoint; doing it again does no harm."""
     first, last = (nodes[index] for index in order)
     assert first.publish(20) is Published.IN_PART
@@ -189,7 +184,7 @@ def test_a_fault_at_any_request_of_any_node_changes_nothing(nodes: list[Node], t
 
 
 def test_the_next_start_commits_what_only_lacked_that(nodes: list[Node], store: FaultyStore) -> None:
-    """All nodes had sent their files when the job was killed: the checkpoint is whole, once somebody says so."""
+    """All nodes had sent their files when the job was killed: the checkpoint is whole once it is committed."""
     manifest = read_part(nodes[0].folder(20)).manifest
     for node in nodes:
         node.publish(20)
@@ -199,8 +194,8 @@ def test_the_next_start_commits_what_only_lacked_that(nodes: list[Node], store: 
         store.write(mark_of(manifest.to_bytes(), node.index), manifest.to_bytes())
     remote = RemoteFolder(store)
     remote.claim(claim(2))
-    assert Publisher(remote).finish_parts() == ["checkpoint-20"]
-    assert Publisher(remote).finish_parts() == []
+    assert finish_parts(remote) == ["checkpoint-20"]
+    assert finish_parts(remote) == []
     assert remote.clean(keep=[]) == 0
     assert remote.manifest(20) == manifest
 
@@ -228,14 +223,14 @@ def test_what_is_not_whole_is_cleaned_up(spoil, nodes: list[Node], store: Faulty
     spoil(store, data)
     remote = RemoteFolder(store)
     remote.claim(claim(2))
-    assert Publisher(remote).finish_parts() == []
+    assert finish_parts(remote) == []
     assert remote.steps() == []
     remote.clean(keep=[])
     assert [item.key for item in store.list()] == [".safepoint/attempt.json"]
 
 
 def test_hostile_marks_of_parts_name_nothing(store: FaultyStore) -> None:
-    """Whatever somebody has put there, nothing else is read, written or deleted."""
+    """Whatever another writer has put there, nothing else is read, written or deleted."""
     remote = RemoteFolder(store)
     remote.claim(claim(1))
     digest = "0" * 32
@@ -243,13 +238,13 @@ def test_hostile_marks_of_parts_name_nothing(store: FaultyStore) -> None:
     for name in (f"notes/{digest}/0-of-1", f"checkpoint-3/{digest}/0-of-1", "checkpoint-3/0-of-1", *hostile):
         store.write(f".safepoint/parts/{name}", b"{}")
     store.write("notes/mine", b"mine")
-    assert Publisher(remote).finish_parts() == []
+    assert finish_parts(remote) == []
     remote.clean(keep=[])
     assert store.read("notes/mine") == b"mine"
 
 
 def test_a_replaced_checkpoint_of_the_same_step_goes_first(nodes: list[Node], store: FaultyStore) -> None:
-    """An older attempt's checkpoint of this step: both nodes may delete its manifest, and nobody the new one's."""
+    """An older attempt's checkpoint of this step: both nodes may delete its manifest, and neither the new one's."""
     store.write("checkpoint-20/old", b"old")
     manifest = dataclasses.replace(read_part(nodes[0].folder(20)).manifest, attempt=9)
     store.write(f"checkpoint-20/{MANIFEST_NAME}", manifest.to_bytes())
@@ -262,22 +257,22 @@ def test_another_manifest_of_the_step_does_no_harm(nodes: list[Node], store: Fau
     before = read_part(nodes[0].folder(20))
     folder = nodes[1].folder(20)
     (folder / "notes.txt").write_bytes(b"added")
-    added = added_files(folder, before.manifest)
-    manifest = extended(before.manifest, added)
+    added = find_added_files(folder, before.manifest)
+    manifest = extend_manifest(before.manifest, added)
     assert nodes[1].publish(20) is Published.IN_PART
-    reseal_part(folder, read_part(folder), manifest, added)
+    replace_record(folder, manifest, added)
     assert nodes[1].publish(20) is Published.IN_PART, "node 0 has not said the same"
     assert nodes[0].publish(20) is Published.NOW, "both have said the first"
     assert verify(store.location.folder / "checkpoint-20").is_valid
-    reseal_part(nodes[0].folder(20), before, manifest, [])
+    replace_record(nodes[0].folder(20), manifest, [])
     assert nodes[0].publish(20) is not Published.BEFORE
     assert nodes[1].publish(20) in {Published.NOW, Published.BEFORE}
     assert verify(store.location.folder / "checkpoint-20").is_valid
     assert nodes[0].remote.manifest(20) == manifest
 
 
-def test_what_somebody_deleted_is_not_committed(nodes: list[Node], store: FaultyStore) -> None:
-    """All nodes say that their files are there, and one is not: it is told, and sent again."""
+def test_what_another_program_deleted_is_not_committed(nodes: list[Node], store: FaultyStore) -> None:
+    """All nodes say that their files are there, and one is not: it is reported, and sent again."""
     nodes[0].publish(20)
     store.delete("checkpoint-20/model.safetensors")
     with pytest.raises(StorageError, match="not committed"):
@@ -291,69 +286,69 @@ def mark_of(data: bytes, node: int, *, of: int = 2) -> str:
     return f".safepoint/parts/checkpoint-20/{digest_bytes(data).rpartition(':')[2]}/{node}-of-{of}"
 
 
-def mover(node: Node, events: list[Event], *, policies: Sequence[Policy] = ()) -> Uploader:
+def uploader(node: Node, events: list[Event], *, policies: Sequence[Policy] = ()) -> Uploader:
     return Uploader(node.output, node.remote, policies=policies, report=events.append, node=node.index, num_nodes=2)
 
 
-def test_movers_take_up_what_others_have_begun(nodes: list[Node], store: FaultyStore) -> None:
+def test_uploaders_take_up_what_others_have_begun(nodes: list[Node], store: FaultyStore) -> None:
     """Without the second node's part the first one's would never be complete, though a newer one is there."""
     events: list[Event] = []
-    slow, quick = (mover(node, events) for node in nodes)
-    assert slow.move_next()  # step 20, begun while it was the newest
+    slow, quick = (uploader(node, events) for node in nodes)
+    assert slow.upload_next()  # step 20, begun while it was the newest
     commit_parts([node.output for node in nodes], 40)
-    assert quick.move_next()
+    assert quick.upload_next()
     assert nodes[0].remote.steps() == [20]
-    while quick.move_next() or slow.move_next():
+    while quick.upload_next() or slow.upload_next():
         pass
     assert nodes[0].remote.steps() == [40, 20]
     assert [event.step for event in events if isinstance(event, Uploaded)] == [20, 40]
     for each in (slow, quick):
-        each.check_arrived()
+        each.check_complete()
 
 
 def test_the_end_waits_for_the_other_parts(nodes: list[Node]) -> None:
     """What was sent counts as arrived when it is a checkpoint."""
     events: list[Event] = []
-    first, second = (mover(node, events) for node in nodes)
-    while first.move_next():
+    first, second = (uploader(node, events) for node in nodes)
+    while first.upload_next():
         pass
     assert first.is_waiting
     with pytest.raises(TransientError, match="parts of other nodes"):
-        first.check_arrived()
-    while second.move_next():
+        first.check_complete()
+    while second.upload_next():
         pass
-    first.check_arrived()
+    first.check_complete()
     assert not first.is_waiting
 
 
 def test_open_parts_are_not_sent(nodes: list[Node]) -> None:
-    """Callbacks may still add files: nothing goes to the store before all have, unless nobody is left to add any."""
+    """Callbacks may still add files: nothing is sent before all have, unless no process is left to add any."""
     commit_parts([node.output for node in nodes], 40, is_open=True)
-    first = mover(nodes[0], [])
+    first = uploader(nodes[0], [])
     assert first.next() == nodes[0].folder(20)
     part = read_part(nodes[0].folder(40))
     assert NodePart.from_bytes(part.to_bytes()).is_open
-    reseal_part(nodes[0].folder(40), part, part.manifest, [])
+    replace_record(nodes[0].folder(40), part.manifest, [])
     assert first.next() == nodes[0].folder(40)
-    second = mover(nodes[1], [])
+    second = uploader(nodes[1], [])
     assert second.next() == nodes[1].folder(20)
     second.takes_open = True
     assert second.next() == nodes[1].folder(40)
 
 
-def test_nobody_runs_ahead(nodes: list[Node]) -> None:
+def test_no_node_runs_ahead(nodes: list[Node]) -> None:
     """What was sent last must be complete before a node begins the next; then all turn to the newest."""
     outputs = [node.output for node in nodes]
-    first, second = (mover(node, []) for node in nodes)
-    assert first.move_next()
+    first, second = (uploader(node, []) for node in nodes)
+    assert first.upload_next()
     for step in (40, 60):
         commit_parts(outputs, step)
-        assert not first.move_next()
-    assert second.move_next()
+        assert not first.upload_next()
+    assert second.upload_next()
     assert nodes[0].remote.steps() == [20]
     assert first.next() is None, "it has looked less than a second ago"
     with pytest.raises(TransientError, match="not sent before other nodes"):
-        first.check_arrived()
+        first.check_complete()
     clock_of(first)
     assert first.next() == nodes[0].folder(60)
     first.newest_only = True
@@ -361,14 +356,14 @@ def test_nobody_runs_ahead(nodes: list[Node]) -> None:
 
 
 def clock_of(each: Uploader) -> None:
-    """Siblings look at most once a second."""
-    each._siblings._look_again_s = 0.0
+    """Uploaders look at most once a second."""
+    each._others._look_again_s = 0.0
 
 
 def test_a_part_that_became_whole_is_sent_whole(nodes: list[Node], store: FaultyStore) -> None:
     """A framework wanted the checkpoint on every node before all had sent theirs: the first node sends it all."""
-    first, second = (mover(node, []) for node in nodes)
-    assert first.move_next()
+    first, second = (uploader(node, []) for node in nodes)
+    assert first.upload_next()
     manifest = read_part(nodes[0].folder(20)).manifest
     for node, other in (nodes, nodes[::-1]):
         folder = node.folder(20)
@@ -380,50 +375,50 @@ def test_a_part_that_became_whole_is_sent_whole(nodes: list[Node], store: Faulty
     for node in nodes:
         (node.folder(20) / MANIFEST_NAME).write_bytes(manifest.to_bytes())
         (node.folder(20) / PART_NAME).unlink()
-    assert not second.move_next()
-    assert first.move_next()
+    assert not second.upload_next()
+    assert first.upload_next()
     assert nodes[0].remote.steps() == [20]
     assert verify(store.location.folder / "checkpoint-20").is_valid
 
 
 def test_others_that_go_on_sending_are_waited_for(nodes: list[Node]) -> None:
     """As long as another node shows life, the end is not given up."""
-    first, second = (mover(node, []) for node in nodes)
-    first.move_next()
+    first, second = (uploader(node, []) for node in nodes)
+    first.upload_next()
     first.last_progress_s = 0.0
     with pytest.raises(TransientError):
-        first.check_arrived()
+        first.check_complete()
     seen_s = first.last_progress_s
     assert seen_s > 0
     with pytest.raises(TransientError):
-        first.check_arrived()
+        first.check_complete()
     assert first.last_progress_s == seen_s, "nothing has changed since"
-    second._siblings.show_life("checkpoint-20", read_part(nodes[1].folder(20)), None)
+    second._others.show_life("checkpoint-20", read_part(nodes[1].folder(20)), None)
     with pytest.raises(TransientError):
-        first.check_arrived()
+        first.check_complete()
     assert first.last_progress_s > seen_s
 
 
-def test_the_first_node_prunes_whoever_commits(nodes: list[Node]) -> None:
+def test_the_first_node_prunes_whichever_node_commits(nodes: list[Node]) -> None:
     """The second node's part came last: at the end the first one sees to the policy all the same."""
-    first, second = (mover(node, [], policies=[KeepNewest(1)]) for node in nodes)
+    first, second = (uploader(node, [], policies=[KeepNewest(1)]) for node in nodes)
     for step in (20, 40):
         commit_parts([node.output for node in nodes], step)
         clock_of(first)
-        assert first.move_next()
-        assert second.move_next()
+        assert first.upload_next()
+        assert second.upload_next()
     assert nodes[0].remote.steps() == [40, 20]
-    first.check_arrived()
+    first.check_complete()
     assert nodes[0].remote.steps() == [40]
 
 
 def test_notes_of_what_was_sent_go_with_the_checkpoint(nodes: list[Node]) -> None:
-    """The record that lets an upload be continued is nobody's once its checkpoint is pruned."""
-    first = mover(nodes[0], [])
-    first.move_next()
+    """The record that lets an upload be continued is deleted once its checkpoint is pruned."""
+    first = uploader(nodes[0], [])
+    first.upload_next()
     assert list(nodes[0].output.control.glob("upload-*"))
-    nodes[0].output.prune([nodes[0].folder(20)])
-    assert not first.move_next()
+    nodes[0].output.delete("checkpoint-20")
+    assert not first.upload_next()
     assert not list(nodes[0].output.control.glob("upload-*"))
 
 
@@ -434,7 +429,7 @@ def test_a_part_that_cannot_be_prepared_replaces_nothing(tmp_path: Path) -> None
     before = (outputs[0].root / "checkpoint-20" / PART_NAME).read_bytes()
     working = WorkingCheckpoint(outputs[0], attempt_id="run-2", step=20)
     working.rank_root(0)
-    working.prepare_part(dataclasses.replace(read_part(outputs[0].root / "checkpoint-20"), paths=()))
+    working.prepare(dataclasses.replace(read_part(outputs[0].root / "checkpoint-20"), paths=()))
     working.discard()
     assert (outputs[0].root / "checkpoint-20" / PART_NAME).read_bytes() == before
     assert not list((outputs[0].work / "run-2").iterdir())

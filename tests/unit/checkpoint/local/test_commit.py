@@ -11,12 +11,12 @@ import pytest
 
 from safepoint.checkpoint.format.catalog import list_checkpoints, set_aside
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME
-from safepoint.checkpoint.format.verify import read_manifest, verify
-from safepoint.checkpoint.local.commit import RankPart, reseal
+from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.errors import ConflictError, SaveError, StorageError
 from safepoint.foundation import files
-from tests.support.checkpoints import FILES, commit, describe, prepared, written
+from tests.support.checkpoints import FILES, commit, describe, name_added_files, prepared, written
 
 
 def test_the_parts_of_all_ranks_are_one_checkpoint(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_the_parts_of_all_ranks_are_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_two_ranks_with_one_name_and_different_content_are_refused(tmp_path: Path) -> None:
-    """Whose file is it? Nobody's: the save fails."""
+    """It is unknown which content is right: the save fails."""
     with pytest.raises(SaveError, match="two ranks"):
         commit(prepared(tmp_path / "out"), 8, {0: {"a": b"1"}, 1: {"a": b"2"}})
 
@@ -50,7 +50,7 @@ def test_a_missing_part_fails_the_save_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_a_link_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
-    """A framework that writes a link is told so; nothing is followed."""
+    """A framework that writes a link gets an error; the link is not followed."""
     working = written(prepared(tmp_path / "out"), 8)
     (working.rank_root(0) / working.name / "link").symlink_to("/etc/passwd")
     with pytest.raises(SaveError, match="link"):
@@ -152,9 +152,9 @@ def test_a_checkpoint_that_is_being_read_is_not_pruned(tmp_path: Path) -> None:
     output = prepared(tmp_path / "out")
     folder = commit(output, 4)
     with files.reading(folder / MANIFEST_NAME):
-        assert output.prune([folder]) == []
+        assert not output.delete(folder.name)
         assert verify(folder).is_valid
-    assert output.prune([folder]) == [folder]
+    assert output.delete(folder.name)
     assert not folder.exists()
 
 
@@ -166,15 +166,15 @@ def test_attempts_are_counted_per_run(tmp_path: Path) -> None:
     assert output.next_attempt("b", after=0) == 1
 
 
-def test_resealing_names_added_files(tmp_path: Path) -> None:
+def test_added_files_are_named(tmp_path: Path) -> None:
     """A callback's file makes the checkpoint invalid until the manifest names it."""
     folder = commit(prepared(tmp_path / "out"), 8)
     (folder / "notes").write_text("added")
     assert not verify(folder).is_valid
-    _, added = reseal(folder, read_manifest(folder))
+    added = name_added_files(folder)
     assert added == ["notes"]
     assert verify(folder).is_valid
-    assert reseal(folder, read_manifest(folder))[1] == []
+    assert name_added_files(folder) == []
 
 
 def test_set_aside_deletes_nothing(tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
-from safepoint.checkpoint.format.verify import read_manifest, verify
-from safepoint.checkpoint.local.commit import reseal
+from safepoint.checkpoint.format.verify import verify
 from safepoint.errors import SaveError
 from safepoint.foundation import files
-from tests.support.checkpoints import commit, describe, prepared, written
+from tests.support.checkpoints import commit, describe, name_added_files, prepared, written
 
 DEEP = {0: {"a/b/c/weights": b"weights", "top": b"top"}, 1: {"a/other/x": b"x"}}
 
@@ -60,7 +59,7 @@ def test_everything_is_durable_before_the_folder_gets_its_name(
     assert output.root.stat().st_ino in after
 
 
-def test_resealing_makes_added_names_durable_before_the_manifest(
+def test_naming_added_files_makes_their_names_durable_before_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest never names a file whose folder entry a power loss could take away."""
@@ -68,7 +67,7 @@ def test_resealing_makes_added_names_durable_before_the_manifest(
     (folder / "new/deep").mkdir(parents=True)
     (folder / "new/deep/notes").write_text("added")
     journal = Journal(monkeypatch)
-    _, added = reseal(folder, read_manifest(folder))
+    added = name_added_files(folder)
     assert added == ["new/deep/notes"]
     before = set(journal.synced[: journal.moment(folder / MANIFEST_NAME)])
     for path in (folder / "new", folder / "new/deep", folder / "new/deep/notes"):
@@ -170,7 +169,7 @@ def test_a_file_that_changed_after_sealing_is_not_committed(tmp_path: Path, cont
     merged = output.work / "attempt" / "checkpoint-8" / "merged"
     (merged / "rng_state_0.pth").write_bytes(content)
     if len(content) != 4:
-        with pytest.raises(SaveError, match="not those that the ranks reported"):
+        with pytest.raises(SaveError, match="not those that were reported"):
             working.commit(parts, describe(8))
         assert list_checkpoints(output.root) == []
     else:
@@ -211,7 +210,7 @@ def test_what_no_manifest_can_say_is_a_failed_save(tmp_path: Path) -> None:
 
 def test_a_zombie_of_an_earlier_start_writes_elsewhere(tmp_path: Path) -> None:
     """Two starts of one run at one step have working folders of their own, and discarding one keeps the other."""
-    from safepoint.checkpoint.local.commit import WorkingCheckpoint
+    from safepoint.checkpoint.local.working_checkpoint import WorkingCheckpoint
 
     output = prepared(tmp_path / "out")
     zombie, living = (WorkingCheckpoint(output, attempt_id=name, step=8) for name in ("one", "two"))
@@ -224,8 +223,10 @@ def test_a_zombie_of_an_earlier_start_writes_elsewhere(tmp_path: Path) -> None:
     assert [path.name for path in sorted(living.target.iterdir())] == [MANIFEST_NAME, "whole"]
 
 
-def test_resealing_that_fails_leaves_the_old_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk during reseal keeps the manifest that stood there, and no working file beside it."""
+def test_naming_added_files_leaves_the_old_manifest_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk while added files are named keeps the manifest that stood there, and no working file beside it."""
     folder = commit(prepared(tmp_path / "out"), 8)
     before = (folder / MANIFEST_NAME).read_bytes()
     (folder / "notes").write_text("added")
@@ -236,7 +237,7 @@ def test_resealing_that_fails_leaves_the_old_manifest(tmp_path: Path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(OSError, match="No space"):
-            reseal(folder, read_manifest(folder))
+            name_added_files(folder)
     assert (folder / MANIFEST_NAME).read_bytes() == before
     (folder / "notes").unlink()
     assert verify(folder).is_valid

@@ -57,10 +57,10 @@ def test_waiting_for_a_leaving_run_is_told_once_and_ends(tmp_path: Path, monkeyp
     monkeypatch.setattr(clock, "monotonic_s", lambda: now)
     monkeypatch.setattr(clock, "sleep", sleep)
     monkeypatch.setattr(module.FolderLock, "acquire", held)
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(ConflictError, match="pid 17 on node since noon"):
-        output.claim(wait_s=3, waiting=told.append)
-    assert told == ["pid 17 on node since noon"]
+        output.claim(wait_s=3, waiting=reported.append)
+    assert reported == ["pid 17 on node since noon"]
     assert now == pytest.approx(3, abs=0.5)
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.checkpoint.commit import FolderDestination
+from safepoint.checkpoint.commit import commit as finish
 from safepoint.checkpoint.format import digest
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import read_manifest, verify
-from safepoint.checkpoint.remote.fetch import check_listing, fetch, prepare, publish, share, windows_of
+from safepoint.checkpoint.remote.fetch import check_listing, create_files, fetch, share, windows_of
 from safepoint.errors import CheckpointError, StorageError
 from safepoint.storage import local_folder
 from tests.support.checkpoints import commit, prepared
@@ -38,7 +40,7 @@ def manifest(store: FaultyStore, tmp_path: Path) -> Manifest:
 def test_nodes_fetch_disjoint_shares(num_nodes: int, store: FaultyStore, manifest: Manifest, tmp_path: Path) -> None:
     """Together they read every byte of the store once, and the folder is the checkpoint."""
     working = tmp_path / "working"
-    prepare(manifest.files, working)
+    create_files(manifest.files, working)
     shares = [share(windows_of(manifest.files), index=index, count=num_nodes) for index in range(num_nodes)]
     assert Counter(part for one in shares for part in one) == Counter(windows_of(manifest.files))
     if num_nodes <= 3:
@@ -49,7 +51,7 @@ def test_nodes_fetch_disjoint_shares(num_nodes: int, store: FaultyStore, manifes
         fetch(store, "checkpoint-20", one, working, progress=arrived.append)
     assert sum(arrived) == manifest.size_bytes
     (tmp_path / "trash").mkdir()
-    publish(manifest, working, tmp_path / "checkpoint-20", trash=tmp_path / "trash")
+    finish(FolderDestination(working, tmp_path / "checkpoint-20", trash=tmp_path / "trash"), manifest)
     assert verify(tmp_path / "checkpoint-20").is_valid
 
 
@@ -71,7 +73,7 @@ def test_a_damaged_answer_is_fetched_again_and_nothing_else(
 
     monkeypatch.setattr(FaultyStore, "stream", stream)
     working = tmp_path / "working"
-    prepare(manifest.files, working)
+    create_files(manifest.files, working)
     fetch(store, "checkpoint-20", windows_of(manifest.files), working)
     bucket = tmp_path / "bucket" / "checkpoint-20"
     assert (working / "model.safetensors").read_bytes() == (bucket / "model.safetensors").read_bytes()
@@ -91,7 +93,7 @@ def test_lasting_damage_is_an_error(fault: str, store: FaultyStore, manifest: Ma
     else:
         path.write_bytes(path.read_bytes()[:-1])
     working = tmp_path / "working"
-    prepare(manifest.files, working)
+    create_files(manifest.files, working)
     if fault != "flipped":
         with pytest.raises(CheckpointError, match=r"optimizer\.pt"):
             check_listing(store, "checkpoint-20", manifest)
@@ -105,6 +107,6 @@ def test_too_little_room_is_found_before_the_first_byte(
     """The message has both figures, and nothing was created."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(StorageError, match=r"1(\.0)? kB free") as caught:
-        prepare(manifest.files, tmp_path / "working")
+        create_files(manifest.files, tmp_path / "working")
     assert "--local-dir" in str(caught.value)
     assert list((tmp_path / "working").iterdir()) == []

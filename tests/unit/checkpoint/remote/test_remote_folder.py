@@ -7,12 +7,13 @@ import pytest
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from safepoint.checkpoint.format.verify import read_manifest, verify
-from safepoint.checkpoint.local.commit import reseal
 from safepoint.checkpoint.local.retention import KeepNewest
-from safepoint.checkpoint.remote.publish import Published, Publisher
+from safepoint.checkpoint.local.upload_record import UploadRecord
+from safepoint.checkpoint.remote.publish import Published
+from safepoint.checkpoint.remote.publish import publish as publish_record
 from safepoint.checkpoint.remote.remote_folder import ATTEMPT_KEY, Claim, RemoteFolder
 from safepoint.errors import CheckpointError, ConflictError, ManifestError, StorageError
-from tests.support.checkpoints import commit, prepared
+from tests.support.checkpoints import commit, name_added_files, prepared
 from tests.support.stores import FaultyStore
 
 
@@ -21,7 +22,8 @@ def claim(number: int) -> Claim:
 
 
 def publish(remote: RemoteFolder, folder: Path) -> Published:
-    return Publisher(remote).publish(folder, name=folder.name, record=folder.parent / f"{folder.name}.sent")
+    sent = UploadRecord(folder.parent / f"{folder.name}.sent")
+    return publish_record(remote, folder, read_manifest(folder), name=folder.name, sent=sent)
 
 
 @pytest.fixture
@@ -126,11 +128,11 @@ def test_a_replaced_writer_publishes_nothing(local: Path, tmp_path: Path) -> Non
             publish(zombie, local)
         assert zombie.steps() == []
         with pytest.raises(ConflictError):
-            zombie.take_down("checkpoint-20")
+            zombie.delete("checkpoint-20")
 
 
 def test_two_claims_at_once_leave_one(tmp_path: Path) -> None:
-    """Compare-and-swap: whoever read the claim before the other wrote it is refused."""
+    """Compare-and-swap: a start that read the claim before the other wrote it is refused."""
     store = FaultyStore(tmp_path / "bucket")
 
     def other(name: str, key: str) -> None:
@@ -171,7 +173,7 @@ def test_cleaning_takes_what_safepoint_left_unfinished(local: Path, tmp_path: Pa
 
 
 def test_marks_name_checkpoints_only(tmp_path: Path) -> None:
-    """Whoever can write a mark cannot have anything else deleted with it."""
+    """A user who can write a mark cannot have anything else deleted with it."""
     store = FaultyStore(tmp_path / "bucket")
     for name in ("notes", ".safepoint", "checkpoint-x", "sub/checkpoint-3"):
         store.write(f".safepoint/unfinished/{name}", b"")
@@ -201,7 +203,7 @@ def test_a_deletion_that_was_cut_off_is_finished(local: Path, tmp_path: Path) ->
     remote.claim(claim(1))
     publish(remote, local)
     counting.calls.clear()
-    remote.take_down("checkpoint-20")
+    remote.delete("checkpoint-20")
     for when in range(len(counting.calls)):
         store = FaultyStore(tmp_path / f"bucket-{when}")
         remote = RemoteFolder(store)
@@ -215,7 +217,7 @@ def test_a_deletion_that_was_cut_off_is_finished(local: Path, tmp_path: Path) ->
 
         store.before = cut
         with pytest.raises(StorageError, match="cut off"):
-            remote.take_down("checkpoint-20")
+            remote.delete("checkpoint-20")
         store.before = lambda name, key: None
         successor = RemoteFolder(store)
         successor.claim(claim(2))
@@ -248,7 +250,7 @@ def test_files_added_later_never_take_the_checkpoint_away(local: Path, tmp_path:
     remote.claim(claim(1))
     publish(remote, local)
     (local / "notes.txt").write_text("added by a callback")
-    reseal(local, read_manifest(local))
+    name_added_files(local)
     seen: list[bool] = []
     store.before = lambda name, key: seen.append((tmp_path / "bucket" / "checkpoint-20" / MANIFEST_NAME).exists())
     assert publish(remote, local) is Published.NOW
@@ -258,14 +260,14 @@ def test_files_added_later_never_take_the_checkpoint_away(local: Path, tmp_path:
 
 
 def test_a_damaged_checkpoint_costs_no_good_one(local: Path, tmp_path: Path) -> None:
-    """What the start passed over counts for no policy, until it has been written anew."""
+    """What the start passed over counts for no policy, until it has been written again."""
     store = FaultyStore(tmp_path / "bucket")
     first = RemoteFolder(store)
     first.claim(claim(1))
     publish(first, local)
     output = prepared(tmp_path / "other")
     commit(output, 10)
-    Publisher(first).publish(output.root / "checkpoint-10", name="checkpoint-10", record=tmp_path / "record")
+    publish(first, output.root / "checkpoint-10")
     remote = RemoteFolder(store, attempt_id="run-1", passed_over=[20])
     assert remote.superseded([KeepNewest(1)]) == []
     (tmp_path / "bucket" / "checkpoint-20" / MANIFEST_NAME).write_bytes(b"damaged")
@@ -274,7 +276,7 @@ def test_a_damaged_checkpoint_costs_no_good_one(local: Path, tmp_path: Path) -> 
 
 
 def test_a_start_that_was_overtaken_takes_nothing(tmp_path: Path) -> None:
-    """Whoever looked before a newer attempt claimed the location is refused, however late it claims."""
+    """A start that looked before a newer attempt claimed the location is refused, however late it claims."""
     store = FaultyStore(tmp_path / "bucket")
     slow = RemoteFolder(store)
     assert slow.claimed_by() is None

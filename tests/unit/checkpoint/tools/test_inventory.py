@@ -90,7 +90,7 @@ def test_a_renamed_checkpoint_is_damaged(place: Path, look: Callable[[], Invento
 
 
 def test_hostile_names_do_nothing(place: Path, look: Callable[[], Inventory]) -> None:
-    """A manifest that points outside and a name with control characters are told, escaped, and not followed."""
+    """A manifest that points outside and a name with control characters are reported, escaped, and not followed."""
     path = place / "checkpoint-30" / MANIFEST_NAME
     record = json.loads(path.read_bytes())
     record["files"][0]["path"] = "../../etc/passwd"

@@ -12,6 +12,9 @@ from safetensors.torch import load_file
 from safepoint.checkpoint.weights.dcp_weights import dcp_weights
 from safepoint.checkpoint.weights.gathering import gather
 from safepoint.errors import CheckpointError
+from safepoint.storage.browsing import browse
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -29,7 +32,7 @@ def state() -> dict[str, torch.Tensor]:
 
 def exported(folder: Path, target: Path, **options: Any) -> dict[str, torch.Tensor]:
     target.mkdir()
-    files = gather(dcp_weights(folder), **options)
+    files = gather(dcp_weights(browse(open_store(parse_location(str(folder))))), **options)
     for name, content in files:
         with (target / name).open("wb") as file:
             content.pour(file.write)
@@ -78,7 +81,7 @@ def test_a_model_inside_of_a_part(tmp_path: Path) -> None:
 
 
 def test_several_models_are_refused(tmp_path: Path) -> None:
-    """Nobody knows which is meant."""
+    """It is unknown which one to export."""
     content = {"a": {"model": {"weight": torch.ones(2)}}, "b": {"model": {"weight": torch.ones(2)}}}
     dcp.save(content, checkpoint_id=tmp_path / "saved")
     with pytest.raises(CheckpointError, match="it holds 2 models"):

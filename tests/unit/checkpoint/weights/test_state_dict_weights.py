@@ -11,8 +11,15 @@ from safetensors.torch import load_file
 
 from safepoint.checkpoint.tools.export import export_pieces, is_in_pieces
 from safepoint.errors import CheckpointError
+from safepoint.storage.browsing import browse
 from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
+from safepoint.storage.store import Store
 from tests.support.checkpoints import commit, prepared
+
+
+def stored(folder: Path) -> Store:
+    return open_store(parse_location(str(folder)))
 
 
 class Hostile:
@@ -42,9 +49,9 @@ def test_the_model_is_exported(name: str, tmp_path: Path) -> None:
     folder.mkdir()
     torch.save(content, folder / name)
     torch.save({"state": torch.ones(3)}, folder / "optimizer.pt")
-    assert is_in_pieces(folder)
+    assert is_in_pieces(browse(stored(folder)))
     target = tmp_path / "model"
-    assert export_pieces(folder, parse_location(str(target))) == ["model.safetensors"]
+    assert export_pieces(stored(folder), "", parse_location(str(target))) == ["model.safetensors"]
     found = load_file(target / "model.safetensors")
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
@@ -69,7 +76,7 @@ def test_what_is_no_model_is_refused(content: Any, text: str, tmp_path: Path) ->
     folder.mkdir()
     torch.save(content, folder / "model.pt")
     with pytest.raises(CheckpointError, match=text):
-        export_pieces(folder, parse_location(str(tmp_path / "model")))
+        export_pieces(stored(folder), "", parse_location(str(tmp_path / "model")))
     assert not (tmp_path / "model").exists()
 
 
@@ -77,16 +84,16 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     """What the manifest names is compared first."""
     torch.save(model().state_dict(), tmp_path / "model.pt")
     folder = commit(prepared(tmp_path / "out"), 3, {0: {"model.pt": (tmp_path / "model.pt").read_bytes()}})
-    export_pieces(folder, parse_location(str(tmp_path / "good")))
+    export_pieces(stored(folder), "", parse_location(str(tmp_path / "good")))
     data = bytearray((folder / "model.pt").read_bytes())
     data[len(data) // 2] ^= 1
     (folder / "model.pt").write_bytes(data)
     with pytest.raises(CheckpointError, match=r"model\.pt in .* is not what was saved"):
-        export_pieces(folder, parse_location(str(tmp_path / "bad")))
+        export_pieces(stored(folder), "", parse_location(str(tmp_path / "bad")))
 
 
 def test_safetensors_are_taken_as_they_are(tmp_path: Path) -> None:
     """A folder that has them besides is copied."""
     torch.save(model().state_dict(), tmp_path / "model.pt")
     (tmp_path / "model.safetensors").touch()
-    assert not is_in_pieces(tmp_path)
+    assert not is_in_pieces(browse(stored(tmp_path)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from safepoint.checkpoint.format.verify import verify
-from safepoint.checkpoint.local.final_record import FINAL, sent_record
+from safepoint.checkpoint.local.final_model import FINAL, sent_record
 from safepoint.checkpoint.remote.remote_folder import UNFINISHED, Claim, RemoteFolder
 from safepoint.errors import AccessDeniedError, SaveError, StorageError
 from safepoint.training.engine import streams

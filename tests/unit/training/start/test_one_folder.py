@@ -8,6 +8,7 @@ from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.local.pruning import prune
 from safepoint.checkpoint.local.retention import KeepNewest
 from safepoint.errors import CheckpointError, NothingValidError
 from safepoint.foundation import files
@@ -69,7 +70,7 @@ def test_a_damaged_newest_one_never_costs_a_good_one(output: OutputFolder) -> No
     assert point.manifest.step == 8
     assert events == ["checkpoint_rejected", "set_aside", "resumed"]
     saved = commit(output, 9)
-    output.prune(output.superseded([KeepNewest(1)]))
+    prune(output, [KeepNewest(1)], lambda event: None)
     assert list_checkpoints(output.root) == [saved]
     assert verify(saved).is_valid
     assert len(list(output.root.glob("set-aside-*/checkpoint-12"))) == 1

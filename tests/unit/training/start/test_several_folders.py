@@ -11,15 +11,10 @@ from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.manifest import PART_NAME, Manifest
 from safepoint.checkpoint.format.node_part import NodePart, read_part
 from safepoint.checkpoint.format.verify import verify
-from safepoint.checkpoint.local.commit import (
-    RankPart,
-    WorkingCheckpoint,
-    added_files,
-    describe_all,
-    extended,
-    reseal_part,
-)
-from safepoint.checkpoint.remote.publish import Publisher
+from safepoint.checkpoint.local.added_files import extend_manifest, find_added_files, replace_record
+from safepoint.checkpoint.local.upload_record import UploadRecord
+from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint, merge_parts
+from safepoint.checkpoint.remote.publish import publish
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import CheckpointError, NothingValidError, StorageError
 from safepoint.foundation.events.run_events import CheckpointRejected, Resumed, SetAside
@@ -59,19 +54,19 @@ class Job:
                 target.write_bytes(content)
             parts.append(dataclasses.replace(working.seal(node), node=node))
             workings.append(working)
-        manifest = describe_all(parts, describe(step, attempt=attempt))
+        manifest = merge_parts(parts, describe(step, attempt=attempt))
         for node, working in enumerate(workings):
             paths = tuple(sorted(entry.path for entry in parts[node].files))
-            working.prepare_part(NodePart(node=node, num_nodes=_NUM, paths=paths, manifest=manifest))
-            working.publish_part()
+            working.prepare(NodePart(node=node, num_nodes=_NUM, paths=paths, manifest=manifest))
+            working.publish()
             shutil.rmtree(self.outputs[node].work / "run-1")
         return manifest
 
     def upload(self, step: int) -> None:
         for output in self.outputs:
             folder = output.root / f"checkpoint-{step}"
-            publisher = Publisher(RemoteFolder(self.store))
-            publisher.publish(folder, name=folder.name, record=output.control / "sent", part=read_part(folder))
+            sent = UploadRecord(output.control / "sent")
+            publish(RemoteFolder(self.store), folder, read_part(folder), name=folder.name, sent=sent)
 
     def folder(self, node: int, step: int) -> Path:
         return self.outputs[node].root / f"checkpoint-{step}"
@@ -173,11 +168,11 @@ def test_a_crash_while_files_are_named_costs_nothing(job: Job) -> None:
     manifest = job.save(20)
     folder = job.folder(0, 20)
     (folder / "notes.txt").write_bytes(b"added")
-    added = added_files(folder, manifest)
-    reseal_part(folder, read_part(folder), extended(manifest, added), added)
+    added = find_added_files(folder, manifest)
+    replace_record(folder, extend_manifest(manifest, added), added)
     results = job.choose()
     assert_all(results, 20)
-    job.assert_whole(extended(manifest, added))
+    job.assert_whole(extend_manifest(manifest, added))
 
 
 def test_the_newest_attempt_of_a_step_counts(job: Job) -> None:
@@ -224,7 +219,7 @@ def test_a_folder_of_another_tool_is_moved_aside(job: Job) -> None:
     assert job.of(SetAside)
 
 
-@pytest.mark.parametrize("stage", ["prepare", "publish", "fetch"])
+@pytest.mark.parametrize("stage", ["create_files", "FolderDestination", "fetch"])
 @pytest.mark.parametrize("node", range(_NUM))
 def test_a_failing_disk_is_an_error_on_every_rank(
     stage: str, node: int, job: Job, monkeypatch: pytest.MonkeyPatch

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry
-from safepoint.checkpoint.local.commit import entry_of
 from safepoint.errors import SaveError
-from safepoint.foundation import clock
+from safepoint.foundation import clock, files
 from safepoint.snapshot.images.zip_archive import Archive, records_of
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.protocol.memory_layout import SMALL_BYTES
@@ -110,11 +109,11 @@ def _write_small(source: Source, target: Path) -> FileEntry:
     content = bytes(source.view(0, source.size_bytes))
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        write_all(descriptor, memoryview(content), 0)
+        files.write_at(descriptor, memoryview(content), 0)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return entry_of(source.path, FileDigest(size_bytes=len(content), digest=digest_bytes(content)))
+    return FileEntry.of(source.path, FileDigest(size_bytes=len(content), digest=digest_bytes(content)))
 
 
 def _write_large(source: Source, target: Path) -> FileEntry:
@@ -134,7 +133,7 @@ def _write_large(source: Source, target: Path) -> FileEntry:
     finally:
         preparing.stop()
         thread.join()
-    return entry_of(source.path, preparing.result())
+    return FileEntry.of(source.path, preparing.result())
 
 
 class _Writer:
@@ -161,13 +160,13 @@ class _Writer:
             whole = -(-length // PAGE_BYTES) * PAGE_BYTES
             try:
                 if source.offset % PAGE_BYTES == 0 and start % PAGE_BYTES == 0:
-                    write_all(self._descriptor, source.view(start, whole), start)
+                    files.write_at(self._descriptor, source.view(start, whole), start)
                     return
             except OSError as error:
                 if error.errno not in _CANNOT_DIRECT:
                     raise
             self._leave_direct()
-        write_all(self._descriptor, source.view(start, length), start)
+        files.write_at(self._descriptor, source.view(start, length), start)
 
     def _leave_direct(self) -> None:
         self._is_direct = False
@@ -183,13 +182,6 @@ class _Writer:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
-
-
-def write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write everything, however little the system takes at a time."""
-    while data:
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count
 
 
 # ---- checksums and digest -----------------------------------------------------------------------------------------
@@ -254,7 +246,7 @@ def digest_source(source: Source) -> FileEntry:
     preparing = Preparing(source)
     preparing.run()
     preparing.wait_for(source.size_bytes)
-    return entry_of(source.path, preparing.result())
+    return FileEntry.of(source.path, preparing.result())
 
 
 def digest_bytes_of(source: Source) -> str:

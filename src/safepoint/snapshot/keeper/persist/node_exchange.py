@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import FileEntry
-from safepoint.checkpoint.local.commit import RankPart
+from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.foundation import clock
 from safepoint.foundation.files import write_atomic
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import read_manifest
-from safepoint.checkpoint.local.commit import RankPart, WorkingCheckpoint
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.local.retention import KeepNewest, parse_policies
+from safepoint.checkpoint.local.pruning import prune
+from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint
 from safepoint.errors import SafepointError, SaveError
-from safepoint.foundation.events.run_events import Pruned, SaveFailed
 from safepoint.foundation.events.stream import Event
 from safepoint.snapshot.keeper.persist.file_writer import (
     GivenUpError,
@@ -62,15 +62,15 @@ def commit_snapshot(
             with contextlib.suppress(OSError):
                 (facts.output.work / facts.attempt_id / str(facts.save)).rmdir()
     if facts.node == 0:
-        _prune(facts.output, facts, report)
+        prune(facts.output, parse_policies(facts.keep, facts.limit), report, protected=facts.protected)
     return manifest
 
 
 def _write(
     working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, list[Source]], *, node: int
 ) -> RankPart:
-    working.merged.mkdir(parents=True, exist_ok=True)
-    entries = write_files(merge(sources), working.merged)
+    working.source.mkdir(parents=True, exist_ok=True)
+    entries = write_files(merge(sources), working.source)
     for of_rank in sources.values():
         for source in of_rank:
             source.wait_until_staged()  # bytes may be there before it is known that they are one boundary's
@@ -149,19 +149,6 @@ def _are_equal(first: Source, second: Source) -> bool:
     for source in (first, second):
         source.wait_for(source.size_bytes)
     return digest_source(first) == digest_source(second)
-
-
-def _prune(output: OutputFolder, facts: CheckpointFacts, report: Callable[[Event], None]) -> None:
-    policies = [*parse_policies(facts.keep), *([KeepNewest(facts.limit)] if facts.limit else [])]
-    try:
-        pruned = output.prune(output.superseded(policies, protected=set(facts.protected)))
-    except OSError as error:
-        step = int(output.committed()[0].name.rsplit("-", 1)[1])
-        reason, consequence = f"an older checkpoint could not be deleted: {error}", "it stays until the next save"
-        report(SaveFailed(step=step, trigger="retention", reason=reason, consequence=consequence))
-        return
-    for path in pruned:
-        report(Pruned(step=int(path.name.rsplit("-", 1)[1]), path=str(path)))
 
 
 def link_files(

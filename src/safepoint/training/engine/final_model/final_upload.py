@@ -6,12 +6,14 @@ Nothing of it is on a disk but its small files. What fails is tried again, as ot
 from collections.abc import Callable
 from pathlib import Path
 
-from safepoint.checkpoint.format.manifest import Manifest
-from safepoint.checkpoint.local.final_record import FINAL, sent_record
+from safepoint.checkpoint.commit import commit
+from safepoint.checkpoint.format.manifest import Describe, Manifest
+from safepoint.checkpoint.local.final_model import FINAL, sent_record
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.model_upload import Describe, ModelUpload
 from safepoint.checkpoint.remote.patience import FIRST_PAUSE_S, LONGEST_PAUSE_S, patience_s
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.store_destination import StoreDestination
+from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.errors import StorageError
 from safepoint.foundation import clock, files
 from safepoint.training.engine.streams import Leader, StreamedFile
@@ -39,7 +41,7 @@ class FinalUpload:
         small: Path,
         failed: Callable[[StorageError], None],
     ) -> None:
-        self._model = ModelUpload(remote, FINAL, sent=sent_record(output))
+        self._destination = StoreDestination(remote, FINAL, sent=sent_record(output))
         self._leader = leader
         self._large = large
         self._small = small
@@ -74,13 +76,15 @@ class FinalUpload:
 
     def _send(self, describe: Describe) -> Manifest:
         self._arrived_bytes = 0
-        self._model.begin()
+        self._destination.begin()
         for file in self._large:
-            self._model.put(file.path, self._leader.content_of(file), progress=self._progress)
+            self._destination.put(SourceFile(file.path, self._leader.content_of(file)), self._progress)
         for path, _ in files.regular_files(self._small):
-            self._model.put(path, self._small / path, progress=self._progress)
+            self._destination.put(SourceFile(path, self._small / path), self._progress)
         self._leader.check()
-        return self._model.commit(describe)
+        manifest = describe(self._destination.entries)
+        commit(self._destination, manifest)
+        return manifest
 
     def _progress(self, num_bytes: int) -> None:
         """What had arrived before is no progress."""

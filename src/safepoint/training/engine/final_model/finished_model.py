@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
-from safepoint.checkpoint.local.commit import RankPart, WorkingCheckpoint
-from safepoint.checkpoint.local.final_record import FINAL, final_folder, note_end
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, Manifest
+from safepoint.checkpoint.local.final_model import FINAL, final_folder, note_end
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.model_upload import Describe
+from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint
 from safepoint.checkpoint.remote.patience import LONGEST_PATIENCE_S
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import PeerError, SafepointError, SaveError, StorageError

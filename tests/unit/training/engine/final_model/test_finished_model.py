@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME
-from safepoint.checkpoint.local.commit import WorkingCheckpoint
-from safepoint.checkpoint.local.final_record import final_folder
+from safepoint.checkpoint.local.final_model import final_folder
+from safepoint.checkpoint.local.working_checkpoint import WorkingCheckpoint
 from safepoint.errors import PeerError
 from safepoint.foundation.events.store_events import FinalMissing
 from safepoint.foundation.events.stream import Event

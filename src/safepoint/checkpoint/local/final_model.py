@@ -1,20 +1,19 @@
-"""The final model: what the object store gets as `final/` when the training has come to its own end.
+"""The final model: what is published as `final/` when the training has ended by itself.
 
-It is the model as it was when `train()` returned. Safepoint sends it to the store at once, or, where that cannot be,
-lets it wait for the mover in the folder. A script that saves its own, into `final/` or into the output folder itself,
-knows better what it wants: then that is taken.
+It is the model as it was when `train()` returned. Safepoint uploads it at once or, where it cannot be streamed,
+leaves it in the folder for the uploader. A script that saves a model of its own afterwards, into `final/` or into the
+output folder itself, replaces it.
 """
 
 import os
 import stat
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from safepoint.checkpoint.commit import FolderDestination, commit
 from safepoint.checkpoint.format.digest import digest_file
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
-from safepoint.checkpoint.local.commit import entry_of
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.upload_record import UploadRecord
 from safepoint.foundation import files
@@ -27,30 +26,30 @@ _MODEL_FILES = (
 
 
 def final_folder(output: OutputFolder) -> Path:
-    """Where the final model waits for the mover."""
+    """Where the uploader finds the final model."""
     return output.control / FINAL
 
 
 def sent_record(output: OutputFolder) -> UploadRecord:
-    """What of the final model is in the store."""
+    """Which files of the final model are in the store."""
     return UploadRecord(output.control / f"upload-{FINAL}.json")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnd:
-    """A training that has come to its own end.
+    """A training that has ended by itself.
 
     Args:
-        describe: makes a manifest for a model that it has led to.
-        ended_ns: when that was, by the clock of the output folder's file system.
+        describe: makes the manifest of its model.
+        ended_ns: when it ended, by the clock of the output folder's file system.
     """
 
-    describe: Callable[[tuple[FileEntry, ...]], Manifest]
+    describe: Describe
     ended_ns: int
 
 
-def note_end(output: OutputFolder, describe: Callable[[tuple[FileEntry, ...]], Manifest]) -> TrainingEnd:
-    """What there is in the folder from now on is what the script makes of the training.
+def note_end(output: OutputFolder, describe: Describe) -> TrainingEnd:
+    """Note the time; a model that is written to the folder after it is the script's own.
 
     Raises:
         OSError: the folder cannot be written.
@@ -61,7 +60,7 @@ def note_end(output: OutputFolder, describe: Callable[[tuple[FileEntry, ...]], M
 
 
 def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
-    """Let the model that the script has saved by itself wait for the mover, if there is one.
+    """Commit the model that the script has saved by itself, if there is one, as the final model.
 
     Args:
         output: the folder.
@@ -84,17 +83,10 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
         target = working / path
         target.parent.mkdir(parents=True, exist_ok=True)
         files.link_or_copy(source / path, target)
-        entries.append(entry_of(path, digest_file(target)))
-    seal_final(output, working, end.describe(tuple(entries)))
+        entries.append(FileEntry.of(path, digest_file(target)))
+    destination = FolderDestination(working, final_folder(output), trash=output.trash, is_durable=False)
+    commit(destination, end.describe(tuple(entries)))
     return True
-
-
-def seal_final(output: OutputFolder, working: Path, manifest: Manifest) -> None:
-    """Make `working`, which holds the files that `manifest` names, the final model that waits for the mover."""
-    for entry in manifest.files:
-        files.fsync_file(working / entry.path)
-    files.write_atomic(working / MANIFEST_NAME, manifest.to_bytes(), durable=True)
-    files.publish_folder(working, final_folder(output), trash=output.trash)
 
 
 def _scripts_model(root: Path) -> tuple[Path, list[str]]:

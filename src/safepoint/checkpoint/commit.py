@@ -1,0 +1,149 @@
+"""The commit: the moment from which files count as a checkpoint (docs/adr/0016).
+
+Every save, copy, fetch, export and final model ends in `commit`. Before it, the files lie where no reader takes them
+for a checkpoint: in a working folder, or in a store under a name that has no manifest. There are three strategies:
+
+- a folder: `FolderDestination`, one rename;
+- a folder on each of several nodes: the same, where every node prepares its part before any node publishes one;
+- an object store: `StoreDestination` and `PrefixDestination`, one conditional write.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.node_part import NodePart
+from safepoint.checkpoint.format.verify import compare_listing, list_files
+from safepoint.errors import ConflictError, SaveError
+from safepoint.foundation import files
+
+Record = Manifest | NodePart
+"""The file that makes a folder a checkpoint, or one node's part of a checkpoint."""
+
+
+def manifest_of(record: Record) -> Manifest:
+    """The manifest of the whole checkpoint."""
+    return record if isinstance(record, Manifest) else record.manifest
+
+
+class Destination(Protocol):
+    """A place in which a checkpoint or a model appears whole or not at all."""
+
+    def prepare(self, record: Record | None) -> None:
+        """Compare the files with the record and make them durable; everything that is likely to fail fails here.
+
+        Args:
+            record: names the files; None for a model without a manifest.
+
+        Raises:
+            SafepointError: the files are not those that the record names, or another writer has the place.
+            OSError: the disk is full, gone, or read-only.
+        """
+        ...
+
+    def publish(self) -> None:
+        """Make what was prepared count, in one step that every reader sees whole or not at all.
+
+        Raises:
+            SafepointError: another writer has the place.
+            OSError: the disk is gone, or read-only.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Delete what was not committed."""
+        ...
+
+
+def _alone(work: Callable[[], None]) -> None:
+    work()
+
+
+def commit(
+    destination: Destination,
+    record: Record | None,
+    *,
+    together: Callable[[Callable[[], None]], object] = _alone,
+) -> None:
+    """Make the files at `destination` count.
+
+    Args:
+        destination: where the files are.
+        record: see `Destination.prepare`.
+        together: for the parts of several nodes: runs a step on every node, and raises on all of them what a node
+            has raised. So no node publishes its part before all nodes have prepared theirs.
+
+    Raises:
+        SafepointError, OSError: nothing was committed, see `Destination`.
+    """
+    together(lambda: destination.prepare(record))
+    together(destination.publish)
+
+
+@contextlib.contextmanager
+def discarding(destination: Destination) -> Generator[None]:
+    """Discard what the block has put at `destination` when it fails; but not when another writer has the place."""
+    try:
+        yield
+    except ConflictError:
+        raise
+    except BaseException:
+        destination.discard()
+        raise
+
+
+class FolderDestination:
+    """A folder that gets its name when everything in it is durable.
+
+    Args:
+        source: where the files are written; on the same file system as `target`.
+        target: the name that readers know. What has that name is replaced in one step.
+        trash: a folder on the same file system for what is replaced; None where `target` is absent or empty.
+        is_durable: whether the files in `source` are fsynced already.
+    """
+
+    def __init__(self, source: Path, target: Path, *, trash: Path | None, is_durable: bool = True) -> None:
+        self.source = source
+        self.target = target
+        self._trash = trash
+        self._is_durable = is_durable
+
+    def prepare(self, record: Record | None) -> None:
+        """See `Destination`."""
+        self.source.mkdir(parents=True, exist_ok=True)  # one node's part may have no files
+        present = list_files(self.source)
+        if record is not None:
+            faults = compare_listing(record.files, present, extra=True)
+            if faults:
+                raise SaveError(f"the files in {self.source} are not those that were reported: {faults[0]}")
+        if not self._is_durable:
+            for path in present:
+                files.fsync_file(self.source / path)
+        fsync_parents(self.source, present)
+        if record is None:
+            files.fsync_folder(self.source)
+        else:
+            files.write_atomic(self.source / record.file_name, record.to_bytes(), durable=True)
+
+    def publish(self) -> None:
+        """See `Destination`."""
+        if self._trash is not None:
+            files.publish_folder(self.source, self.target, trash=self._trash)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            self.target.rmdir()
+        self.source.rename(self.target)
+        files.fsync_folder(self.target.parent)
+
+    def discard(self) -> None:
+        """See `Destination`."""
+        files.delete_tree(self.source)
+
+
+def fsync_parents(root: Path, paths: Iterable[str]) -> None:
+    """Make the names of `paths` survive a power loss, but for those in `root` itself."""
+    parents = {parent for path in paths for parent in PurePosixPath(path).parents} - {PurePosixPath()}
+    for parent in sorted(parents, reverse=True):
+        files.fsync_folder(root / parent)

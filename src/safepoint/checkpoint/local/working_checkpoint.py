@@ -1,0 +1,123 @@
+"""From the files of all ranks to one checkpoint in a folder.
+
+1. Every rank writes into a folder of its own below `.safepoint/work/<attempt>/checkpoint-<step>/`.
+2. Every rank seals its part: each file is fsynced, digested and moved into the merged folder.
+3. The first rank collects the parts, makes the manifest and commits (`safepoint.checkpoint.commit`); with a folder on
+   each node, one rank of every node does.
+
+A crash before the commit leaves a working folder, which the next owner of the output folder deletes. A crash after it
+leaves a complete checkpoint.
+"""
+
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.checkpoint.commit import FolderDestination, commit
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.digest import digest_file
+from safepoint.checkpoint.format.manifest import Describe, FileEntry, Manifest
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.errors import SaveError
+from safepoint.foundation import files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPart:
+    """What one rank contributes to a checkpoint, or why it cannot.
+
+    Args:
+        rank: of the writer.
+        node: the folder that has the files; 0 where all ranks share one.
+        files: what it wrote, already in the merged folder.
+        error: why its part is missing; None when it is there.
+    """
+
+    rank: int
+    node: int = 0
+    files: tuple[FileEntry, ...] = ()
+    error: str | None = None
+
+
+class WorkingCheckpoint(FolderDestination):
+    """A checkpoint that ranks write, before its commit.
+
+    Args:
+        output: the output folder.
+        attempt_id: names this start of the run, so that a process of an earlier start writes elsewhere.
+        step: optimizer steps done.
+        target: the folder to commit to; `checkpoint-<step>` in the output folder when None.
+    """
+
+    def __init__(self, output: OutputFolder, *, attempt_id: str, step: int, target: Path | None = None) -> None:
+        target = target or output.root / checkpoint_name(step)
+        self.name = target.name
+        self._root = output.work / attempt_id / self.name
+        super().__init__(self._root / "merged", target, trash=output.trash)
+
+    def rank_root(self, rank: int) -> Path:
+        """The folder in which the framework of `rank` creates `<rank_root>/checkpoint-<step>/`."""
+        root = self._root / f"rank-{rank}"
+        (root / self.name).mkdir(parents=True, exist_ok=True)
+        return root
+
+    def seal(self, rank: int) -> RankPart:
+        """Make what `rank` wrote durable and move it into the merged folder.
+
+        Raises:
+            SaveError: it wrote a link or a special file.
+            OSError: the disk is full, gone, or read-only.
+        """
+        written = self._root / f"rank-{rank}" / self.name
+        entries: list[FileEntry] = []
+        for path, status in files.regular_files(written):
+            if not stat.S_ISREG(status.st_mode):
+                raise SaveError(f"{path} is a link or a special file, which a checkpoint cannot hold")
+            files.fsync_file(written / path)
+            entries.append(FileEntry.of(path, digest_file(written / path)))
+        for entry in entries:
+            destination = self.source / entry.path
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            (written / entry.path).rename(destination)
+        return RankPart(rank=rank, files=tuple(entries))
+
+    def commit(self, parts: Sequence[RankPart], describe: Describe) -> Manifest:
+        """Commit the sealed parts of all ranks; the first rank calls it, once.
+
+        Raises:
+            SaveError: see `merge_parts`; or the files are not those that the ranks reported.
+            OSError: the disk is full, gone, or read-only.
+        """
+        manifest = merge_parts(parts, describe)
+        commit(self, manifest)
+        return manifest
+
+    def discard(self) -> None:
+        """Delete what is left of the working folder, after the commit or instead of it."""
+        files.delete_tree(self._root)
+
+
+def merge_parts(parts: Sequence[RankPart], describe: Describe) -> Manifest:
+    """The manifest of what all ranks wrote.
+
+    Args:
+        parts: one for each rank.
+        describe: makes the manifest.
+
+    Raises:
+        SaveError: a part is missing, two ranks wrote different content under one name, or the values are not valid
+            in a manifest.
+    """
+    broken = [f"rank {part.rank}: {part.error}" for part in parts if part.error is not None]
+    if broken:
+        raise SaveError("; ".join(broken))
+    entries: dict[str, FileEntry] = {}
+    for part in parts:
+        for entry in part.files:
+            if entries.setdefault(entry.path, entry) != entry:
+                raise SaveError(f"two ranks wrote {entry.path} with different content")
+    try:
+        return describe(tuple(entries[path] for path in sorted(entries)))
+    except ValueError as error:
+        raise SaveError(f"the manifest is invalid: {error}") from error

@@ -1,0 +1,152 @@
+"""Uploads of single files, digested on the way, so that no object ever has other content than was expected."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_file
+from safepoint.checkpoint.format.manifest import FileEntry
+from safepoint.errors import CheckpointError, StorageError
+from safepoint.storage.store import Content, Progress, Sink, Store
+
+_NUM_TRIES = 3
+_Result = Callable[[], FileDigest]
+"""Gives the digest when all bytes have passed; of a file it may wait, and raise OSError."""
+
+
+class SourceFile(NamedTuple):
+    """A file that is to be uploaded.
+
+    Args:
+        path: within the checkpoint or model.
+        source: its bytes.
+        expected: its entry in a manifest, or None.
+    """
+
+    path: str
+    source: Path | Content
+    expected: FileEntry | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size, as far as possible without looking at the file; OSError when that is needed and it is gone."""
+        if self.expected is not None:
+            return self.expected.size_bytes
+        return self.source.size_bytes if isinstance(self.source, Content) else self.source.stat().st_size
+
+
+def upload_verified(
+    store: Store,
+    key: str,
+    file: SourceFile,
+    *,
+    fence: Callable[[], None] | None = None,
+    progress: Progress | None = None,
+    deadline_s: float | None = None,
+) -> FileEntry:
+    """Upload one file; only what its manifest entry names becomes visible.
+
+    A stream with other content than expected is read and sent again, up to three times: it may have been damaged in
+    transit. Parts that are in the store already are not sent again.
+
+    Args:
+        store: receives it.
+        key: its key in the store.
+        file: the bytes, and what they must be.
+        fence: see `Store.upload`.
+        progress: receives the number of bytes that have reached the store; negative when they are sent again.
+        deadline_s: when to give up.
+
+    Returns:
+        What was uploaded.
+
+    Raises:
+        CheckpointError: the content is not what was expected.
+        StorageError: the store did not take it, or the source cannot be read.
+    """
+    moved: list[int] = []
+
+    def advance(num_bytes: int) -> None:
+        moved.append(num_bytes)
+        if progress is not None:
+            progress(num_bytes)
+
+    if isinstance(file.source, Content) and file.expected is not None:
+        for _ in range(_NUM_TRIES - 1):
+            try:
+                return _upload(store, key, file, fence, advance, deadline_s)
+            except CheckpointError:
+                if progress is not None:
+                    progress(-sum(moved))
+                moved.clear()
+    return _upload(store, key, file, fence, advance, deadline_s)
+
+
+def _upload(
+    store: Store,
+    key: str,
+    file: SourceFile,
+    fence: Callable[[], None] | None,
+    progress: Progress,
+    deadline_s: float | None,
+) -> FileEntry:
+    with _digesting(file.source) as (passing, result):
+
+        def check() -> None:
+            if file.expected is not None and FileEntry.of(file.path, result()) != file.expected:
+                raise CheckpointError(
+                    f"{file.path} has changed since its checkpoint was committed; it was not uploaded",
+                    hint="see `safepoint checkpoints verify --deep`",
+                )
+            if fence is not None:
+                fence()
+
+        try:
+            store.upload(key, passing, fence=check, progress=progress, deadline_s=deadline_s)
+            return FileEntry.of(file.path, result())
+        except OSError as error:
+            raise StorageError(f"{file.source} cannot be read: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _digesting(source: Path | Content) -> Generator[tuple[Path | Content, _Result]]:
+    """Yield what to upload in place of `source`, and its digest.
+
+    A file is read a second time beside its upload; a stream is digested while it passes.
+    """
+    if isinstance(source, Content):
+        yield _passing(source)
+        return
+    is_left = threading.Event()
+
+    def go_on(count: int) -> None:
+        if is_left.is_set():
+            raise OSError(f"{source} is no longer read")
+
+    with ThreadPoolExecutor(1, thread_name_prefix="safepoint-digest") as thread:
+        try:
+            yield source, thread.submit(digest_file, source, go_on).result
+        finally:
+            is_left.set()
+
+
+def _passing(source: Content) -> tuple[Content, _Result]:
+    digesters: list[FileDigester] = []
+
+    def pour(sink: Sink) -> None:
+        digester = FileDigester()
+
+        def take(block: memoryview) -> None:
+            digester.update(block)
+            sink(block)
+
+        source.pour(take)
+        digesters.append(digester)
+
+    def result() -> FileDigest:
+        return digesters[-1].result()
+
+    return Content(size_bytes=source.size_bytes, pour=pour), result
