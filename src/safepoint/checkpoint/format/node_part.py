@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from safepoint.checkpoint.format.manifest import PART_NAME, FileEntry, Manifest, check_seal, open_record, seal_record
-from safepoint.checkpoint.format.verify import (
-    Fault,
-    compare_content,
-    compare_listing,
-    list_files,
-    read_manifest,
-    read_record,
-)
+from safepoint.checkpoint.format.verify import Fault, read_manifest, read_record, verify_files
 from safepoint.errors import ManifestError
 
 _FORMAT = "safepoint-part"
@@ -132,12 +125,4 @@ def verify_part(
         deep: also read every file and compare its digest.
         progress: called with bytes read so far and bytes in all.
     """
-    try:
-        found = list_files(folder)
-    except OSError as error:
-        return (Fault(file=".", reason=f"it cannot be listed: {error.strerror}"),)
-    found.pop(PART_NAME, None)
-    faults = compare_listing(part.files, found)
-    if faults or not deep:
-        return tuple(faults)
-    return tuple(compare_content(folder, part.files, progress))
+    return verify_files(folder, part.files, PART_NAME, deep=deep, progress=progress)

@@ -98,17 +98,38 @@ def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], No
         return Verdict(manifest=None, faults=(Fault(file=".", reason="the folder is a link"),))
     try:
         manifest = read_manifest(folder)
-        found = list_files(folder)
     except ManifestError as error:
         return Verdict(manifest=None, faults=(Fault(file=MANIFEST_NAME, reason=str(error)),))
+    faults = verify_files(folder, manifest.files, MANIFEST_NAME, extra=True, deep=deep, progress=progress)
+    return Verdict(manifest=manifest, faults=faults)
+
+
+def verify_files(
+    folder: Path,
+    entries: Sequence[FileEntry],
+    record_name: str,
+    *,
+    extra: bool = False,
+    deep: bool,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Fault, ...]:
+    """Compare files in a folder with entries of a manifest.
+
+    Args:
+        folder: the folder.
+        entries: the files to compare.
+        record_name: of the file that names them, in the same folder.
+        extra: whether a further file is a fault.
+        deep: see `verify`.
+        progress: see `verify`.
+    """
+    try:
+        found = list_files(folder)
     except OSError as error:
-        reason = f"it cannot be listed: {error.strerror}"
-        return Verdict(manifest=None, faults=(Fault(file=".", reason=reason),))
-    found.pop(MANIFEST_NAME, None)
-    shallow = compare_listing(manifest.files, found, extra=True)
-    if shallow or not deep:
-        return Verdict(manifest=manifest, faults=tuple(shallow))
-    return Verdict(manifest=manifest, faults=tuple(compare_content(folder, manifest.files, progress)))
+        return (Fault(file=".", reason=f"it cannot be listed: {error.strerror}"),)
+    found.pop(record_name, None)
+    faults = compare_listing(entries, found, extra=extra)
+    return tuple(faults if faults or not deep else compare_content(folder, entries, progress))
 
 
 def list_files(folder: Path) -> dict[str, int | None]:

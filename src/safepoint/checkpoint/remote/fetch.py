@@ -125,27 +125,15 @@ def fetch(
         StorageError: the store cannot be read.
         OSError: the disk is full or gone.
     """
-    lock = threading.Lock()
-    stopped = threading.Event()
 
     def one(part: Window) -> None:
-        if stopped.is_set():
-            return
         descriptor = os.open(folder / part.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             _fetch_window(store, f"{name}/{part.path}", part, descriptor, deadline_s)
         finally:
             os.close(descriptor)
-        if progress is not None:
-            with lock:
-                progress(part.size_bytes)
 
-    with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-fetch") as threads:
-        futures: list[Future[None]] = [threads.submit(one, part) for part in parts]
-        wait(futures, return_when=FIRST_EXCEPTION)
-        stopped.set()
-    for future in futures:
-        future.result()
+    _for_each(parts, one, progress)
     for path in sorted({part.path for part in parts}):
         files.fsync_file(folder / path)
 
@@ -173,25 +161,38 @@ def check(
     Raises:
         StorageError: the store cannot be read.
     """
-    lock = threading.Lock()
     wrong: dict[str, str] = {}
 
     def one(part: Window) -> None:
-        reason = ""
         try:
             _fetch_window(store, f"{name}/{part.path}".lstrip("/"), part, None, deadline_s)
         except CheckpointError as error:
-            reason = error.message
-        with lock:
-            if reason:
-                wrong.setdefault(part.path, reason)
-            if progress is not None:
+            wrong.setdefault(part.path, error.message)
+
+    _for_each(parts, one, progress)
+    return wrong
+
+
+def _for_each(
+    parts: Sequence[Window], work: Callable[[Window], None], progress: Callable[[int], None] | None
+) -> None:
+    """Do `work` for several parts at once; what it raises ends the rest."""
+    lock, stopped = threading.Lock(), threading.Event()
+
+    def one(part: Window) -> None:
+        if stopped.is_set():
+            return
+        work(part)
+        if progress is not None:
+            with lock:
                 progress(part.size_bytes)
 
-    with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-check") as threads:
-        for future in [threads.submit(one, part) for part in parts]:
-            future.result()
-    return wrong
+    with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-fetch") as threads:
+        futures: list[Future[None]] = [threads.submit(one, part) for part in parts]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        stopped.set()
+    for future in futures:
+        future.result()
 
 
 def _windows_of_file(entry: FileEntry) -> list[Window]:
