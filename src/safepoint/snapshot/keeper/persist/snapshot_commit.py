@@ -6,7 +6,6 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import read_manifest
-from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.pruning import prune
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint
