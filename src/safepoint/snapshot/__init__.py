@@ -1,15 +1,12 @@
 """A copy of the training state in host memory, and the keeper that makes it durable (docs/adr/0009).
 
-image, torch_image, safetensors_image,
-dcp_image, torch_archive, archive        what files will hold, before the tensors in them are copied
-capture, replacing                       the calls of a framework's save routine, handed over as images
-host_memory, block, arena                memory: how much there is, nameless and shared, used again and again
-stepping, guard, staging,
-device_copy, snapshotter                 copying beside the training, and who waits for it
-messages, keeper, keeper_host            the keeper as a rank sees it
-ledger, writing, committing,
-starts, keeper_process                   the keeper itself, without torch
-checkpointer                             all of it for a plain PyTorch loop
+images         what each file will hold, before its tensors are copied; captures a framework's save routine
+memory         blocks of shared memory, and how much host memory there is
+staging        copies tensors beside the next training step
+keeper_client  a rank's side of the keeper
+protocol       the messages between a rank and the keeper
+keeper         the keeper's process, without torch
+checkpointer   all of it for a plain PyTorch loop
 """
 
 from typing import TYPE_CHECKING, Any

@@ -5,7 +5,7 @@ from safepoint.training.integrations import torch_store, transformers
 
 
 def install_integrations(context: RankContext) -> None:
-    """Make every known framework answer to `session` from the moment it is imported."""
+    """Hook every known framework for the rank of `context`, now or when it is imported."""
     torch_store.install(context)
     transformers.install(context)
 

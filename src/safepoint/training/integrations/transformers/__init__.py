@@ -3,17 +3,12 @@
 - `arguments`: the options of `safepoint run` replace the script's own, where they were given.
 - `hook`: every `train()` of the process becomes a run.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
-- `framework`: the Trainer's own `_save_checkpoint`, led into a working folder; `own_save`: a script's.
+- `trainer_loop`: the Trainer's own `_save_checkpoint`, run in a working folder; `own_save`: a script's.
 - `best_model`: the best model at the end, where every node has a part of it.
 - `hub`: pushes to the Hugging Face Hub, from checkpoints that are complete.
-- `reference`: TRL's reference model, where it changes.
-- `state`: what the Trainer does not save and an exact continuation needs.
-- `counted`: what TRL's trainers count for themselves.
-- `geometry`: how many samples a step sees, and keeping that with another number of ranks.
-- `continuation` and `data_position`: where a resumed run stands in its data; `repartition`: ZeRO on other ranks.
-- `sharing`: which strategies are supported; `shards`: which rank has which part of a weight.
-- `final_model`: the finished model, laid out before it is sent.
-- `callback`, `takeover`, `listeners`: how the Trainer's loop is hooked, and which callbacks are notified of saves.
+- `save_callbacks`: which callbacks are notified of saves, and when.
+- `resume`: what an exact resume needs and the Trainer itself does not save or load.
+- `sharding`: how ranks share a model, and how a checkpoint or a final model is made of their shares.
 """
 
 from types import ModuleType
@@ -23,7 +18,7 @@ from safepoint.training.integrations.imports import after_import
 
 
 def install(context: RankContext) -> None:
-    """Hook transformers for `session`, now or when it is imported."""
+    """Hook transformers for the rank of `context`, now or when it is imported."""
 
     def hook_arguments(module: ModuleType) -> None:
         from safepoint.training.integrations.transformers.arguments import hook
