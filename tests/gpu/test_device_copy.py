@@ -31,7 +31,7 @@ LONG_CYCLES = 1_000_000_000  # half a second and more of a device's time
 
 
 class Training:
-    """A large parameter that one optimizer owns, a buffer that anybody may change, and the means to stage both."""
+    """A large parameter that one optimizer owns, a buffer that no optimizer owns, and the means to stage both."""
 
     def __init__(self, device: str = "cuda:0") -> None:
         self.device = torch.device(device)
@@ -122,7 +122,7 @@ def test_the_next_step_is_not_seen(training: Training) -> None:
     assert training.ended == [True]
 
 
-def test_what_anybody_may_change_is_ordered_at_the_boundary(training: Training) -> None:
+def test_what_no_optimizer_owns_is_ordered_at_the_boundary(training: Training) -> None:
     """A change given to the device right after the boundary is not seen."""
     warm_up(training)
     busy = training.keep_busy()
@@ -145,7 +145,7 @@ def test_a_change_outside_the_step_is_noticed(training: Training) -> None:
     assert training.ended == [False]
 
 
-def test_nobody_reads_on_before_the_devices_copies_are_there(training: Training) -> None:
+def test_the_keeper_does_not_read_on_before_the_devices_copies_are_there(training: Training) -> None:
     """The host's part of a file may be there first, and says nothing of the rest."""
     warm_up(training)
     training.stage()
@@ -221,7 +221,7 @@ def test_a_closed_blocks_addresses_can_be_pinned_again() -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_no_error_of_the_trainings() -> None:
-    """CUDA tells a failure to the next kernel of the same thread."""
+    """CUDA reports a failure to the next kernel of the same thread."""
     torch.cuda.init()
     block = Block.allocate(1, 4 * PAGE_BYTES)
     assert pin(block, 0)

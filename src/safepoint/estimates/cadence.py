@@ -1,18 +1,18 @@
-"""When a snapshot is taken in memory, apart from when one is made durable."""
+"""At which steps a snapshot is taken in memory, besides those of saves."""
 
 import math
 
 _SHARE = 0.01
-"""The part of the time that snapshots may cost when the user leaves the choice to us."""
+"""The part of the time that snapshots may cost under `auto`."""
 
 
 class Cadence:
-    """Snapshots every so many steps.
+    """Snapshots at an interval of steps.
 
-    Every figure that is given to it is one that all ranks have agreed on; so they all come to the same answer.
+    All ranks pass figures that they have agreed on, so they all get the same answer.
 
     Args:
-        setting: a number of steps, `auto`, or None for none but those of saves.
+        setting: a number of steps, `auto`, or None for those of saves only.
     """
 
     def __init__(self, setting: str | None) -> None:

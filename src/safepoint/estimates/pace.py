@@ -1,8 +1,8 @@
 """How fast an attempt steps: pure arithmetic on the times of its steps.
 
-A step is measured from the end of the boundary before it, so that evaluations and saves are no part of it. What they
-take is counted apart, and only from the second one on: one that comes two steps after a resume says nothing about how
-often there will be another.
+A step is measured from the end of the boundary before it, so that evaluations and saves are not included. Their
+time is counted separately, from the second one on: one that comes two steps after a resume does not show how often
+there will be another.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ _SHARE = 0.2
 class Pace:
     """The pace of one attempt; all times are of one monotonic clock, in seconds.
 
-    One thread tells, others may read: a figure is of this step or of the one before.
+    One thread calls the methods, others may read: a figure is of this step or of the one before.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Pace:
         took_s = now_s - self._mark_s
         self._mark_s = now_s
         if not self._num_steps:
-            return  # what an earlier attempt has left to be done
+            return  # work left over from an earlier attempt
         if took_s <= _SHARE * (self.step_s or self._first_s):
             self._small_s += took_s
         elif self._first_pause is None:
@@ -75,6 +75,6 @@ class Pace:
 
     @property
     def pause_s(self) -> float:
-        """Seconds that evaluations and saves add to each step, as far as they have come again."""
+        """Seconds that evaluations and saves add to each step, counted from the second one on."""
         num_steps = 0 if self._first_pause is None else self._last_pause - self._first_pause
         return self._paused_s / num_steps if num_steps else 0.0

@@ -1,7 +1,7 @@
 """The calls of a framework's save routine that would write tensors, handed over as images.
 
-While a capture is open, `torch.save` and safetensors' `save_file`, under whatever name a module has imported them,
-and the file system writer of torch.distributed.checkpoint hand over what goes below one folder. Calls for other
+While a capture is open, `torch.save` and safetensors' `save_file`, under every name that a module has imported them
+as, and the file system writer of torch.distributed.checkpoint hand over what goes below one folder. Calls for other
 places, or with options that are not known here, are the library's own.
 """
 
@@ -20,7 +20,7 @@ import torch
 
 from safepoint.foundation.files import regular_files
 from safepoint.foundation.units import format_bytes
-from safepoint.snapshot.images.function_patch import Function, Replacing
+from safepoint.snapshot.images.function_patch import Function, FunctionPatch
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.images.safetensors_image import compose_safetensors
 from safepoint.snapshot.images.torch_image import TorchImages, UncomposableError
@@ -66,12 +66,12 @@ class Capture:
     def __init__(self) -> None:
         self._torch_images: dict[str, TorchImages] = {}
         self._dcp_images: dict[str, Any] = {}
-        self._replacing = Replacing()
-        self._told: set[str] = set()
+        self._patch = FunctionPatch()
+        self._reported: set[str] = set()
 
     def prepare(self) -> None:
-        """Look at all modules that are there now; it takes longer than a save, and belongs before the first step."""
-        self._replacing.find(_originals())
+        """Search all imported modules; this takes longer than a save, so call it before the first step."""
+        self._patch.find(_originals())
 
     @contextlib.contextmanager
     def below(self, root: Path) -> Generator[Captured]:
@@ -81,7 +81,7 @@ class Capture:
         replacements = {originals[0]: self._saving_with_torch(captured, originals[0])}
         for original in originals[1:]:
             replacements[original] = self._saving_safetensors(captured, original)
-        with self._replacing.exchanged(replacements), self._dcp_captured(captured):
+        with self._patch.exchanged(replacements), self._dcp_captured(captured):
             yield captured
 
     @contextlib.contextmanager
@@ -152,7 +152,7 @@ class Capture:
         return write_data
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Remember no longer how these files look, nor hold the tensors in them."""
+        """Release what is remembered of these files, and the tensors in them."""
         for path in paths:
             self._torch_images.pop(path.rsplit("/", 1)[-1], None)
             self._dcp_images.pop(path, None)
@@ -172,10 +172,10 @@ class Capture:
                 continue
             images.append(Image.of_bytes(path, content))
             name = path.rsplit("/", 1)[-1]
-            if status.st_size >= _LARGE_BYTES and name not in self._told:
-                self._told.add(name)
+            if status.st_size >= _LARGE_BYTES and name not in self._reported:
+                self._reported.add(name)
                 _log.warning(
-                    "%s, %s, was written while training waited: this way of writing it is not known",
+                    "%s, %s, was written while training waited: Safepoint cannot capture this way of writing",
                     name,
                     format_bytes(status.st_size),
                 )

@@ -9,7 +9,7 @@ from typing import Any
 Function = Callable[..., Any]
 
 
-class Replacing:
+class FunctionPatch:
     """Remembers where the functions' names are, because looking through all modules takes longer than a save."""
 
     def __init__(self) -> None:

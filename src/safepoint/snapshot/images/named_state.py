@@ -28,7 +28,7 @@ class StateImages:
             value: a module, an optimizer, any object with `state_dict`, or plain values and tensors.
 
         Raises:
-            Exception: whatever pickling raises.
+            Exception: any error of pickling.
         """
         images = self._images.setdefault(name, TorchImages(f"{name}.pt"))
         state, is_sure = self._state_of(name, value)

@@ -1,7 +1,7 @@
-"""Whether tensors are where they were and lie as they lay: what can change of a tensor that stays the same object.
+"""Whether tensors have the same addresses, types, shapes and strides as before: what can change in place.
 
-Looking at each of some hundred tensors is what the time at a boundary goes to. So one call of torch's compares types,
-shapes and strides of all, where torch has it; it is what compiled functions are guarded with.
+Checking hundreds of tensors one by one takes most of the time at a boundary. So where torch has it, one call compares
+the types, shapes and strides of all; it is the guard of compiled functions.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ class TensorPlaces:
     """Remembers the places of tensors.
 
     Args:
-        values: tensors, and whatever else, which is not looked at.
+        values: tensors; other values are ignored.
     """
 
     def __init__(self, values: Iterable[Any]) -> None:
@@ -24,19 +24,19 @@ class TensorPlaces:
         self._addresses: list[int] = []
         try:
             self._addresses = self._addresses_now()
-            self._lie_as_before = _guard_of_torch(self._tensors) or _guard_of_lists(self._tensors)
-            # An empty view has no address that would tell what becomes of its storage.
+            self._have_same_layout = _guard_of_torch(self._tensors) or _guard_of_lists(self._tensors)
+            # An empty view has no address, so a change of its storage cannot be seen.
             empty = [tensor for tensor, address in zip(self._tensors, self._addresses, strict=True) if not address]
-            self._can_tell = not any(tensor.untyped_storage().nbytes() for tensor in empty)
+            self._can_compare = not any(tensor.untyped_storage().nbytes() for tensor in empty)
         except RuntimeError:  # sparse, or a wrapper around others
-            self._can_tell = False
+            self._can_compare = False
 
     def _addresses_now(self) -> list[int]:
         return list(map(_data_ptr, self._tensors))
 
     def hold(self) -> bool:
         """Whether nothing has changed but what the tensors contain."""
-        return self._can_tell and self._addresses_now() == self._addresses and self._lie_as_before()
+        return self._can_compare and self._addresses_now() == self._addresses and self._have_same_layout()
 
 
 def _guard_of_torch(tensors: list[torch.Tensor]) -> Callable[[], bool] | None:

@@ -80,7 +80,7 @@ class _Storages:
         return True
 
     def copy(self) -> "_Storages":
-        """What is here now, whatever is added later."""
+        """A copy that later additions do not change."""
         copy = _Storages()
         copy.numbers, copy.entries = dict(self.numbers), list(self.entries)
         return copy
@@ -176,7 +176,7 @@ class _Seen:
         self.tensor = tensor
         self.number = storages.number(tensor.untyped_storage())
         self.entry = storages.entries[self.number]
-        # An empty view has no address that could tell what becomes of its storage.
+        # An empty view has no address, so a change of its storage cannot be seen.
         self.address = tensor.data_ptr() or (-1 if self.entry.num_bytes else 0)
         self.meta = _meta(tensor)
 
@@ -289,7 +289,7 @@ class TorchImages:
 
         Raises:
             UncomposableError: a storage is on a device that is not known here.
-            Exception: whatever pickling raises.
+            Exception: any error of pickling.
         """
         storages = _Storages()
         self._trusts = trusts

@@ -44,7 +44,7 @@ class Block:
     """One mapped block; unmapped by `close`, or with the last reference to it.
 
     Args:
-        number: what its owner calls it.
+        number: its name among the blocks of its owner.
         descriptor: of the memory; the block closes it.
         capacity_bytes: how much is mapped, a multiple of the page size.
 
@@ -82,7 +82,9 @@ class Block:
             raise
         block = cls(number, descriptor, capacity)
         block._length_bytes = capacity
-        _LIBC.madvise(block.address, capacity, _MADV_HUGEPAGE)  # a wish; many systems have none for shared memory
+        _LIBC.madvise(
+            block.address, capacity, _MADV_HUGEPAGE
+        )  # only advice: many systems have none for shared memory
         return block
 
     def populate(self, may_go_on: Callable[[int], bool] = lambda _: True) -> bool:
@@ -123,7 +125,7 @@ class Block:
         return _whole_pages(self._length_bytes)
 
     def note_pinned(self, unpin: Callable[[], None]) -> None:
-        """Somebody has locked its pages for a device, all of `length_bytes`.
+        """Record that all pages, `length_bytes`, are locked for a device.
 
         Args:
             unpin: undoes it; called before the pages or their addresses go.

@@ -1,4 +1,4 @@
-"""How much memory this process may still take before somebody is killed for it.
+"""How much memory this process may still allocate before the kernel kills a process for it.
 
 The least room counts: of the machine and of every control group that this process is in, version 1 and 2.
 """

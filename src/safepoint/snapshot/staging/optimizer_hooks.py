@@ -14,7 +14,7 @@ def before_changes(call: Callable[[torch.optim.Optimizer], None]) -> RemovableHa
     """Call `call` with each optimizer of the process when it steps, before anything is changed.
 
     An optimizer that is given a closure runs forward and backward inside of its step. Those of torch change nothing
-    before the closure has returned; for others, and for hooks before a step, this is unknown: there it is the
+    before the closure has returned. Others may, and so may hooks before a step: for these, `call` runs at the
     beginning of the step.
 
     Args:

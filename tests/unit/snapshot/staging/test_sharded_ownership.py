@@ -59,7 +59,7 @@ def test_shards_belong_to_the_optimizer(tmp_path: Path) -> None:
         guard.close()
 
 
-def test_a_part_of_a_storage_that_is_somebody_elses() -> None:
+def test_a_part_of_a_storage_that_the_optimizer_does_not_own() -> None:
     """An optimizer that owns half of a storage owns a piece of that half, and no more."""
     storage = torch.zeros(100)
     mine = torch.nn.Parameter(storage[:50])

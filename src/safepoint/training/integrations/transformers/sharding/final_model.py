@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from safepoint.checkpoint.format.safetensors_layout import KINDS, Shape, lay_out
-from safepoint.snapshot.images.function_patch import Replacing
+from safepoint.snapshot.images.function_patch import FunctionPatch
 from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.streams import StreamedFile, Streams, Stretch
 from safepoint.training.integrations.transformers.sharding.shards import Span, Weight, owners_of, weights_of
@@ -136,7 +136,7 @@ def _plan(weights: Mapping[str, Weight], save: Callable[[dict[str, torch.Tensor]
 @contextlib.contextmanager
 def _saving_with(save_file: Callable[..., None]) -> Generator[None]:
     library: Any = importlib.import_module("safetensors.torch")
-    with Replacing().exchanged({library.save_file: save_file}):
+    with FunctionPatch().exchanged({library.save_file: save_file}):
         yield
 
 
