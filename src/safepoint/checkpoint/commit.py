@@ -72,8 +72,8 @@ def commit(
     Args:
         destination: where the files are.
         record: see `Destination.prepare`.
-        together: for the parts of several nodes: runs a step on every node, and raises on all of them what a node
-            has raised. So no node publishes its part before all nodes have prepared theirs.
+        together: for the parts of several nodes: runs a step on every node; when it fails on one, raises its error
+            on all. So no node publishes its part before all nodes have prepared theirs.
 
     Raises:
         SafepointError, OSError: nothing was committed, see `Destination`.
@@ -84,7 +84,7 @@ def commit(
 
 @contextlib.contextmanager
 def discarding(destination: Destination) -> Generator[None]:
-    """Discard what the block has put at `destination` when it fails; but not when another writer has the place."""
+    """When the block fails, discard what it wrote to `destination`, unless another writer has claimed the place."""
     try:
         yield
     except ConflictError:
@@ -143,7 +143,7 @@ class FolderDestination:
 
 
 def fsync_parents(root: Path, paths: Iterable[str]) -> None:
-    """Make the names of `paths` survive a power loss, but for those in `root` itself."""
+    """Fsync the folders of `paths` below `root`, but not `root` itself."""
     parents = {parent for path in paths for parent in PurePosixPath(path).parents} - {PurePosixPath()}
     for parent in sorted(parents, reverse=True):
         files.fsync_folder(root / parent)

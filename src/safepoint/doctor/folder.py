@@ -112,7 +112,7 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
             status=Status.FAILURE,
             found=f"{folder}: {disk}",
             why=why,
-            fix="name a folder that this user can write, or repair its mount",
+            fix="name a folder that this user can write, or correct its mount",
         )
     found = (
         f"{folder}{'' if disk.folder == folder.absolute() else f' (tried in {disk.folder})'}: "

@@ -63,7 +63,7 @@ def judge_gpus(gpus: Gpus, torch: Torch | NoTorch) -> Finding:
             status=Status.FAILURE if gpus.trouble and "not installed" not in gpus.trouble else Status.WARNING,
             found=gpus.trouble or "the driver is loaded, and has no device",
             why=why,
-            fix="see dmesg for the driver's complaint; give a container the devices (--gpus all, nvidia.com/gpu)",
+            fix="see the driver's errors in dmesg; in a container, request the devices (--gpus all, nvidia.com/gpu)",
         )
     counted = {name: gpus.devices.count(name) for name in gpus.devices}
     names = "; ".join(f"{count} x {name}" for name, count in counted.items())

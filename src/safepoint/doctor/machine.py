@@ -21,7 +21,10 @@ def judge_memory(state_bytes: int | None) -> Finding:
     Args:
         state_bytes: the size of a checkpoint, where one is known.
     """
-    check, why = "memory", "snapshots of the training state lie in shared memory, so that training need not wait"
+    check, why = (
+        "memory",
+        "snapshots of the training state are copied to shared memory, so that training does not wait for the disk",
+    )
     room = host_memory.look()
     if not block.are_available() or room is None:
         return Finding(
@@ -29,7 +32,7 @@ def judge_memory(state_bytes: int | None) -> Finding:
             status=Status.WARNING,
             found="memfd_create is not allowed, or the available memory is unknown",
             why=why,
-            fix="allow memfd_create in the container's seccomp profile; until then each save stops the training",
+            fix="allow memfd_create in the container's seccomp profile; until then training waits for each save",
         )
     found = f"{format_bytes(room.available_bytes)} available, limited by {room.limited_by}"
     if state_bytes is None:
@@ -42,7 +45,7 @@ def judge_memory(state_bytes: int | None) -> Finding:
         status=Status.WARNING,
         found=found,
         why=why,
-        fix="give the job that much more memory; until then each save stops the training",
+        fix="give the job more memory; until then training waits for each save",
     )
 
 
@@ -97,7 +100,7 @@ def judge_clock(ahead_s: float | None) -> Finding:
             why=why,
             fix="run a time service, such as chrony, on the machine whose clock is wrong",
         )
-    found = ", ".join(part for part in (service, skew) if part) or "unknown whether it is right"
+    found = ", ".join(part for part in (service, skew) if part) or "it is unknown whether the clock is right"
     return Finding(check=check, status=Status.OK, found=found, why=why)
 
 

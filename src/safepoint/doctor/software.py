@@ -74,7 +74,7 @@ def look_at_torch() -> Torch | NoTorch:
 def judge_python() -> Finding:
     """Whether this Python can be used at all."""
     found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
-    why = "Safepoint needs Linux: signals, shared memory and durable renames as they are there"
+    why = "Safepoint relies on Linux's signals, shared memory and durable renames"
     if not sys.platform.startswith("linux"):
         return Finding(
             check="python", status=Status.FAILURE, found=f"{found}, on {sys.platform}", why=why, fix="train on Linux"
@@ -102,7 +102,7 @@ def judge_torch(torch: Torch | NoTorch) -> Finding:
             status=Status.FAILURE,
             found=f"{found}, without gloo",
             why=why,
-            fix="install a PyTorch that is built with distributed and gloo, as those of its own index are",
+            fix="install a PyTorch that is built with distributed and gloo, such as those from download.pytorch.org",
         )
     if torch.import_s > _SLOW_S:
         return Finding(check="torch", status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)

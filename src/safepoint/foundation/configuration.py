@@ -182,7 +182,7 @@ def _claim_folder(setting: Setting, base: Path) -> Path:
         raise setting.refuse("the value is not a folder's path", hint='write its path in quotation marks: "/data"')
     if "," in setting.value or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", setting.key):
         raise setting.refuse(
-            "this cannot be the name of a claim, or a folder for one",
+            "this is not a valid name of a claim, or its folder's path is invalid",
             hint="claims have letters, digits, dots and dashes; a folder's path must have no comma",
         )
     return Path(os.path.abspath(base / Path(setting.value).expanduser()))

@@ -54,8 +54,8 @@ def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
     store.delete(key, deadline_s=deadline_s)
     if found != data or key not in listed:
         raise StorageError(
-            "it does not return what was written to it",
-            hint="it may be a cache in front of a store; name the store itself",
+            "the store does not return the object that was just written to it",
+            hint="if this is the address of a cache, use the address of the store behind it",
         )
     return Tried(duration_s=clock.monotonic_s() - begun_s, clock_ahead_s=listed[key].modified_s - written_s)
 

@@ -1,6 +1,6 @@
 """Translates errors of servers and libraries into messages that say what to do.
 
-Of a request only its address goes into a message, so that no credential can.
+Messages show only the address of a request, so they contain no credentials.
 """
 
 import re
@@ -32,7 +32,7 @@ def from_status(status: int, code: str, what: str) -> StorageError:
         code: the server's own word for it, such as `NoSuchBucket`; may be empty.
         what: what was tried, such as `PUT s3://bucket/key`.
     """
-    said = f"{what}: the server said {status}{f' {code}' if code else ''}"
+    said = f"{what}: the server answered {status}{f' {code}' if code else ''}"
     if code == "NoSuchBucket":
         return ObjectNotFoundError(
             f"{said}: there is no such bucket", hint="create it, or correct the bucket's name in the location"
@@ -47,7 +47,7 @@ def from_status(status: int, code: str, what: str) -> StorageError:
             hint="another run writes to the same place; stop one of them",
         )
     if status in _BUSY or code in _TRANSIENT_CODES:
-        return TransientError(f"{said}: it is busy or failing", hint="nothing is wrong here; try again later")
+        return TransientError(f"{said}: it is busy or failing", hint="the fault is the server's; try again later")
     return StorageError(f"{said}: it refused the request")
 
 
@@ -58,13 +58,13 @@ def _denied(said: str, *, is_wrong_key: bool) -> AccessDeniedError:
             hint="check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
         )
     return AccessDeniedError(
-        f"{said}: these credentials may not do that",
+        f"{said}: these credentials may not do this",
         hint="grant them reading, writing, listing and deleting below the location",
     )
 
 
 def without_keys(error: AccessDeniedError) -> AccessDeniedError:
-    """The same refusal, for a request that no keys were given for."""
+    """The same error for a request that was sent without keys."""
     return AccessDeniedError(
         f"{error.message}; no keys were given",
         hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket",
@@ -109,5 +109,5 @@ def from_obstore(error: Exception, what: str) -> StorageError:
     if isinstance(error, obstore_errors.UnauthenticatedError | obstore_errors.PermissionDeniedError):
         return from_status(403, "", what)
     if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
-        return StorageError(f"{what}: this store cannot do that: {text.splitlines()[0]}")
+        return StorageError(f"{what}: the store does not support this: {text.splitlines()[0]}")
     return from_connection(text, what)

@@ -238,7 +238,9 @@ def _create_working(path: Path) -> Path:
                 raise
         else:
             return working
-    raise StorageError(f"{path.parent} is deleted again and again; nothing was written")
+    raise StorageError(
+        f"{path.parent} is deleted by another process each time that it is created; nothing was written"
+    )
 
 
 def _make_folder(folder: Path) -> None:

@@ -158,7 +158,7 @@ def resolve_claim(location: Location, mounts: str | None = None) -> Location:
         where = f"this pod mounts {', '.join(sorted(table))}" if table else "this is not a pod that mounts a claim"
         raise ValueError(
             f"{location} can only be used in a pod that mounts the claim {location.claim!r}; {where}; "
-            f"on a machine of your own, give it a folder in safepoint.toml: below [pvc] {location.claim} = '/path'"
+            f"elsewhere, map the claim to a folder: {location.claim} = '/path' below [pvc] in safepoint.toml"
         )
     return Location(scheme=Scheme.FILE, path=_plain(f"{mount}/{location.path}"))
 

@@ -36,7 +36,7 @@ class RawReader(io.RawIOBase):
         """
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size_bytes}[whence]
         if origin + offset < 0:
-            raise OSError("a place before the beginning")
+            raise OSError("the position is before the beginning of the object")
         self._place = origin + offset
         return self._place
 

@@ -75,7 +75,7 @@ class Store(Protocol):
     - memory stays bounded whatever the size of an object, except for `read`, which returns what was asked for;
     - all methods may be called from several threads at once, after and never before a fork.
 
-    All may raise AccessDeniedError and TransientError (the deadline passed); what else is said at each.
+    All may raise AccessDeniedError and TransientError (the deadline passed); each method names its other errors.
     """
 
     @property
@@ -109,7 +109,8 @@ class Store(Protocol):
     def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
         """Read `length` bytes from `start` and hand them to `sink` in blocks, in order, each byte once.
 
-        A block is valid until `sink` returns. After a cut the reading goes on behind what was handed over.
+        A block is valid until `sink` returns. After the connection was cut off, reading
+        continues with the first byte that was not handed over.
 
         Raises:
             ObjectNotFoundError: nothing is there.
@@ -140,7 +141,7 @@ class Store(Protocol):
 
         Called again after it was cut off, also by another process, it sends only the parts that are missing.
         It replaces what is there. Of a stream nothing is kept on a disk of this machine, and no more in memory than
-        the parts on their way: 32 MiB, or one part where that is more, which S3 wants of files of more than 300 GB.
+        the parts on their way: 32 MiB, or one part where that is larger: S3 requires such parts for more than 300 GB.
 
         Args:
             key: where.
@@ -151,7 +152,7 @@ class Store(Protocol):
             deadline_s: when to give up.
 
         Raises:
-            StorageError: it did not arrive, or the source has more or fewer bytes than it said.
+            StorageError: the upload failed, or the source has more or fewer bytes than announced.
         """
         ...
 
@@ -179,17 +180,17 @@ class Store(Protocol):
 
 
 def check_length(content: Content, num_bytes: int) -> None:
-    """Refuse a stream that has brought more or fewer bytes than it said.
+    """Check that a stream delivered as many bytes as it announced.
 
     Raises:
-        StorageError: it has.
+        StorageError: it delivered more or fewer.
     """
     if num_bytes != content.size_bytes:
-        raise StorageError(f"a stream of {content.size_bytes} bytes has brought {num_bytes}; nothing was written")
+        raise StorageError(f"a stream of {content.size_bytes} bytes delivered {num_bytes} bytes; nothing was written")
 
 
 def check_key(key: str) -> str:
-    """Return `key`, or raise ValueError when it could leave its location or mean two things."""
+    """Return `key`, or raise ValueError when it could lead out of its location or is ambiguous."""
     parts = key.split("/")
     if any(part in {"", ".", ".."} for part in parts) or any(
         ord(letter) < 32 or ord(letter) == 127 for letter in key

@@ -1,4 +1,4 @@
-"""The folder that a run writes to: its lock, its checkpoints, and what dead runs left in it."""
+"""The folder that a run writes to: its lock, its checkpoints, and the leftovers of dead runs."""
 
 import contextlib
 import json
@@ -72,10 +72,10 @@ class OutputFolder:
             raise self._unusable(error) from error
 
     def claim(self, *, wait_s: float, waiting: Callable[[str], None], keeper_pid: int = 0) -> bool:
-        """Become the one writer, waiting for one that is just leaving.
+        """Become the one writer; wait for another that is about to exit.
 
         Args:
-            wait_s: how long a leaving writer may take.
+            wait_s: how long to wait for it.
             waiting: called once with the process that it waits for.
             keeper_pid: the keeper of this run itself, which may hold the folder from an earlier start; 0 for none.
 
@@ -128,7 +128,7 @@ class OutputFolder:
                 lock.release()
 
     def release(self, attempt_id: str | None = None) -> None:
-        """Let the next run in; the attempt's own working folder is deleted while the lock is still held."""
+        """Release the lock for the next run, after deleting the attempt's own working folder."""
         if attempt_id is not None and self._lock is not None:
             files.delete_tree(self.work / attempt_id)
         if self._lock is not None:
@@ -180,7 +180,7 @@ class OutputFolder:
                     found.append((path, read_manifest_of_any(path)))
         return found
 
-    # ---- see `pruning.CheckpointFolder`; deadlines are ignored, as a file system call cannot be taken back -------
+    # ---- see `pruning.CheckpointFolder`; deadlines are ignored: a file system call cannot be cancelled -------
 
     def steps(self, *, deadline_s: float | None = None) -> list[int]:
         """The steps of the committed checkpoints and parts, newest first; not verified."""

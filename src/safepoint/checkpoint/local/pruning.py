@@ -43,11 +43,13 @@ def prune(
     protected: Collection[int] = (),
     deadline_s: float | None = None,
 ) -> None:
-    """Delete what no policy keeps, and report each deletion. A disk's failure is reported; the next save tries again.
+    """Delete the checkpoints that no policy keeps, and report each deletion.
+
+    An OSError is reported as an event, and the next save tries again.
 
     Args:
         folder: the checkpoints.
-        policies: none keeps all.
+        policies: which checkpoints to keep; without any, all are kept.
         report: receives the events.
         protected: steps that are never deleted.
         deadline_s: when to give up on a store.

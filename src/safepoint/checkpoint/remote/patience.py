@@ -7,7 +7,7 @@ LONGEST_PATIENCE_S = 600.0
 _PATIENCE_WITH_REFUSALS_S = 30.0
 """For a store that refuses requests."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-"""Between one try and the next; it doubles up to the longest."""
+"""The pause between two tries doubles from the first value up to the second."""
 
 
 def patience_s(error: SafepointError) -> float:

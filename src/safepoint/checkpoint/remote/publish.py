@@ -1,7 +1,7 @@
 """Publishing: a committed checkpoint of a folder is uploaded and committed in the object store.
 
 From one node, or from several that each hold a part (docs/adr/0008): the node that finds that all parts are there
-commits the whole. Whatever fails, the next try uploads what is missing.
+commits the whole. After a failure the next try uploads only what is missing.
 """
 
 from enum import Enum, auto
@@ -26,7 +26,7 @@ class Published(Enum):
     NOW = auto()
     """It is committed now."""
     IN_PART = auto()
-    """This node's files are there, and other nodes' are not yet."""
+    """This node's files are in the store, and those of other nodes are not yet."""
 
 
 def publish(
@@ -47,13 +47,13 @@ def publish(
         record: its manifest; or the record of the node's part that the folder holds.
         name: its name in the store.
         sent: remembers what was uploaded.
-        progress: receives the number of bytes that are in the store, also of what was there already.
+        progress: called as bytes reach the store, also for those that were there already.
         deadline_s: when to give up.
 
     Raises:
         CheckpointError: a file has changed since the checkpoint was committed.
         ConflictError: another attempt has claimed the location.
-        StorageError: the store did not take it, a file cannot be read, or files under the name are not Safepoint's.
+        StorageError: the upload failed, a file cannot be read, or another tool's files have this name.
     """
     part = record if isinstance(record, NodePart) else None
     manifest = manifest_of(record)

@@ -1,6 +1,6 @@
 """The uploader: decides which of the folder's checkpoints goes to the object store next, and publishes it.
 
-It needs nothing but the folder: what is there and not yet in the store is uploaded, newest first. A periodic
+It reads only the folder: checkpoints there that are not yet in the store are uploaded, newest first. A periodic
 checkpoint that is still waiting when a newer one appears is superseded. One in flight is finished, unless a deadline
 leaves time for the newest only.
 """
@@ -31,7 +31,7 @@ from safepoint.foundation.events.stream import Event
 
 
 class _SupersededError(Exception):
-    """The remaining time is for a newer checkpoint than the one in flight."""
+    """A newer checkpoint exists, and the remaining time suffices for that one only."""
 
 
 class Uploader:
@@ -75,7 +75,7 @@ class Uploader:
         self.last_progress_s = clock.monotonic_s()
         """When bytes last reached the store, by the monotonic clock."""
         self.with_final = False
-        """Set when the training has ended by itself, and the final model will not change any more."""
+        """Set when the training is complete, and the final model does not change any more."""
         self.newest_only = False
         """Set when the remaining time is for the newest checkpoint alone."""
         self.takes_open = False
@@ -128,9 +128,9 @@ class Uploader:
         if record is None or self._is_done(folder):
             return False
         if isinstance(record, Manifest):
-            # What all nodes hold in full, because they resumed from it, is uploaded by the first of them.
+            # All nodes have resumed from this checkpoint and hold all of it; the first node uploads it.
             return self._node == 0
-        return record.num_nodes == self._num_nodes  # or its other parts are lost
+        return record.num_nodes == self._num_nodes  # otherwise other parts of it are lost
 
     def check_complete(self) -> None:
         """Check that the newest checkpoint is complete in the store, with the parts of all other nodes; then prune.
@@ -299,5 +299,5 @@ class Uploader:
 
 
 def _identity(record: Record) -> tuple[bool, Manifest]:
-    """Equal for records of which the same is to be uploaded."""
+    """Equal for records that lead to the same upload."""
     return isinstance(record, Manifest), manifest_of(record)

@@ -79,7 +79,7 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
         working.rmdir()
     except OSError as error:
         raise StorageError(
-            f"{folder} cannot be made: {error.strerror}; nothing was written", hint="name another folder"
+            f"{folder} cannot be created: {error.strerror}; nothing was written", hint="name another folder"
         ) from error
     destination = FolderDestination(working, folder, trash=None)
     with discarding(destination):

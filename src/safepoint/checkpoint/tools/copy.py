@@ -88,12 +88,12 @@ def is_there(item: Item, target: Location) -> bool:
         return True
     if present is not None:
         raise ConflictError(
-            f"{target} has another {item.name}; nothing was copied",
+            f"{target} has a different {item.name}; nothing was copied",
             hint="copy to another location, or delete that one first",
         )
     if target.is_folder and os.path.lexists(target.folder / item.name):
         raise ConflictError(
-            f"{target.child(item.name)} is there already, and not a checkpoint; nothing was copied",
+            f"{target.child(item.name)} exists already and is not a checkpoint; nothing was copied",
             hint="copy to another location, or move it away first",
         )
     return False
@@ -145,8 +145,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     entries = tuple(entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path))
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
-            f"{item.where} holds no model in a form that is known here (strategy {manifest.strategy}); nothing was "
-            "exported",
+            f"{item.where} holds no model in a known format (strategy {manifest.strategy}); nothing was exported",
             hint="resume from it and save the model from there",
         )
     counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))

@@ -109,7 +109,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
         looked_at.clear()
         pieces = _place_of(folder)
         if pieces is None:
-            raise CheckpointError(f"{folder} holds no model in pieces")
+            raise CheckpointError(f"{folder} holds no sharded model; nothing was exported")
         check_empty(target, has_manifest=manifest is not None)
         if manifest is not None:
             _check_whole(folder, manifest)
@@ -146,10 +146,10 @@ def _weights(folder: StorePath, pieces: StorePath) -> list[StoredWeight]:
             weights = dcp_weights(pieces) if (pieces / METADATA).is_file() else zero_weights(pieces)
     except (CheckpointError, StorageError, OSError):
         raise
-    except Exception as error:  # whatever hostile content makes of it
-        raise CheckpointError(f"{folder} is not laid out in a way that is known here: {error!r}") from error
+    except Exception as error:  # hostile content may raise anything
+        raise CheckpointError(f"{folder} has an unknown layout, nothing was exported: {error!r}") from error
     if len({weight.shape.name for weight in weights}) != len(weights):
-        raise CheckpointError(f"two weights in {folder} have one name; nothing was exported")
+        raise CheckpointError(f"two weights in {folder} have the same name; nothing was exported")
     return weights
 
 

@@ -1,6 +1,6 @@
 """Deletes what a dead run has left unfinished and, when requested, damaged checkpoints.
 
-What a process may still be writing stays: in a folder the lock shows that, in an object store only age does.
+What a process may still be writing stays: in a folder the lock shows it, in an object store only the age does.
 """
 
 from collections.abc import Callable, Collection
@@ -37,9 +37,9 @@ class Repair:
 
     Args:
         unfinished: begun by Safepoint, never committed, and dropped; in a store only, a folder's are leftovers.
-        recent: the same, and left, because a process may be writing it.
+        recent: not committed, and left because a process may still be writing it.
         foreign: without a manifest and not Safepoint's; never touched.
-        damaged: with a manifest that does not fit; dropped or moved aside only when asked.
+        damaged: its files contradict its manifest; dropped or moved aside only when asked.
         moved_to: where damaged ones of a folder are now, or None.
         num_leftovers: working folders, unfinished uploads and marks that were deleted, and what unfinished exports to
             this place had left.
@@ -66,10 +66,10 @@ def repair(
 
     Args:
         inventory: where.
-        deep: also read every file, or damaged contents are not found.
+        deep: also read every file and compare its digest; without it, names and sizes are compared.
         drop_damaged: also remove damaged checkpoints: those of a folder are moved aside, those of a store deleted.
         dry_run: change nothing.
-        idle_s: in an object store, nothing younger is deleted.
+        idle_s: in an object store, nothing unfinished that is younger is deleted.
         progress: see `Progress`.
 
     Raises:
@@ -107,7 +107,7 @@ def repair(
 
 
 def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str]) -> int:
-    """Delete the marks of names under which there is nothing."""
+    """Delete the marks of checkpoints that have no objects."""
     marks = {
         item.key.removeprefix(f"{UNFINISHED}/")
         for item in inventory.store.list(UNFINISHED)
@@ -126,7 +126,7 @@ def _in_folder(
     drop_damaged: bool,
     dry_run: bool,
 ) -> Repair:
-    if dry_run or not output.control.is_dir():  # a folder that was never Safepoint's gets nothing of its own
+    if dry_run or not output.control.is_dir():  # Safepoint never wrote here, so it creates no files here
         return Repair(unfinished=(), recent=(), foreign=foreign, damaged=tuple(damaged))
     output.prepare()
     has_locks = output.claim(wait_s=0, waiting=lambda who: None)
@@ -148,5 +148,4 @@ def _in_folder(
 def _named(progress: Progress | None, item: Item) -> Callable[[int, int], None] | None:
     if progress is None:
         return None
-    tell = progress
-    return lambda done_bytes, total_bytes: tell(item.name, done_bytes, total_bytes)
+    return lambda done_bytes, total_bytes: progress(item.name, done_bytes, total_bytes)

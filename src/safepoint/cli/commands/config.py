@@ -33,7 +33,7 @@ def show(
     everything: Annotated[bool, typer.Option("--all", help="Also show settings left at their defaults.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the settings of every command that differ from its defaults, in the form of a settings file.
+    """Print every command's settings that differ from their defaults, in the form of a settings file.
 
     They come from variables, ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, and the user's own config.toml.
     """

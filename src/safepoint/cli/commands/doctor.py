@@ -28,18 +28,18 @@ def doctor(
         str | None,
         typer.Option(
             metavar="LOCATION",
-            help="Where checkpoints would go: a path, s3://, gs://, az:// or pvc://.  [as `safepoint run` would]",
+            help="Where checkpoints would go: a path, s3://, gs://, az:// or pvc://.  [that of `safepoint run`]",
         ),
     ] = None,
     local_dir: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="The local folder for an object store.  [as `safepoint run` would]"),
+        typer.Option(metavar="DIR", help="The local folder for an object store.  [that of `safepoint run`]"),
     ] = None,
     grace: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Time that the platform grants between SIGTERM and SIGKILL.  [as `safepoint run` would]",
+            help="Time that the platform grants between SIGTERM and SIGKILL.  [that of `safepoint run`]",
         ),
     ] = None,
     connection: Connection = None,

@@ -23,14 +23,14 @@ class HeldFolder:
         self._reporter = reporter
 
     def open(self, path: Path, *, is_committer: bool) -> None:
-        """Close the folder before, lock this one, and delete the unfinished files of a keeper that died.
+        """Close the previous folder, lock this one, and delete the unfinished files of a keeper that died.
 
         Args:
             path: of the output folder.
             is_committer: whether checkpoints are committed here; of several nodes one does.
 
         Raises:
-            OSError: the folder cannot be locked, because another keeper holds it for instance; none is open then.
+            OSError: the folder cannot be locked, for example because another keeper holds it; no folder is open then.
         """
         self.close()
         output = OutputFolder(path)

@@ -19,7 +19,7 @@ def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
     """With `KeeperState.changed` held: request the newest complete snapshot; of several nodes, the newest of all.
 
     Returns:
-        The snapshot, on one node; None on several, whose keepers agree on a thread.
+        The snapshot; None with several nodes, whose keepers agree on one in a thread.
     """
     facts = group.facts
     if facts is not None and facts.num_nodes > 1:
@@ -41,7 +41,7 @@ def rescue_newer(state: KeeperState, group: RankGroup, step: int) -> None:
 
 
 def watch_others(state: KeeperState, group: RankGroup, facts: CheckpointFacts) -> None:
-    """On a thread: rescue when the ranks of another node have failed, which those of this node may not notice."""
+    """On a thread: rescue when the ranks of another node have failed, which the ranks of this node may not notice."""
     while not group.is_over and not group.is_rescued:
         if nodes_of(facts).is_called():
             with state.changed:

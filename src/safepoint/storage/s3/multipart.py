@@ -171,7 +171,7 @@ class _PartsInMemory:
         self.num_bytes += len(block)
         while block:
             if self._number not in self._windows:
-                raise StorageError("a stream has brought more bytes than it said; nothing was written")
+                raise StorageError("a stream delivered more bytes than it announced; nothing was written")
             if self._buffer is None:
                 self._buffer = self._next_buffer()
             length = self._windows[self._number][1]

@@ -1,4 +1,4 @@
-"""From a snapshot in the keeper's book to a checkpoint in the output folder."""
+"""Writes a snapshot from the keeper's registry to the output folder and commits it as a checkpoint."""
 
 import contextlib
 from collections.abc import Callable, Sequence
