@@ -1,5 +1,6 @@
 """Pruning: deletes the checkpoints that no retention policy keeps, in a folder and in an object store alike."""
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -65,6 +66,8 @@ def prune(
                 report(Pruned(step=step, path=folder.where(name)))
     except OSError as error:
         reason = f"an older checkpoint could not be deleted: {error}"
-        newest = max(folder.steps(deadline_s=deadline_s), default=0)
+        newest = 0
+        with contextlib.suppress(OSError):  # the same disk may refuse this too
+            newest = max(folder.steps(deadline_s=deadline_s), default=0)
         consequence = "it stays until the next save"
         report(SaveFailed(step=newest, trigger="retention", reason=reason, consequence=consequence))

@@ -52,3 +52,17 @@ def test_a_disk_that_refuses_is_reported(output: OutputFolder, monkeypatch: pyte
     with files.reading(output.root / "checkpoint-10" / MANIFEST_NAME):
         prune(output, [KeepNewest(2)], events.append)
     assert output.steps() == [40, 30, 10]
+
+
+def test_a_disk_that_fails_altogether_is_reported(output: OutputFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No exception either when the folder cannot be listed: it would end one rank while the others wait for it."""
+    events: list[Event] = []
+
+    def fail(*_: object) -> None:
+        raise OSError("Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFolder, "manifests", fail)
+        prune(output, [KeepNewest(2)], events.append)
+    assert [event.trigger for event in events if isinstance(event, SaveFailed)] == ["retention"]
+    assert output.steps() == [40, 30, 20, 10]

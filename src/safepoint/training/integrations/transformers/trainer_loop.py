@@ -123,10 +123,11 @@ class TrainerLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """The script's `save_total_limit`; the best checkpoint is protected."""
+        """The script's `save_total_limit`, where 0 and less mean no limit; the best checkpoint is protected."""
         best = self._trainer.state.best_model_checkpoint
         protected = {step for step in [step_of(Path(best)) if best else None] if step is not None}
-        return self._trainer.args.save_total_limit, protected
+        limit = self._trainer.args.save_total_limit
+        return limit if limit is not None and limit > 0 else None, protected
 
     def write(self, model: Any, trial: Any) -> Write:
         """How to write this boundary.
