@@ -167,7 +167,7 @@ def _text(setting: Setting, option: TyperOption) -> Any:
     value: Any = setting.value
     if _is_only_typed(setting.name, option):
         why = "a file cannot set it, because the command line could not take it back"
-        raise setting.refuse(why, hint=f"type --{setting.name} where you want it")
+        raise setting.refuse(why, hint=f"pass --{setting.name} on the command line instead")
     if option.is_flag != isinstance(value, bool):
         hint = "write true or false" if option.is_flag else "write its value, not true or false"
         raise setting.refuse("it has the wrong type", hint=hint)

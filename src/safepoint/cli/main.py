@@ -11,25 +11,27 @@ from safepoint.cli.failures import run_command
 from safepoint.cli.lazy import LazyCommand, LazyGroup, keep_pydantic_out
 from safepoint.foundation.service_links import forget_service_links
 
-_SUMMARY = "Keeps model training alive: agreed checkpoints on preemption, verified resume, no code changes."
+_SUMMARY = (
+    "Keeps model training alive: saves a checkpoint on preemption and resumes from it, without changes to the code."
+)
 
 
 _IN = "safepoint.cli.commands."
 _COMMANDS = (
     ("run", "run:run", "Run a training script that survives preemption."),
     ("submit", "submit:submit", "Run a training script in the background, as a job."),
-    ("list", "jobs:list_", "List the jobs, newest first, with state, step, time left, loss and safe step."),
-    ("status", "jobs:status", "Show one job: its command, progress, newest safe step and attempts."),
-    ("watch", "watch:watch", "Show jobs live, with the curve of the loss; Ctrl-C stops watching, not the jobs."),
+    ("list", "jobs:list_", "List the jobs, newest first, with state, step, time left, loss and newest saved step."),
+    ("status", "jobs:status", "Show one job: its command, progress, newest saved step and attempts."),
+    ("watch", "watch:watch", "Show jobs live, with a plot of the loss; Ctrl-C stops watching, not the jobs."),
     ("logs", "jobs:logs", "Print the output of a job's processes; with several, each line names its process."),
-    ("events", "jobs:events", "Print the events of a job in the order of time: who, what, why."),
-    ("suspend", "jobs:suspend", "Stop a job with a checkpoint; `resume` continues from it."),
+    ("events", "jobs:events", "Print the events of a job in order of time, with the cause of each."),
+    ("suspend", "jobs:suspend", "Save a checkpoint and stop a job; `resume` continues from it."),
     ("resume", "jobs:resume", "Continue a suspended or failed job from its newest checkpoint."),
     ("scale", "jobs:scale", "Change a job's number of nodes: suspend, change, resume."),
     ("delete", "jobs:delete", "Stop a job and remove it; its checkpoints stay unless --checkpoints is given."),
     ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints, in a folder or an object store."),
     ("config", "config:app", "Show which settings are in effect, and where they come from."),
-    ("doctor", "doctor:doctor", "Check this machine and the output location before a training relies on them."),
+    ("doctor", "doctor:doctor", "Check before a run that this machine and the output location are usable."),
 )
 """Name, function and summary of each, in the order of `safepoint --help`."""
 _TAKE_A_PROGRAM = ("run", "submit")

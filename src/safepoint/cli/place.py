@@ -80,7 +80,7 @@ Connection = Annotated[
     typer.Option(
         "--connection",
         metavar="NAME",
-        help="The object store's keys: a table in ~/.config/safepoint/connections.toml.",
+        help="Take the object store's keys from the table NAME in ~/.config/safepoint/connections.toml.",
         callback=_connect,
     ),
 ]

@@ -170,7 +170,7 @@ def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> 
     if configured is not None:
         return {_CLAIMS: f"{claim}={configured}"}
     raise UsageError(
-        f"no folder of this machine stands for the claim {claim!r} of {output}",
+        f"no folder on this machine is configured for the claim {claim!r} of {output}",
         hint=f"LocalConfig(pvc={{{claim!r}: '/some/folder'}}), or a table [pvc] in safepoint.toml",
     )
 

@@ -62,7 +62,7 @@ class PodRun:
 
 
 def pod_function(function: Callable[..., Any] | str, run: Callable[[], PodRun]) -> Callable[..., Any]:
-    """A function whose source Kubeflow's client can ship; reading that source raises what cannot be shipped.
+    """A function whose source Kubeflow's client can send; reading the source raises an error if it cannot be sent.
 
     Args:
         function: the original, or the path of a script, or the name of a module.

@@ -122,7 +122,8 @@ class TransformersTrainer(types.CustomTrainer):
             self.enable_jit_checkpoint = True
             if self.output_dir.startswith("s3://") and not self.data_connection_name:
                 raise ValueError(
-                    f"data_connection_name is needed with output_dir {self.output_dir!r}: it names the store's keys"
+                    f"data_connection_name is needed with output_dir {self.output_dir!r}: it names the "
+                    "connection that holds the object store's keys"
                 )
         self._check_config()
         self._check_retention()

@@ -126,7 +126,9 @@ def test_a_module_of_another_interpreter_may_be_there(tmp_path: Path) -> None:
 def test_claims_are_folders(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the client, of the environment, of a file of settings, in this order; or the error says how."""
     trainer = TransformersTrainer(train_it, output_dir="pvc://data/run")
-    with pytest.raises(UsageError, match=r"no folder of this machine stands for the claim 'data'.*LocalConfig\(pvc="):
+    with pytest.raises(
+        UsageError, match=r"no folder on this machine is configured for the claim 'data'.*LocalConfig\(pvc="
+    ):
         made(trainer)
     (machine / "safepoint.toml").write_text('[pvc]\ndata = "from-file"\n')
     assert made(trainer).spec.env == {"SAFEPOINT_PVC_MOUNTS": f"data={machine}/from-file"}

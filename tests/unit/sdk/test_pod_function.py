@@ -116,7 +116,7 @@ def test_an_image_without_safepoint(shell: Shell, tmp_path: Path, is_needed: boo
 def test_what_cannot_be_shipped_is_said_by_whoever_ships_it() -> None:
     """Not when the trainer is made: another client may do better."""
     trainer = TransformersTrainer(lambda: None)
-    with pytest.raises(ValueError, match="a lambda cannot be shipped"):
+    with pytest.raises(ValueError, match="a lambda cannot be sent to a job"):
         inspect.getsource(trainer.func)  # pyright: ignore
 
 

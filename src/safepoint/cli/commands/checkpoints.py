@@ -102,7 +102,7 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
 
 @app.command()
 def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
-    """Check one checkpoint, or all of a location, and explain every fault; exit code 14 when there is one."""
+    """Check one checkpoint, or all in a location, and explain every fault; exit code 14 if there is any."""
     inventory, name = _open(location)
     # A folder without a manifest is a fault only where it was named.
     everything = [inventory.item(name)] if name else inventory.items()
@@ -139,7 +139,8 @@ def prune(
         str,
         typer.Option(
             metavar="POLICY",
-            help="What to keep: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
+            help="What to keep: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; separate several "
+            "policies by commas.",
         ),
     ],
     connection: Connection = None,

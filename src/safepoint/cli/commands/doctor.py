@@ -45,7 +45,7 @@ def doctor(
     connection: Connection = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check this machine and the output location before a training relies on them.
+    """Check before a run that this machine and the output location are usable.
 
     Each check prints what was found and, unless all is well, why it matters and what to do. Nothing is changed and
     nothing is left behind. Exit codes: 0 if no check failed, 1 otherwise.

@@ -35,7 +35,7 @@ def list_(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the jobs, newest first, with state, step, time left, loss and safe step."""
+    """List the jobs, newest first, with state, step, time left, loss and newest saved step."""
 
     def is_listed(state: JobState) -> bool:
         return state.is_active or not active
@@ -50,7 +50,7 @@ def list_(
 
 
 def status(name: Name, as_json: Json = False) -> None:
-    """Show one job: its command, progress, newest safe step and attempts."""
+    """Show one job: its command, progress, newest saved step and attempts."""
     with LocalJobs() as jobs:
         job = jobs.job(name)
         progress, attempts = jobs.progress_of(job), jobs.attempts(job.name)
@@ -85,7 +85,7 @@ def logs(
 
 
 def events(name: Name, as_json: Json = False) -> None:
-    """Print the events of a job in the order of time: who, what, why."""
+    """Print the events of a job in order of time, with the cause of each."""
     with LocalJobs() as jobs:
         happened = jobs.events(name)
     rows = [
@@ -113,7 +113,7 @@ def _named(figures: dict[str, str]) -> list[str]:
 
 
 def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json = False) -> None:
-    """Stop a job with a checkpoint; `resume` continues from it.
+    """Save a checkpoint and stop a job; `resume` continues from it.
 
     When a save would not fit the job's grace period, the command shows the figures and asks before it does anything.
 
@@ -132,7 +132,7 @@ def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json
     if job.state is JobState.SUSPENDED and not job.was_saved:
         raise PartlyDoneError(
             f"job {job.name} is suspended, but its last attempt ended without a durable save",
-            hint="after `resume`, the steps since its last safe step are trained again",
+            hint="after `resume`, the steps since its newest saved step are trained again",
         )
 
 
@@ -198,7 +198,7 @@ def delete(
 def _confirm(question: str) -> None:
 
     if not typer.confirm(question, err=True):
-        raise SafepointError("the answer was no; nothing was done")
+        raise SafepointError("not confirmed; nothing was done")
 
 
 def _ask_if_risky(jobs: LocalJobs, name: str, *, yes: bool) -> None:

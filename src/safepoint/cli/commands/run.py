@@ -72,7 +72,7 @@ def run(
 ) -> None:
     """Run a training script that survives preemption.
 
-    The script is not changed. On SIGTERM to the launcher, to one agent or to one rank, all ranks save one
+    The script is not changed. On SIGTERM to a launcher or to one rank, all ranks save one
     checkpoint at one step and exit with code 75; the same command continues from it. SIGUSR1 saves without stopping.
 
     Exit codes: 0 finished, 75 interrupted and saved (run again), 143 terminated without a save, 14 only damaged

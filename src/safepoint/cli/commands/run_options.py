@@ -46,7 +46,8 @@ class RunOptions:
         typer.Option(
             metavar="TIME|auto",
             envvar="SAFEPOINT_SAVE_EVERY",
-            help="Save periodically by time, such as 10m; auto: by what a save costs. Instead of steps and epochs.",
+            help="Save periodically by time, such as 10m; auto: the interval follows from the cost of a save. "
+            "Excludes --save-steps and --save-strategy.",
         ),
     ] = None
     save_total_limit: Annotated[
@@ -54,7 +55,7 @@ class RunOptions:
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_SAVE_TOTAL_LIMIT",
-            help="Keep the newest N checkpoints; the last good one is never deleted.",
+            help="Keep the newest N checkpoints; the newest valid one is never deleted.",
         ),
     ] = None
     local_dir: Annotated[
@@ -62,7 +63,8 @@ class RunOptions:
         typer.Option(
             metavar="DIR",
             envvar="SAFEPOINT_LOCAL_DIR",
-            help="The folder in front of an object store.  [one below ~/.cache/safepoint]",
+            help="The local folder that checkpoints are written to before they are uploaded to an object store.  "
+            "[a folder in ~/.cache/safepoint]",
         ),
     ] = None
     keep: Annotated[
@@ -70,7 +72,8 @@ class RunOptions:
         typer.Option(
             metavar="POLICY",
             envvar="SAFEPOINT_KEEP",
-            help="Keep these in the folder: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; commas add.",
+            help="Which checkpoints to keep in the folder: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; "
+            "separate several policies by commas.",
         ),
     ] = None
     store_keep: Annotated[
@@ -78,7 +81,7 @@ class RunOptions:
         typer.Option(
             metavar="POLICY",
             envvar="SAFEPOINT_STORE_KEEP",
-            help="Keep these in the object store, likewise.  [all]",
+            help="Which checkpoints to keep in the object store; same form as --keep.  [all]",
         ),
     ] = None
     on_upload_failure: Annotated[
@@ -102,8 +105,8 @@ class RunOptions:
         typer.Option(
             metavar="N|auto",
             envvar="SAFEPOINT_SNAPSHOT_STEPS",
-            help="Take a snapshot in memory every N steps, besides those of saves; auto: as often as they cost less "
-            "than 1 % of the time.",
+            help="Also take a snapshot in memory every N steps, between saves; auto: as often as possible at a cost "
+            "below 1 % of the training time.",
         ),
     ] = None
     snapshot_slots: Annotated[
@@ -111,7 +114,8 @@ class RunOptions:
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_SNAPSHOT_SLOTS",
-            help="How many snapshots host memory may hold; 0: training waits for every save.  [by the state's size]",
+            help="The most snapshots that host memory may hold; 0: training waits for every save.  "
+            "[depends on the size of the state]",
         ),
     ] = None
     snapshot_memory: Annotated[
@@ -119,7 +123,8 @@ class RunOptions:
         typer.Option(
             metavar="SIZE",
             envvar="SAFEPOINT_SNAPSHOT_MEMORY",
-            help="How much memory all snapshots of one node may take, such as 8Gi.  [by the slots]",
+            help="The most memory that all snapshots of one node may take, such as 8Gi.  "
+            "[depends on --snapshot-slots]",
         ),
     ] = None
     grace: Annotated[
@@ -135,7 +140,7 @@ class RunOptions:
         typer.Option(
             metavar="PORT",
             envvar="SAFEPOINT_METRICS_PORT",
-            help="Serve how far the run is at http://…:PORT/metrics, on node 0; 0: nowhere.  [0]",
+            help="Serve the progress at http://…:PORT/metrics on node 0; 0: do not serve it.  [0]",
         ),
     ] = None
     resume: Annotated[

@@ -37,13 +37,15 @@ def submit(
         typer.Option(
             metavar="N|auto",
             envvar="SAFEPOINT_NPROC_PER_NODE",
-            help="Ranks on each node; auto: one per GPU, or per core without one.",
+            help="Ranks on each node; auto: one per accelerator, or per core without one.",
         ),
     ] = "1",
     nnodes: Annotated[
         int,
         typer.Option(
-            metavar="N", envvar="SAFEPOINT_NNODES", help="Number of nodes; on this machine each is a launcher."
+            metavar="N",
+            envvar="SAFEPOINT_NNODES",
+            help="Number of nodes; each runs as a launcher process on this machine.",
         ),
     ] = 1,
     cpu: Annotated[
@@ -63,12 +65,17 @@ def submit(
     ] = 3,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="NAME=VALUE", help="A variable for the program; may be repeated. No secrets."),
+        typer.Option(
+            "--env",
+            metavar="NAME=VALUE",
+            help="An environment variable for the script; may be repeated. It is stored, so pass no secrets.",
+        ),
     ] = None,
     connection: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="The object store's keys: a table in ~/.config/safepoint/connections.toml."
+            metavar="NAME",
+            help="Take the object store's keys from the table NAME in ~/.config/safepoint/connections.toml.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

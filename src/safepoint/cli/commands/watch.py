@@ -34,7 +34,7 @@ def watch(
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two updates.", min=0.1)] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each change of a job.")] = False,
 ) -> None:
-    """Show jobs live, with the curve of the loss; Ctrl-C stops watching, not the jobs.
+    """Show jobs live, with a plot of the loss; Ctrl-C stops watching, not the jobs.
 
     When one job is named, the command ends with the job.
     """

@@ -135,8 +135,8 @@ class History:
         except sqlite3.DatabaseError as error:
             raise HistoryError(
                 f"the job history {self._path} cannot be used: {error}",
-                hint="check the folder's permissions and free space; a damaged file can be moved aside: its jobs "
-                "are lost then, their checkpoints are not",
+                hint="check the folder's permissions and free space; if the file is damaged, move it aside: "
+                "its jobs are then lost, but not their checkpoints",
             ) from error
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ class History:
             raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows all")
         if len(names) > 1:
             shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-            raise ConflictError(f"{name!r} fits {len(names)} jobs: {shown}", hint="give more letters of the name")
+            raise ConflictError(f"{name!r} matches {len(names)} jobs: {shown}", hint="give more letters of the name")
         return names[0]
 
     def attempts(self, name: str) -> list[AttemptRecord]:

@@ -62,7 +62,7 @@ def take_function(function: Callable[..., Any], arguments: Mapping[str, Any] | N
         arguments: what it is called with, by name.
 
     Raises:
-        UsageError: it, or one of the arguments, cannot be shipped; the text says why and what to do.
+        UsageError: it, or one of the arguments, cannot be sent to a job; the text says why and what to do.
     """
     name = _check_kind(function)
     given = dict(arguments or {})
@@ -83,33 +83,41 @@ def _check_kind(function: Any) -> str:
     name = getattr(function, "__name__", None)
     if isinstance(function, functools.partial):
         raise UsageError(
-            "a functools.partial cannot be shipped as source",
+            "a functools.partial cannot be sent to a job as source",
             hint="pass the function itself, and its values as func_args",
         )
     if inspect.ismethod(function):
-        raise UsageError(f"{function.__qualname__} is a method: its object cannot be shipped", hint=_SELF_CONTAINED)
+        raise UsageError(
+            f"{function.__qualname__} is a method, and its object cannot be sent to a job", hint=_SELF_CONTAINED
+        )
     if not inspect.isfunction(function):
         what = f"the class {name}" if inspect.isclass(function) else f"{name or type(function).__name__}"
         raise UsageError(
-            f"{what} is not a function written in Python, and has no source to ship", hint=_SELF_CONTAINED
+            f"{what} is not a function written in Python, so it has no source to send", hint=_SELF_CONTAINED
         )
     code = function.__code__
     name = code.co_name
     if name == "<lambda>":
-        raise UsageError("a lambda cannot be shipped: it has no source of its own", hint="give it a name with `def`")
+        raise UsageError(
+            "a lambda cannot be sent to a job: it has no source that can run alone", hint="define it with `def`"
+        )
     if hasattr(function, "__wrapped__"):
-        raise UsageError(f"{name} is decorated, and the decorator cannot be shipped", hint="ship it undecorated")
+        raise UsageError(f"{name} is decorated, and a decorator cannot be sent to a job", hint="remove the decorator")
     if code.co_freevars:
         around = ", ".join(code.co_freevars)
         raise UsageError(
-            f"{name} uses {around} of the function around it, which is not shipped with it",
+            f"{name} uses {around} of the enclosing function, which is not sent to the job",
             hint="pass values as func_args, and define or import the rest inside it",
         )
     if code.co_flags & _CALLED_IN_VAIN:
-        raise UsageError(f"{name} is a coroutine or a generator: called, it does nothing", hint=_SELF_CONTAINED)
+        raise UsageError(
+            f"{name} is a coroutine or a generator, whose body does not run when it is called", hint=_SELF_CONTAINED
+        )
     owner = function.__qualname__.rpartition(".")[0]
     if owner and not owner.endswith("<locals>"):
-        raise UsageError(f"{function.__qualname__} belongs to a class, which is not shipped", hint=_SELF_CONTAINED)
+        raise UsageError(
+            f"{function.__qualname__} belongs to a class, which is not sent to the job", hint=_SELF_CONTAINED
+        )
     return name
 
 
@@ -141,7 +149,7 @@ def _definition(name: str, function: types.FunctionType) -> str:
         raise stale
     if node.decorator_list:
         decorators = ", ".join(f"@{ast.unparse(one)}" for one in node.decorator_list)
-        raise UsageError(f"{name} is decorated with {decorators}, which is not shipped", hint="ship it undecorated")
+        raise UsageError(f"{name} is decorated with {decorators}, which is not sent to the job", hint="remove it")
     if _parameters(node.args) != _parameters_of(function):
         raise stale
     return definition
@@ -178,7 +186,8 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
         others = ", ".join(one for one in missing if one not in modules)
         hints.append(f"import or define {others} inside it, or pass values as func_args")
     raise UsageError(
-        f"{name} uses {', '.join(missing)} from outside, which is not shipped with it", hint="; ".join(hints)
+        f"{name} uses {', '.join(missing)} from outside the function, which is not sent to the job",
+        hint="; ".join(hints),
     )
 
 

@@ -43,7 +43,7 @@ def literal(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
     shown = getattr(value, "__qualname__", None) or f"{kind.__module__}.{kind.__qualname__}"
     what = "a function" if inspect.isroutine(value) else f"of type {kind.__qualname__}"
     raise UsageError(
-        f"{where} is {what} ({shown}), which cannot be shipped; what can: {_ACCEPTED}",
+        f"{where} is {what} ({shown}), which cannot be sent to a job; accepted: {_ACCEPTED}",
         hint="create it inside the function, from such values",
     )
 

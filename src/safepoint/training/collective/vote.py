@@ -1,7 +1,7 @@
 """The vote: all ranks stop, save and give up at the same point of the loop, or none does.
 
 One small all-reduce (MAX) per optimizer step, begun while there is work left in the step and read when the step ends,
-so that its latency hides behind that work. The request of one rank is enough. The reduction also carries the point of
+so that training does not wait for it. The request of one rank is enough. The reduction also carries the point of
 the loop at which each rank votes: ranks at different points fail with a clear error and do not save two different
 steps. And it carries how long a step takes, so that all ranks agree on where in the step to vote.
 """
@@ -15,7 +15,7 @@ _DUE, _REQUESTED = 1, 2
 """Two reasons to save a checkpoint; the larger one takes precedence."""
 
 
-# Tuples, because a frozen dataclass takes four times as long to make, in every step.
+# Named tuples: one is created in every step, and a frozen dataclass takes four times as long to create.
 class Ballot(NamedTuple):
     """What one rank requests.
 
@@ -101,7 +101,7 @@ class Vote:
         )
 
     def collect(self) -> Decision:
-        """The outcome of the vote that was started last; no request when there is none.
+        """The outcome of the vote that is in progress; an empty decision when there is none.
 
         Raises:
             PeerError: a rank is gone, silent, or at another point of the loop.

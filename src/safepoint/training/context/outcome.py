@@ -1,7 +1,7 @@
-"""How a rank's run stands and ends: the last step, the last saved step, the exit code, and the ways to end.
+"""The progress and the end of a rank's run: the last step, the last saved step, and the exit code.
 
-One object has all of it, because a run ends from three threads: the training loop's, the one that watches signals
-and the one that receives from the keeper. Whichever is first decides the exit code.
+One object holds all of this, because any of three threads can end the run: the thread of the training loop, the one
+that watches signals, and the one that receives messages from the keeper. The first of them decides the exit code.
 """
 
 import logging
@@ -24,7 +24,7 @@ from safepoint.training.outcome.rank_record import RankRecordWriter
 _log = logging.getLogger("safepoint")
 _LEAST_REPORT_S = 0.2
 _MOST_REPORT_S = 5.0
-"""How long the last write of the progress may take, at least and at most."""
+"""Lower and upper bound of the time limit for the last write of the progress."""
 
 
 class Outcome:
@@ -33,9 +33,9 @@ class Outcome:
     Args:
         settings: the run's.
         place: this rank.
-        reporter: reports how the run ends.
-        progress: likewise, for those who watch it.
-        record: likewise, for the launcher.
+        reporter: writes the events of the end.
+        progress: publishes the progress and the end to `safepoint list` and other readers.
+        record: reports the end to the launcher.
         termination: how much time is left.
         uploads: finished before the process ends.
     """
@@ -65,7 +65,7 @@ class Outcome:
         self.saved_step: int | None = None
         """The newest committed step of this training, from this attempt or the checkpoint that it resumed from."""
         self.interrupted: Interrupted | None = None
-        """Set once the run has ended early: a program that continues anyway is stopped with it."""
+        """Set once the run has ended early; raised again if the program catches it and continues."""
 
     # ---- how far the training is -----------------------------------------------------------------------------------
 
@@ -84,11 +84,11 @@ class Outcome:
             raise self.interrupted
 
     def training_begins(self, step: int, *, is_saved: bool) -> None:
-        """A training begins; what an earlier training of this process has saved does not count for it.
+        """A training begins; saves of an earlier training of this process do not count for it.
 
         Args:
-            step: where it begins.
-            is_saved: whether that step is on a disk, or in the store.
+            step: the optimizer steps done before it.
+            is_saved: whether a checkpoint of that step is committed.
         """
         self.step = step
         self.saved_step = step if is_saved else None
@@ -109,11 +109,11 @@ class Outcome:
     # ---- the end of a training -------------------------------------------------------------------------------------
 
     def interrupt(self, *, is_saved: bool, reason: str = "", uploads_failed: bool = False) -> Interrupted:
-        """End the run here, early; the caller raises what is returned.
+        """End the run early; the caller raises the returned exception.
 
         Args:
             is_saved: whether the state of the last step is committed.
-            reason: why not, otherwise.
+            reason: why it is not committed; empty if it is.
             uploads_failed: whether the run ends because uploads fail.
         """
         interrupted = self._report_interruption(
@@ -132,22 +132,22 @@ class Outcome:
         self._end_progress(State.FINISHED)
 
     def unsaved_end(self) -> str:
-        """What to report of a training that has ended without a checkpoint of its end; empty when there is one."""
+        """The error message for a training whose last step was not saved; empty when it was saved."""
         if self._unsaved_end is None:
             return ""
         return (
-            f"the training ended at step {self._unsaved_end}, which could not be saved; mend what the warning above "
-            "says, and run it again"
+            f"the training ended at step {self._unsaved_end}, which could not be saved; fix the cause given in the "
+            "warning above, and run the same command again"
         )
 
     def require_saved_end(self) -> None:
-        """Wait until everything is saved and uploaded, where no launcher waits for the end of the program.
+        """Wait until everything is saved and uploaded; used when no launcher waits for that.
 
         All ranks call it when a training has ended. The first one reports for them, so that none ends while another
         waits.
 
         Raises:
-            StorageError: on the first rank: something is missing and will stay so.
+            StorageError: on the first rank, if a save or an upload has failed for good.
         """
         unsaved_end = self.unsaved_end()
         self._unsaved_end = None  # a program that catches the error and trains again does not get it twice
@@ -156,11 +156,11 @@ class Outcome:
             raise StorageError(unsaved_end)
 
     def program_ended(self, code: int, reason: str = "") -> None:
-        """Report how the program has ended, where there is no launcher that does.
+        """Report how the program has ended, if no launcher reports it.
 
         Args:
             code: its exit code.
-            reason: one sentence, for one that failed.
+            reason: one sentence, if it failed.
         """
         state = state_after(code)
         if self._settings.record_folder is not None or self._progress.state is state:
@@ -181,12 +181,12 @@ class Outcome:
         os._exit(code)
 
     def wait_for_end(self) -> None:
-        """While another thread ends the process, do not return."""
+        """Block while another thread ends the process."""
         with self._ending:
             pass
 
     def end_with_snapshot(self, message: Leave) -> None:
-        """The keeper has committed the newest snapshot, because the running step would miss the deadline: end."""
+        """The keeper has committed the newest snapshot, because the running step would miss the deadline: exit."""
         with self._ending:
             if self.interrupted is not None:
                 return  # the step was finished in time
@@ -220,10 +220,14 @@ class Outcome:
         with self._ending:
             if self.interrupted is not None:
                 self.end_now(self.interrupted.exit_code)
-            last = f"step {self.saved_step} stands" if self.saved_step is not None else "no checkpoint exists"
+            last = (
+                f"the newest checkpoint is of step {self.saved_step}"
+                if self.saved_step is not None
+                else "no checkpoint exists"
+            )
             interrupted = self._report_interruption(
                 is_saved=self.step > 0 and self.is_saved,
-                reason=f"the {self._settings.grace_s:g} s of grace were not enough to finish and save; {last}",
+                reason=f"the grace period of {self._settings.grace_s:g} s was too short to finish and save; {last}",
                 limit_s=min(_MOST_REPORT_S, self._settings.margin_s / 4),
             )
             self.end_now(interrupted.exit_code)

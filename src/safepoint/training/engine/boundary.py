@@ -1,6 +1,6 @@
 """What every training loop does between two optimizer steps and at its end: vote, save, leave, in this order.
 
-A loop only reports where it is. When a save is due, how it is made and what a stop request means is decided here.
+A loop only reports its position. This module decides when to save, how to save, and what to do on a stop request.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Boundary:
     Args:
         context: this rank.
         peers: all ranks.
-        loop: whose state is saved; its `step` is the one that the training has reached.
+        loop: the training loop; its state is saved, and its `step` counts the optimizer steps done.
         output: the folder for checkpoints.
         location: the object store behind it, or None.
         start: where the training starts.
@@ -67,7 +67,7 @@ class Boundary:
         self.saves = Saves(context, loop, self.agreement, self.snapshots, self.saver, output.root)
         """Chooses between the two."""
         if start.point is not None and not start.point.is_durable:
-            self.saves.request(Trigger.PERIODIC)  # a state that is only in memory is saved again at once
+            self.saves.request(Trigger.PERIODIC)  # the state is only in memory: save it at the next boundary
         self._deadline = Deadline(
             context.termination, context.outcome, context.reporter, self.agreement, self.snapshots
         )
@@ -106,7 +106,7 @@ class Boundary:
 
     @property
     def is_save_due(self) -> bool:
-        """Whether this boundary is saved because of the vote, or of an earlier save that could not start."""
+        """Whether the vote, or an earlier save that could not start, requires a save at this boundary."""
         decision = self.agreement.decision
         return decision.stop or decision.save or decision.is_due or self.saves.is_requested
 
@@ -114,7 +114,7 @@ class Boundary:
         """Save this boundary if that is due, otherwise take a snapshot of it if that is due.
 
         Args:
-            is_periodic: whether the script or the settings save this step.
+            is_periodic: whether the script or the settings schedule a save at this step.
 
         Raises:
             Interrupted: the ranks have agreed to stop.
@@ -125,13 +125,15 @@ class Boundary:
         else:
             self.snapshot_if_due()
 
-    def save(self, write: Write, *, is_last: bool = False, and_then: Callable[[Trigger], None] | None = None) -> None:
-        """Save this boundary, unless that was done, and leave if the ranks have agreed to stop.
+    def save(
+        self, write: Write, *, is_last: bool = False, on_started: Callable[[Trigger], None] | None = None
+    ) -> None:
+        """Save this boundary unless it is saved already, and leave if the ranks have agreed to stop.
 
         Args:
             write: writes this rank's files.
             is_last: whether no further boundary follows.
-            and_then: called after a save was started, with its trigger, before the ranks vote again.
+            on_started: called with the trigger after a save was started, before the ranks vote again.
 
         Raises:
             Interrupted: the ranks have agreed to stop.
@@ -146,8 +148,8 @@ class Boundary:
             if stops:
                 self._report_stop()
             has_waited = self.saves.save(trigger, write, is_last=is_last or stops)
-            if and_then is not None:
-                and_then(trigger)
+            if on_started is not None:
+                on_started(trigger)
         agreement.save_done()
         if has_waited and not stops:
             # The save took long: a signal that came meanwhile must not wait for another step.
@@ -164,7 +166,7 @@ class Boundary:
             cost_s=snapshots.cost_s,
             step_s=self.agreement.decision.step_ms / 1000,
         ):
-            snapshots.take(Trigger.PERIODIC, self._loop.writer(), is_wanted=False)
+            snapshots.take(Trigger.PERIODIC, self._loop.writer(), is_requested=False)
 
     def ends(self) -> None:
         """The boundary is done: the next step is timed from here."""
@@ -173,8 +175,8 @@ class Boundary:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    def training_ends(self) -> None:
-        """The loop has taken its last step: make it durable, and leave if the ranks agree to stop.
+    def save_last_step(self) -> None:
+        """The loop has done its last step: wait until it is saved, and leave if the ranks agree to stop.
 
         Signals no longer lead to a save afterwards.
 
@@ -192,8 +194,8 @@ class Boundary:
             raise self._leave()
         self._context.termination.leave_training()
 
-    def training_ended(self) -> None:
-        """Report the end of the training, and bring the finished model into the object store, if there is one.
+    def report_end(self) -> None:
+        """Report the end of the training, and publish the finished model if there is an object store.
 
         Raises:
             PeerError: a rank is gone.
@@ -203,14 +205,14 @@ class Boundary:
             self.saver.save_final(self._location)
 
     def leave_unfinished(self, step: int, go_back: Callable[[], None]) -> Interrupted:
-        """Leave in the middle of a step, or of an evaluation, with the boundary before it saved.
+        """Leave a step or an evaluation unfinished, and save the boundary before it.
 
         Args:
-            step: of that boundary.
-            go_back: restores its state.
+            step: the step of that boundary.
+            go_back: restores the state of that boundary.
 
         Returns:
-            What the caller raises.
+            The exception for the caller to raise.
         """
         self.agreement.receive()  # the poll that received the decision has started another vote
         self._report_stop()
@@ -229,7 +231,7 @@ class Boundary:
             self._context.reporter.report(StopRequested(signal=name, rank=decision.stop_rank, step=self._loop.step))
 
     def _leave(self) -> Interrupted:
-        """End the training with what is saved; returns what the caller raises."""
+        """Finish the running save and end the training; returns the exception for the caller to raise."""
         context, step = self._context, self._loop.step
         self._report_stop()
         self.saves.finish()
@@ -254,8 +256,8 @@ def release(
         output: the folder.
         start: where the training started; None if the ranks did not agree.
         boundary: of the training; None if it was not prepared.
-        is_finished: whether the training has reached its end. Otherwise, unless it was interrupted, the keeper makes
-            durable what it has when this process ends.
+        is_finished: whether the training has reached its end. Otherwise, unless it was interrupted, the keeper
+            commits its newest snapshot when this process ends.
     """
     context.termination.leave_training()
     is_orderly = is_finished or context.outcome.interrupted is not None

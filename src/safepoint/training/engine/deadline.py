@@ -1,4 +1,4 @@
-"""Whether the running step can still be finished before the platform kills the job, after a stop request."""
+"""After a stop request: decides whether the running step can be finished before the platform kills the job."""
 
 from safepoint.foundation.events.run_events import DeadlineChoice
 from safepoint.training.context.outcome import Outcome
@@ -36,7 +36,7 @@ class Deadline:
         self._agreement = agreement
         self._snapshots = snapshots
         self.is_met = False
-        """Whether the loop has reached its last boundary, so that no step is given up any more."""
+        """Whether the loop has reached its last boundary; then no step is running that could be given up."""
         self._reported = ""
 
     def check(self) -> float | None:

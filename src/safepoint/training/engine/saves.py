@@ -16,7 +16,7 @@ from safepoint.training.engine.synchronous_save import SynchronousSave
 
 
 class Saves:
-    """Chooses how to save, and knows which step is saved or about to be; the answers are the same on every rank.
+    """Chooses how to save, and tracks which step is saved or being saved; the same on every rank.
 
     Args:
         context: this rank.
@@ -45,7 +45,7 @@ class Saves:
         self.step: int | None = None
         """The newest step that was saved or handed to the keeper, unless that save has failed since."""
         self.pending_step: int | None = None
-        """The step that was handed to the keeper and has not been waited for."""
+        """The step that was handed to the keeper and that `finish` has not waited for yet."""
         self._requested: Trigger | None = None
         if context.place.is_first:
             events = OutputFolder(root).events
@@ -53,7 +53,7 @@ class Saves:
 
     @property
     def is_requested(self) -> bool:
-        """Whether a save is due that could not start yet."""
+        """Whether a save is due that could not start, because the previous one is still being written."""
         return self._requested is not None
 
     def request(self, trigger: Trigger) -> None:
@@ -76,7 +76,7 @@ class Saves:
         Args:
             trigger: why.
             write: writes this rank's files.
-            is_last: whether the save cannot wait for the next boundary.
+            is_last: whether there is no next boundary to which a save could be postponed.
 
         Returns:
             Whether the save was synchronous.
@@ -102,10 +102,10 @@ class Saves:
         return is_synchronous
 
     def _hand_over(self, trigger: Trigger, write: Write, *, is_last: bool) -> Handover:
-        handover = self._snapshots.take(trigger, write, is_wanted=True)
+        handover = self._snapshots.take(trigger, write, is_requested=True)
         if handover == Handover.BUSY and is_last:
             self._snapshots.wait_until_free()
-            handover = self._snapshots.take(trigger, write, is_wanted=True)
+            handover = self._snapshots.take(trigger, write, is_requested=True)
             if handover == Handover.BUSY:
                 handover = Handover.IMPOSSIBLE
         if handover == Handover.TAKEN:
@@ -128,7 +128,7 @@ class Saves:
             self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
-        """Let the keeper commit the snapshot of `step`; whether it does, or has done so."""
+        """Let the keeper commit the snapshot of `step`; returns whether the keeper has it, now or before."""
         if self._snapshots.commit_taken(step, Trigger.JIT):
             self.step = self.pending_step = step
         return self.pending_step == step

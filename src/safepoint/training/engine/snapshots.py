@@ -183,13 +183,13 @@ class Snapshots:
 
     # ---- taking one -------------------------------------------------------------------------------------------
 
-    def take(self, trigger: Trigger, write: Write, *, is_wanted: bool) -> Handover:
+    def take(self, trigger: Trigger, write: Write, *, is_requested: bool) -> Handover:
         """Begin a snapshot of this boundary, on all ranks together.
 
         Args:
             trigger: why.
             write: writes this rank's files; it runs at once, and its tensors are copied later.
-            is_wanted: whether it is to become a checkpoint.
+            is_requested: whether it is to become a checkpoint.
 
         Returns:
             What became of it; the same on every rank.
@@ -205,7 +205,7 @@ class Snapshots:
             return ready
         self._num_taken += 1  # on all ranks, whatever becomes of it
         waited_s = self._snapshotter.waited_s  # for the one before
-        mine = self._take_here(step, trigger, write, is_wanted=is_wanted, more_slots=more_slots)
+        mine = self._take_here(step, trigger, write, is_requested=is_requested, more_slots=more_slots)
         cost_s = clock.monotonic_s() - started_s + waited_s
         agreed = self._agree(mine, round(1e6 * cost_s))
         if agreed != Handover.TAKEN:
@@ -214,27 +214,27 @@ class Snapshots:
             return agreed
         self.taken_step, self._taken_time = step, time
         self._taken_stall_s = clock.monotonic_s() - started_s
-        if is_wanted:
+        if is_requested:
             self._pending_save = self._num_taken
             self._await(step, started_s)
-        self._tell_taken(trigger, is_wanted=is_wanted)
+        self._tell_taken(trigger, is_requested=is_requested)
         return agreed
 
     def _await(self, step: int, started_s: float) -> None:
         self.pending, self._handed_s = step, started_s
         self._pending_time, self._pending_stall_s = self._taken_time, self._taken_stall_s
 
-    def _tell_taken(self, trigger: Trigger, *, is_wanted: bool) -> None:
+    def _tell_taken(self, trigger: Trigger, *, is_requested: bool) -> None:
         assert self.taken_step is not None
         self._context.progress.snapshot_taken(self.taken_step)
         self._num_untold += 1
         now_s = clock.monotonic_s()
-        if not is_wanted and now_s < self._tell_again_s:
+        if not is_requested and now_s < self._tell_again_s:
             return
         event = SnapshotTaken(
             step=self.taken_step,
             trigger=trigger,
-            is_wanted=is_wanted,
+            is_wanted=is_requested,
             stall_s=round(self._taken_stall_s, 6),
             size_bytes=sum(self._sizes),
             count=self._num_untold,
@@ -278,7 +278,9 @@ class Snapshots:
         else:
             self._use(keeper)
 
-    def _take_here(self, step: int, trigger: Trigger, write: Write, *, is_wanted: bool, more_slots: int) -> Handover:
+    def _take_here(
+        self, step: int, trigger: Trigger, write: Write, *, is_requested: bool, more_slots: int
+    ) -> Handover:
         assert self._snapshotter is not None
         try:
             images = self._scratch.images(step, write)
@@ -287,7 +289,7 @@ class Snapshots:
                 step,
                 images,
                 trigger=trigger,
-                is_requested=is_wanted,
+                is_requested=is_requested,
                 facts=facts,
                 number=self._num_taken,
                 more_slots=more_slots,

@@ -128,7 +128,7 @@ class SynchronousSave:
                 outcome = error
         outcome = self._peers.from_first(outcome)
         if not isinstance(outcome, Manifest):
-            raise outcome or SaveError("the first rank has made no manifest")
+            raise outcome or SaveError("the first rank did not write a manifest")
         commit(working, self._record(parts, outcome), together=self._on_owners)
         return outcome
 

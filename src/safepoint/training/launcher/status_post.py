@@ -75,9 +75,11 @@ class StatusTarget:
                 return
         except urllib.error.HTTPError as error:
             with error:
-                raise OSError(f"the controller answers {error.code}") from None
+                raise OSError(f"the controller answered with HTTP status {error.code}") from None
         except (http.client.HTTPException, ValueError) as error:
-            raise OSError(f"the controller cannot be understood: {type(error).__name__}") from None
+            raise OSError(
+                f"the request is invalid or the controller's answer is not HTTP: {type(error).__name__}"
+            ) from None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

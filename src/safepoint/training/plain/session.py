@@ -18,12 +18,12 @@ _HINT = "call run.step(loss=…) after each step of the optimizer"
 
 
 class Run(Training):
-    """A training whose loop takes its batches from it; made by `session`.
+    """The run that `session` returns: the loop takes its batches from it and reports its steps to it.
 
     Args:
         context: this rank.
-        parts: the state.
-        data: that is iterated in each epoch.
+        parts: the model, the optimizer and all else that is saved.
+        data: is iterated once in each epoch.
         output_dir: see `Training`.
         save_steps: see `Training`.
     """
@@ -103,8 +103,8 @@ def session(
 ) -> Run:
     """A training that survives preemption, crashes and lost nodes.
 
-    Under `safepoint run` its options apply; under plain `python` or `torchrun` the SAFEPOINT_* variables and the
-    arguments.
+    Under `safepoint run`, its options override the arguments. Under plain `python` or `torchrun`, the SAFEPOINT_*
+    variables do.
 
     Args:
         model: a module, in DistributedDataParallel or not; on its device, with its initial weights.
@@ -116,14 +116,14 @@ def session(
         output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
         save_steps: optimizer steps between checkpoints; `--save-steps` overrides it. None saves only on request and
             at the end.
-        others: by name, all other parts of the state, such as a gradient scaler, a second optimizer or an average of
-            the weights. All have `state_dict` and `load_state_dict`.
+        others: all other parts of the state as keyword arguments, such as a gradient scaler, a second
+            optimizer or an average of the weights. All have `state_dict` and `load_state_dict`.
 
     Returns:
         The run, for a `with` statement: entering it resumes from the newest valid checkpoint.
 
     Raises:
-        UsageError: an argument cannot be saved, or there is no output folder.
+        UsageError: the state of an argument cannot be saved, or no output folder is set.
     """
     _check_types(data, output_dir, save_steps)
     current = current_context()
@@ -151,7 +151,7 @@ def _parts_of(named: dict[str, Any], accelerator: Any, place: Place) -> Parts:
     if accelerator is not None:
         if named:
             raise UsageError(
-                f"{next(iter(named))} is given beside an accelerator, which saves what it has prepared",
+                f"{next(iter(named))} is given in addition to an accelerator, which saves only what it has prepared",
                 hint="prepare it, or register it with accelerator.register_for_checkpointing",
             )
         return AcceleratedParts(accelerator, place)

@@ -212,9 +212,9 @@ class Training:
 
     def _finish(self) -> None:
         """The loop has ended: save its last step, if that is not saved, and the finished model."""
-        self._boundary.training_ends()
+        self._boundary.save_last_step()
         self._report_progress(is_last=True)
-        self._boundary.training_ended()
+        self._boundary.report_end()
         if self._context.settings.record_folder is None:
             self._context.outcome.require_saved_end()
 

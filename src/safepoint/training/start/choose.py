@@ -61,8 +61,8 @@ class CheckpointChooser:
         folders: which ranks use which folder.
         store: the object store behind the folders, or None.
         settings: `resume`, `from_scratch` and `has_begun`. A named checkpoint and `from_scratch` apply to the first
-            start only: a later one resumes from what was saved since.
-        report: writes an event; what it gets on other ranks than the first is only of their own node.
+            start only; later starts resume from newer checkpoints.
+        report: writes an event; ranks other than the first report only events of their own node.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class CheckpointChooser:
         """Choose the checkpoint to resume from, and bring it to every folder.
 
         Args:
-            in_memory: a snapshot that an earlier start has left, the same on every rank; it is taken when no
-                checkpoint is newer, without reading any.
+            in_memory: a snapshot that an earlier start has left, the same on every rank; when no checkpoint is
+                newer, it is chosen and no checkpoint is read.
 
         Returns:
             Where it is on this node; None to begin at step 0.
@@ -117,7 +117,7 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Damaged newer ones would count as the newest, and retention would delete good ones in their favour.
+        # Otherwise retention would keep the newer, damaged checkpoints as the newest ones, and delete valid ones.
         self._set_aside_newer_than(point.manifest.step)
         self._report(
             Resumed(
@@ -131,7 +131,7 @@ class CheckpointChooser:
         return point
 
     def bring(self, step: int) -> None:
-        """Complete the checkpoint of `step` in every folder, for a framework that is going to read it.
+        """Complete the checkpoint of `step` in every folder, because a framework is about to read it.
 
         Raises:
             CheckpointError: it cannot be completed any more.
@@ -139,7 +139,7 @@ class CheckpointChooser:
         """
         candidates = self._candidates(step, is_in_store=step in self._steps_in_store())
         if not any(self._complete(candidate) for candidate in candidates):
-            raise CheckpointError(f"{checkpoint_name(step)} is not complete on the nodes and not in the store")
+            raise CheckpointError(f"{checkpoint_name(step)} is complete neither on the nodes nor in the object store")
 
     # ---- which --------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class CheckpointChooser:
             raise NothingValidError(
                 f"{self._store.location} and the nodes hold {plural(len(steps), 'checkpoint')}, and none of them is "
                 "valid and complete; training was not started",
-                hint="see `safepoint checkpoints verify`; name another location to start afresh",
+                hint="`safepoint checkpoints verify` lists the faults; to start a new run, name another location",
             )
         if steps:
             on_first_rank(self._peers, lambda: refuse_invalid(self._output.root))
@@ -171,7 +171,7 @@ class CheckpointChooser:
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
         manifest, is_inside = checked
-        if not is_inside:  # every folder holds another run's checkpoints
+        if not is_inside:  # the checkpoints in the folders belong to another run
             self._set_aside_newer_than(-1)
         if self._folders.is_shared:
             return ResumePoint(path=path, manifest=manifest)
@@ -184,7 +184,7 @@ class CheckpointChooser:
         return ResumePoint(path=self._output.root / candidate.name, manifest=candidate.manifest)
 
     def _steps_in_folders(self) -> set[int]:
-        """Of everything that is named like a checkpoint, valid or not."""
+        """The steps of all folders that are named like a checkpoint, valid or not."""
 
         def steps() -> list[int]:
             found = list_checkpoints(self._output.root) if self._folders.is_owner else []
@@ -193,7 +193,7 @@ class CheckpointChooser:
         return {step for steps in on_all_ranks(self._peers, steps) for step in steps}
 
     def _steps_in_store(self) -> set[int]:
-        """Of everything that is named like a checkpoint, except what an uploader has begun and not finished."""
+        """The steps of everything that is named like a checkpoint, except unfinished uploads."""
         remote = self._remote
         steps = on_first_rank(
             self._peers, lambda: remote.steps() + remote.foreign_steps() if remote is not None else []
@@ -219,9 +219,9 @@ class CheckpointChooser:
         if isinstance(stored, Manifest):
             candidates.append(_Candidate(manifest=stored, is_in_store=True))
         if not candidates and stored is None and all(copy.fault is None for copy in copies):
-            fault = Fault(file="the whole", reason="parts of other nodes are missing")
+            fault = Fault(file="the checkpoint", reason="the parts of other nodes are missing")
             self._reject(self._place_of(checkpoint_name(step)), fault)
-        # Of the store's own run the newest attempt, of one attempt what names most files; another run's last.
+        # The run whose checkpoint is in the store comes first; then the newest attempt; then the most files.
         run_id = stored.run_id if isinstance(stored, Manifest) else None
         return sorted(candidates, key=lambda candidate: _preference(candidate.manifest, run_id), reverse=True)
 
@@ -239,7 +239,7 @@ class CheckpointChooser:
     # ---- into every folder --------------------------------------------------------------------------------------
 
     def _complete(self, candidate: _Candidate, *, is_retry: bool = False) -> bool:
-        """Complete the checkpoint in every folder; False, and reported, when that is not possible."""
+        """Complete the checkpoint in every folder; when that is not possible, report it and return False."""
         started_s = clock.monotonic_s()
         copies = self._verify_copies(candidate)
         plan = make_plan(candidate.manifest, copies, folders=self._folders, is_in_store=candidate.is_in_store)
@@ -269,7 +269,7 @@ class CheckpointChooser:
         return True
 
     def _verify_copies(self, candidate: _Candidate) -> dict[int, VerifiedCopy]:
-        """What the folder of each owner has of the checkpoint; all copies are read, and damaged files reported."""
+        """Verify the copy in each owner's folder; reads all files, and reports damaged ones."""
         folder = self._output.root / candidate.name
 
         def verify() -> VerifiedCopy | None:

@@ -41,7 +41,7 @@ def named_manifest(path: Path, progress: Callable[[int, int], None] | None) -> M
         raise CheckpointError(
             f"--resume {path} is not a valid checkpoint: its manifest says step {verdict.manifest.step}, "
             f"the folder's name says {step_of(path)}; training was not started",
-            hint="give the folder its own name back, or name another one",
+            hint="rename the folder to match its manifest, or name another checkpoint",
         )
     return verdict.manifest
 

@@ -212,7 +212,7 @@ def _write_from(block: torch.Tensor, path: Path, window: Window) -> None:
     digester = Digester()
     digester.update(view)
     if digester.digest != window.digest:
-        raise CheckpointError(f"{window.path} arrived damaged from another node")
+        raise CheckpointError(f"{window.path} was damaged in the transfer from another node")
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         position = window.start

@@ -282,7 +282,7 @@ COMMANDS: list[tuple[Callable[[], None], list[str], int, str]] = [
     (NOTHING, ["resume", "absent"], 10, "there is no job"),
     (NOTHING, ["delete", "absent"], 10, "there is no job"),
     (NOTHING, ["scale", "absent", "--nnodes", "2"], 10, "there is no job"),
-    (two_with_one_beginning, ["status", "tiny"], 11, "fits 2 jobs: tiny-1, tiny-2"),
+    (two_with_one_beginning, ["status", "tiny"], 11, "matches 2 jobs: tiny-1, tiny-2"),
     (lambda: add("done", JobState.COMPLETE), ["suspend", "done"], 11, "cannot be suspended"),
     (lambda: add("done", JobState.COMPLETE), ["resume", "done"], 11, "is complete"),
     (lambda: add("done", JobState.COMPLETE), ["scale", "done", "--nnodes", "2"], 11, "is complete"),
@@ -604,7 +604,7 @@ def test_watch_for_a_program() -> None:
 @pytest.mark.parametrize(
     ("answer", "code", "said"),
     [
-        ("n", 1, "error: the answer was no; nothing was done\n"),
+        ("n", 1, "error: not confirmed; nothing was done\n"),
         (EOFError, 1, "error: no answer was given; nothing was done\n"),
         (KeyboardInterrupt, 130, ""),
     ],

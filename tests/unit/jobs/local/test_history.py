@@ -95,7 +95,7 @@ class TestNames:
             history.add(job_spec(name), actor="me")
         assert history.job("e").name == "eval"
         assert history.job("train-2").name == "train-2"
-        with pytest.raises(ConflictError, match="fits 2 jobs: train-1, train-2"):
+        with pytest.raises(ConflictError, match="matches 2 jobs: train-1, train-2"):
             history.job("train")
 
     def test_the_whole_name_counts_more_than_a_beginning(self, history: History) -> None:

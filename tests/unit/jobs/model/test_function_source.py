@@ -90,12 +90,12 @@ def test_imports_are_found_in_the_working_folder_last(tmp_path: Path) -> None:
 
 
 CASES: list[tuple[Any, str]] = [
-    (hostile.nameless, "a lambda cannot be shipped"),
-    (hostile.closure(), r"needs uses other, secret of the function around it"),
+    (hostile.nameless, "a lambda cannot be sent to a job"),
+    (hostile.closure(), r"needs uses other, secret of the enclosing function"),
     (hostile.registered, r"registered is decorated with @register"),
     (hostile.wrapping, r"is decorated"),
     (hostile.cached, r"cached is not a function written in Python|is decorated"),
-    (functools.partial(hostile.letters, out=1), r"functools.partial cannot be shipped.*func_args"),
+    (functools.partial(hostile.letters, out=1), r"functools.partial cannot be sent to a job.*func_args"),
     (hostile.Owner().method, r"Owner.method is a method"),
     (hostile.Owner.method, r"Owner.method belongs to a class"),
     (hostile.Owner.static, r"Owner.static belongs to a class"),
@@ -107,9 +107,9 @@ CASES: list[tuple[Any, str]] = [
     (hostile.made_by_exec["sourceless"], r"the source of sourceless was not found"),
     (
         hostile.uses_globals,
-        r"uses_globals uses LEARNING_RATE, js, letters, os, undefined_anywhere from outside, which is not shipped "
-        r"with it — write `import json as js; import os` inside it; import or define LEARNING_RATE, letters, "
-        r"undefined_anywhere inside it, or pass values as func_args",
+        r"uses_globals uses LEARNING_RATE, js, letters, os, undefined_anywhere from outside the function, "
+        r"which is not sent to the job — write `import json as js; import os` inside it; import or define "
+        r"LEARNING_RATE, letters, undefined_anywhere inside it, or pass values as func_args",
     ),
     (hostile.uses_in_a_nested_class, r"uses LEARNING_RATE, Numbers, js from outside"),
 ]

@@ -1,4 +1,4 @@
-"""The options of `safepoint run` take the place of the script's own settings, where they were given."""
+"""Applies the options of `safepoint run` to the script's `TrainingArguments`; they override the script's."""
 
 import contextlib
 import functools
@@ -25,8 +25,8 @@ _log = logging.getLogger("safepoint")
 def hook(module: ModuleType, context: RankContext) -> None:
     """Apply the options before each `TrainingArguments` validates itself.
 
-    The script then sees them everywhere, also in `training_args.output_dir`, and transformers' own checks
-    (such as `load_best_model_at_end` against the save strategy) judge what will really happen.
+    The script then sees the applied values, for example in `training_args.output_dir`. Transformers' own checks, such
+    as `load_best_model_at_end` against the save strategy, also see them.
     """
     arguments: Any = module.TrainingArguments
     validate = arguments.__post_init__
@@ -34,10 +34,10 @@ def hook(module: ModuleType, context: RankContext) -> None:
     @functools.wraps(validate)
     def post_init(self: Any) -> None:
         if context.place.world_size > 1 and _is_for_cpus(self):
-            self.use_cpu = True  # or Accelerate takes each rank for a process of its own
+            self.use_cpu = True  # otherwise Accelerate treats each rank as an independent process
         apply_settings(self, context)
         if self.output_dir:
-            # Before the Trainer stumbles over it with a traceback, and before a model is loaded for nothing.
+            # Fail with a clear message, and before the model is loaded.
             OutputFolder(Path(self.output_dir)).check_usable()
         remote = context.outputs.store_of(self.output_dir)
         if remote is not None and context.place.is_first and context.place.restart == 0:
@@ -50,18 +50,18 @@ def hook(module: ModuleType, context: RankContext) -> None:
 
 
 def _is_not_about_launching(record: logging.LogRecord) -> bool:
-    """A single rank without a device would get a message about its launch, because there is a process group: ours."""
+    """False for the Trainer's message on how to launch; Safepoint's process group causes it on a single rank."""
     return not record.getMessage().startswith("torch.distributed process group is initialized")
 
 
 def _is_for_cpus(args: Any) -> bool:
-    """Whether ranks share no more than gradients, on a machine that has nothing but processors."""
+    """Whether the ranks run on CPUs with replicated weights, so that they exchange only gradients."""
     is_sharded = args.fsdp or args.deepspeed or any(name in os.environ for name in _SHARDED)
     return not is_sharded and not torch.accelerator.is_available()
 
 
 def apply_settings(args: Any, context: RankContext) -> None:
-    """Set what the options say on `args`; an option that was left out changes nothing.
+    """Set the given options on `args`.
 
     The context keeps the object store of each folder: libraries copy arguments, and the copy names the folder only.
     """
@@ -82,8 +82,8 @@ def apply_settings(args: Any, context: RankContext) -> None:
     elif settings.save_every is not None:
         if args.load_best_model_at_end:
             raise UsageError(
-                "the script sets load_best_model_at_end=True: its best model is looked for among checkpoints of the "
-                f"steps that are evaluated, and --save-every {settings.save_every} saves others",
+                "the script sets load_best_model_at_end=True, which needs a checkpoint of each evaluated "
+                f"step; --save-every {settings.save_every} saves by time, at other steps",
                 hint="use --save-steps or --save-strategy, or leave them to the script",
             )
         args.save_strategy = "no"
@@ -121,26 +121,26 @@ def finish_settings(args: Any, context: RankContext) -> None:
         )
     if getattr(args, "auto_find_batch_size", False):
         raise UsageError(
-            "the script sets auto_find_batch_size=True: a batch that is halved when memory runs out changes the "
-            "samples of each step, and a resume would go on at another place in the data",
+            "the script sets auto_find_batch_size=True: it halves the batch when memory runs out, which changes "
+            "the samples of each step; a resume would then continue at a wrong position in the data",
             hint="remove it from the script's TrainingArguments, and set a per_device_train_batch_size that fits",
         )
     if getattr(args, "enable_jit_checkpoint", False):
-        _log.warning("the script's enable_jit_checkpoint=True is ignored: Safepoint answers the signal instead")
+        _log.warning("the script's enable_jit_checkpoint=True is ignored: Safepoint saves on SIGTERM instead")
         args.enable_jit_checkpoint = False
 
 
 @contextlib.contextmanager
 def saved_once(args: Any) -> Generator[None]:
-    """For the time of a training every file of a checkpoint is written by one rank, and all nodes go on from it.
+    """Set `save_on_each_node` to False during a training, so that one rank writes each file of a checkpoint.
 
-    Nodes that write the same files would write different content: what the Trainer saves names the rank. What the
-    script saves by itself afterwards is on each node, as it asked.
+    With True, every node would write the same file names with different content, because the Trainer saves the rank
+    in them. The setting is restored afterwards: what the script itself saves then is written on each node.
     """
     if not getattr(args, "save_on_each_node", False):
         yield
         return
-    _log.warning("the script's save_on_each_node=True does not hold for checkpoints: each is one, for all nodes")
+    _log.warning("the script's save_on_each_node=True is ignored for checkpoints: all nodes share one checkpoint")
     args.save_on_each_node = False
     try:
         yield

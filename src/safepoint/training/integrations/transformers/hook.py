@@ -25,7 +25,7 @@ _METHODS = (
     "get_total_train_batch_size",
 )
 _FUNCTIONS = ("skip_first_batches", "deepspeed_load_checkpoint")
-"""Of the module, where its loop looks them up."""
+"""Functions that the training loop looks up in the module `transformers.trainer`."""
 _COUNTED = (
     "_tr_loss",
     "_total_loss_scalar",
@@ -34,14 +34,14 @@ _COUNTED = (
     "current_flos",
     "current_gradient_accumulation_steps",
 )
-"""What an object has when its loop has begun."""
+"""Attributes that the training loop sets on the Trainer."""
 
 
 def hook_trainer(module: ModuleType, context: RankContext) -> None:
-    """Make every `Trainer.train()` of the process run under `session`.
+    """Make every `Trainer.train()` of the process run as a `TrainerRun` of `context`.
 
     Raises:
-        SafepointError: this release of transformers has another training loop.
+        SafepointError: this release of transformers lacks a method or attribute that Safepoint overrides or reads.
     """
     trainer_class: Any = module.Trainer
     missing = _missing(module, trainer_class)
@@ -70,7 +70,7 @@ def hook_trainer(module: ModuleType, context: RankContext) -> None:
 
 
 def _missing(module: ModuleType, trainer_class: Any) -> list[str]:
-    """What is replaced or read in a training, and is not there."""
+    """The methods, attributes and functions that Safepoint needs and this release lacks."""
     contents = cast("dict[str, Any]", trainer_class.__dict__)
     methods = [inspect.unwrap(one) for one in contents.values() if inspect.isfunction(one)]
     named = {name for method in methods for name in method.__code__.co_names}

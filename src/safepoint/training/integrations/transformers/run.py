@@ -354,7 +354,7 @@ class TrainerRun(TrainerCallback):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._hub.is_due = False
         write = self._loop.write(model, trial)
-        self._boundary.save(write, is_last=self._pending.complete, and_then=self._push)
+        self._boundary.save(write, is_last=self._pending.complete, on_started=self._push)
 
     def _push(self, trigger: Trigger) -> None:
         """Push a save that the script has requested to the Hub, as soon as it is durable."""
@@ -397,12 +397,12 @@ class TrainerRun(TrainerCallback):
         def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:
             # The script continues after this method, and a signal in its code must not lose the training.
             self._pending = DeferredWork(complete=True)
-            self._boundary.training_ends()
+            self._boundary.save_last_step()
             self._callbacks.notify()
             self._best.agree()
             result = original(trial, num_train_samples, start_time - self._resume.elapsed_s)
             self._report_progress()
-            self._boundary.training_ended()
+            self._boundary.report_end()
             return result
 
         return finalize
@@ -431,7 +431,7 @@ class TrainerRun(TrainerCallback):
 def _check_supported(context: RankContext, trainer: Any) -> None:
     if trainer.args.world_size != context.place.world_size:
         raise UsageError(
-            f"the Trainer sees {trainer.args.world_size} rank(s), the environment {context.place.world_size}",
+            f"the Trainer counts {trainer.args.world_size} rank(s), but WORLD_SIZE is {context.place.world_size}",
             hint="start the ranks with `safepoint run` or torchrun",
         )
     check_supported(trainer)

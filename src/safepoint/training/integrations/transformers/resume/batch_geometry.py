@@ -14,7 +14,9 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError
 from safepoint.foundation.events.run_events import BatchKept
 
-_OPTION = "use --allow-batch-change, which keeps the position in the data but not the samples per step"
+_OPTION = (
+    "to resume at the same position in the data with a different number of samples per step, use --allow-batch-change"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,8 @@ class BatchGeometry:
         world_size: number of ranks.
         accumulation: micro-batches per optimizer step and rank.
         global_batch: samples per optimizer step over all ranks.
-        num_samples: samples in an epoch (completions, where they are generated); None when the data set has no
-            length.
+        num_samples: samples in an epoch (for a trainer that generates, such as GRPO, completions); None when the data
+            set has no length.
         drop_last: whether an incomplete last batch is left out.
     """
 
@@ -88,8 +90,8 @@ class BatchGeometry:
         Args:
             step: optimizer steps done.
             epoch: epochs done, with the fraction of the running one.
-            regular: whether every step so far had this geometry. Otherwise the result is the position in the data, as
-                if all steps had had this geometry.
+            regular: whether every step so far had this geometry. If not, the result is computed from `epoch` and is
+                the position in the data.
         """
         steps_per_epoch = self.steps_per_epoch
         if self.num_samples is None or steps_per_epoch is None:
@@ -120,12 +122,12 @@ class BatchGeometry:
         return epochs, rest // self.global_batch * self.accumulation
 
     def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
-        """The same for a data set without a length, which may have been read several times.
+        """Like `position`, for a data set without a length, which may have been read several times.
 
-        The Trainer then counts each step as one of `max_steps` in the running pass, however long the pass is.
+        For such a data set the Trainer adds 1 / `max_steps` to the epoch in each step, however long a pass is.
 
         Args:
-            epoch: of a checkpoint: passes that have ended, and that fraction of the running one.
+            epoch: of a checkpoint: the passes that have ended, plus that fraction.
             max_steps: of the run that wrote it.
             global_batch: of the run that wrote it.
         """
@@ -142,7 +144,7 @@ def adapt(
     Args:
         trainer: its `args.gradient_accumulation_steps` is set.
         manifest: of the checkpoint to resume from.
-        now: the geometry that the script requests.
+        now: the geometry from the script's arguments.
         asked_before: the accumulation that the script requested before; 0 when that is not known.
         allow_change: accept another global batch instead of an error.
 
@@ -190,7 +192,7 @@ def _obstacle(trainer: Any, manifest: Manifest, now: BatchGeometry) -> str | Non
     if manifest.world_size == now.world_size and manifest.global_batch != now.global_batch:
         return "the script's batch size or gradient accumulation was changed"
     if manifest.global_batch % per_micro_step:
-        return f"no gradient accumulation makes {manifest.global_batch} of {per_micro_step} samples per micro-step"
+        return f"{manifest.global_batch} samples per step cannot be accumulated from micro-steps of {per_micro_step}"
     if manifest.world_size != now.world_size:
         reason = _obstacle_of_order(trainer, (manifest.world_size, now.world_size))
         if reason is not None:
@@ -201,7 +203,7 @@ def _obstacle(trainer: Any, manifest: Manifest, now: BatchGeometry) -> str | Non
     before = now.before(manifest)
     after = replace(now, accumulation=manifest.global_batch // per_micro_step, global_batch=manifest.global_batch)
     if before.steps_per_epoch != after.steps_per_epoch:
-        return f"an epoch would have {after.steps_per_epoch} steps in place of {before.steps_per_epoch}"
+        return f"an epoch would have {after.steps_per_epoch} steps instead of {before.steps_per_epoch}"
     return None
 
 
@@ -209,7 +211,7 @@ def _obstacle_of_order(trainer: Any, world_sizes: tuple[int, int]) -> str | None
     """Why the order of samples depends on the number of ranks; None when it does not."""
     strategy = getattr(trainer.args, "train_sampling_strategy", "random")
     if strategy in {"group_by_length", "batch_rebalance"}:
-        return f"train_sampling_strategy={strategy!r} orders data by batch geometry"
+        return f"train_sampling_strategy={strategy!r} orders the samples by batch size and number of ranks"
     if any(_is_sharded_stream(trainer, num_ranks) for num_ranks in world_sizes):
         return "with dispatch_batches=False each rank reads its own shards of the data set"
     return None
@@ -239,16 +241,18 @@ def _num_samples(trainer: Any) -> int | None:
 
 
 def _obstacle_of_generation(trainer: Any, manifest: Manifest, accumulation: int) -> str | None:
-    """Why the number of ranks decides which step sees which completions; None when it does not."""
+    """Why another number of ranks changes the completions that a step sees; None when it does not."""
     if not getattr(trainer.args, "generation_batch_size", None):
         return None
     per_generation = getattr(trainer.args, "steps_per_generation", None) or accumulation
     if getattr(trainer, "num_iterations", 1) > 1:
-        return "completions are used for several steps, and other steps would use them"
+        return "num_iterations > 1 reuses completions, and they would be reused in different steps"
     for num_micro_steps in (manifest.gradient_accumulation, accumulation):
         if num_micro_steps % per_generation:
-            return f"a step of {num_micro_steps} micro-steps is no multiple of steps_per_generation={per_generation}"
+            return (
+                f"{num_micro_steps} micro-steps per step is not a multiple of steps_per_generation={per_generation}"
+            )
     num_prompts = None if _num_samples(trainer) is None else len(trainer.train_dataset)
     if num_prompts is not None and num_prompts * trainer.num_generations % manifest.global_batch:
-        return f"{num_prompts} prompts do not fill whole steps, and other ones would be left out"
+        return f"{num_prompts} prompts do not fill whole steps, and different prompts would be left out"
     return None

@@ -41,8 +41,8 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     if lost:
         others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ConflictError(
-            f"the checkpoint of step {step} has no weight {lost[0]}{others}, which the model has: it would start "
-            "with fresh values; training was not started",
+            f"the checkpoint of step {step} lacks the model's weight {lost[0]}{others}, which would keep its initial "
+            "values; training was not started",
             hint="make the model as it was in that run, or start from the beginning with --from-scratch",
         )
 

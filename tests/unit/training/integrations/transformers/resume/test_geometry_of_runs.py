@@ -76,7 +76,7 @@ def test_what_cannot_be_kept_is_refused_with_the_option() -> None:
     """No whole number of micro-batches, a changed script, an order bound to the batch."""
     old = BatchGeometry.of(trainer(2, 1, 2), 2)
     for ranks, batch, strategy, order, word in [
-        (3, 2, "ddp", "random", "no gradient accumulation"),
+        (3, 2, "ddp", "random", "cannot be accumulated"),
         (2, 3, "ddp", "random", "was changed"),
         (1, 2, "ddp", "group_by_length", "group_by_length"),
     ]:
@@ -120,7 +120,7 @@ def test_a_step_is_not_divided_so_that_an_epoch_has_others() -> None:
     """15 samples are a step and a half of 8, or, without incomplete micro-batches, one."""
     old = BatchGeometry.of(trainer(2, 4, 1, samples=15, drop_last=True), 1)
     now = trainer(8, 1, 1, samples=15, drop_last=True)
-    with pytest.raises(ConflictError, match="an epoch would have 1 steps in place of 2"):
+    with pytest.raises(ConflictError, match="an epoch would have 1 steps instead of 2"):
         adapt(now, manifest(old), BatchGeometry.of(now, 1), allow_change=False)
     geometry, _ = adapt(now, manifest(old), BatchGeometry.of(now, 1), allow_change=True)
     assert not geometry.keeps_steps_of(geometry.before(manifest(old)))
