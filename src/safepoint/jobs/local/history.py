@@ -135,7 +135,7 @@ class History:
         except sqlite3.DatabaseError as error:
             raise HistoryError(
                 f"the job history {self._path} cannot be used: {error}",
-                hint="check the folder's permissions and free space; if the file is damaged, move it aside: "
+                hint="check the folder's permissions and free space; a damaged file can be moved aside: "
                 "its jobs are then lost, but not their checkpoints",
             ) from error
 
