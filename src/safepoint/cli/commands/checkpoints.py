@@ -147,7 +147,7 @@ def prune(
     as_json: _Json = False,
     dry_run: _DryRun = False,
 ) -> None:
-    """Delete what no policy keeps; never the newest complete checkpoint or one that is being read."""
+    """Delete the checkpoints that --keep does not select; never the newest complete one or one that is being read."""
     inventory, name = _open(location)
     if name is not None:
         raise UsageError(f"{location} is one checkpoint", hint="name the output location that contains it")
@@ -295,14 +295,19 @@ def repair_(
         bool,
         typer.Option(
             "--drop-damaged",
-            help="Also remove damaged checkpoints: from a folder they are moved aside, from a store deleted.",
+            help="Also remove damaged checkpoints: a folder's are moved aside, an object store's are deleted.",
         ),
     ] = False,
     idle: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="In an object store, change nothing younger.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="In an object store, leave unfinished checkpoints and uploads that are younger than this.",
+        ),
     ] = 3600,
 ) -> None:
-    """Remove unfinished checkpoints of ended runs; exit code 14 while a checkpoint is damaged."""
+    """Remove unfinished checkpoints of ended runs, and report damaged ones; exit code 14 if any of them stays."""
     inventory, name = _open(location)
     if name is not None:
         raise UsageError(f"{location} is one checkpoint", hint="name the output location that contains it")
