@@ -39,6 +39,11 @@ class TrainingLoop(Protocol):
         """The fraction of model and optimizer that this rank writes, from 0 to 1."""
         ...
 
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether callbacks may add files to a checkpoint; then pruning waits until its manifest names them."""
+        ...
+
     def parameters(self) -> Iterable[torch.Tensor]:
         """The model's parameters as far as they are saved."""
         ...

@@ -125,7 +125,8 @@ class Saves:
             self.pending_step = self._loop.step_being_saved = None  # of an older step, which no caller waits for
             self._requested = None
             self._agreement.save_s = self._saver.last_duration_s
-            self._saver.prune()
+            if not self._loop.has_callbacks:
+                self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
         """Let the keeper commit the snapshot of `step`; returns whether the keeper has it, now or before."""

@@ -54,6 +54,11 @@ class PlainLoop:
         return self._parts.zero_stage
 
     @property
+    def has_callbacks(self) -> bool:
+        """See `TrainingLoop`."""
+        return False
+
+    @property
     def written_fraction(self) -> float:
         """See `TrainingLoop`."""
         return self._parts.written_fraction

@@ -66,6 +66,7 @@ class SaveCallbacks:
             finally:
                 if boundary.saves.pending_step is None:
                     boundary.saver.adopt_added_files()
+                    boundary.saver.prune()  # not before: until then the new checkpoint may be invalid
 
         return on_save
 

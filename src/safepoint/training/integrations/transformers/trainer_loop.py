@@ -83,6 +83,11 @@ class TrainerLoop:
         return strategy_of(self._trainer)
 
     @property
+    def has_callbacks(self) -> bool:
+        """See `TrainingLoop` and `SaveCallbacks`."""
+        return True
+
+    @property
     def written_fraction(self) -> float:
         """See `TrainingLoop`."""
         if self.strategy == "deepspeed" or writes_shards(self._trainer.accelerator):
