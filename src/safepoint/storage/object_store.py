@@ -58,7 +58,7 @@ class ObjectStore:
         self._options = options
         self._clients: dict[float, _Client] = {}
         self._lock = threading.Lock()
-        # What a conditional write compares: Google's stores want the object's generation.
+        # The value that a conditional write compares: Google's stores require the object's generation.
         self._version_field = "version" if location.scheme is Scheme.GS else "e_tag"
         self._requests = (
             S3Requests(location.bucket, options) if location.scheme is Scheme.S3 and options.has_keys else None
@@ -391,7 +391,9 @@ def _gathered(content: Content) -> bytes:
     data = bytearray()
 
     def take(block: memoryview) -> None:
-        if len(data) + len(block) <= content.size_bytes:  # of one that is too long, no more than it said
+        if (
+            len(data) + len(block) <= content.size_bytes
+        ):  # of a stream that is too long, no more than its announced size
             data.extend(block)
         else:
             check_length(content, len(data) + len(block))

@@ -48,7 +48,7 @@ class NodePart:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """What the manifest says of the files that the node holds."""
+        """The manifest's entries of the files that the node holds."""
         held = set(self.paths)
         return tuple(entry for entry in self.manifest.files if entry.path in held)
 

@@ -40,7 +40,7 @@ class Verdict:
     """What verification found.
 
     Args:
-        manifest: what the checkpoint says it is; None when that cannot be read.
+        manifest: the checkpoint's manifest; None when it cannot be read.
         faults: empty for a valid checkpoint.
     """
 
@@ -144,7 +144,7 @@ def list_files(folder: Path) -> dict[str, int | None]:
 def compare_listing(
     entries: Iterable[FileEntry], found: Mapping[str, int | None], *, extra: bool = False
 ) -> list[Fault]:
-    """Compare names, kinds and sizes with what a manifest says.
+    """Compare names, kinds and sizes with a manifest.
 
     Args:
         entries: of the manifest.
@@ -170,7 +170,7 @@ def compare_listing(
 def compare_content(
     folder: Path, entries: Sequence[FileEntry], progress: Callable[[int, int], None] | None = None
 ) -> list[Fault]:
-    """Read every file and compare its digest with what a manifest says; names and sizes have been compared.
+    """Read every file and compare its digest with a manifest's; names and sizes have been compared.
 
     Args:
         folder: where.

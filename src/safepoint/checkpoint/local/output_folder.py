@@ -172,7 +172,7 @@ class OutputFolder:
         return [path for path, _ in self.manifests()]
 
     def manifests(self) -> list[tuple[Path, Manifest]]:
-        """What `committed` says, each with its manifest."""
+        """The checkpoints of `committed`, each with its manifest."""
         found: list[tuple[Path, Manifest]] = []
         for path in list_checkpoints(self.root):
             with contextlib.suppress(ManifestError):

@@ -39,7 +39,7 @@ class Candidate:
 
     @classmethod
     def of(cls, manifest: "Manifest", *, is_valid: bool = True, is_in_use: bool = False) -> "Candidate":
-        """From what a checkpoint says of itself."""
+        """A candidate from a checkpoint's manifest."""
         try:
             created_s = datetime.fromisoformat(manifest.created).timestamp()
         except (ValueError, OverflowError):
@@ -54,7 +54,7 @@ class Candidate:
 
 
 class Policy(Protocol):
-    """Says which checkpoints are worth keeping."""
+    """Chooses the checkpoints to keep."""
 
     is_limit: ClassVar[bool]
     """Whether what it does not keep may go; a policy that is none only spares."""

@@ -52,13 +52,13 @@ class Item:
         name: `checkpoint-<step>` or `final`.
         prefix: the same as a key of the store.
         where: in full, for people.
-        manifest: what it says of itself; None when that cannot be read.
+        manifest: its manifest; None when it cannot be read.
         faults: what is wrong without looking at contents.
         kind: whether it is a checkpoint at all.
         num_files: what is there, the manifest not counted.
         size_bytes: the size of all that.
         modified_s: when something in it was last written, seconds since 1970.
-        created_s: when it was saved, as its manifest says; `modified_s` where there is none.
+        created_s: when it was saved, by its manifest; `modified_s` where there is none.
     """
 
     name: str

@@ -135,7 +135,7 @@ def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str,
 
 
 def _check_all_used(used: int, there: int, align: int) -> None:
-    """What is left over in a flat group is at most its alignment; anything else is another layout than is known."""
+    """Check that the rest of a flat group is at most its alignment; more means an unknown layout."""
     if -(-used // align) != -(-there // align):
         raise CheckpointError(
             f"{used} of {there} elements of a partition belong to a weight: its layout is not known"

@@ -197,7 +197,7 @@ class SnapshotRegistry:
         self._in_use = {one for one in self._in_use if one[0] != rank}
 
     def cancel_incomplete(self) -> None:
-        """The ranks are gone: what is not complete never will be."""
+        """Note that the ranks are gone: snapshots that are not complete stay incomplete."""
         for snapshot in self.snapshots:
             if not snapshot.is_complete:
                 self.cancel(snapshot.step)

@@ -71,7 +71,7 @@ def upload_in_parts(
 
     Raises:
         ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of the writer that replaced this one.
-        StorageError: the request was refused, or the source is not as long as it said.
+        StorageError: the request was refused, or the source has another size than announced.
     """
     windows = _windows(source)
     report = _Reporter(progress)
@@ -251,7 +251,7 @@ def _windows(source: Path | Content) -> dict[int, tuple[int, int]]:
 def _begin_or_continue(
     uploads: S3Requests, key: str, is_kept: Callable[[PartOnServer], bool], deadline_s: float | None
 ) -> tuple[UploadId, dict[int, str]]:
-    """The newest upload of the key with a part that is kept, and these parts' ETags, or a new one without any."""
+    """The newest unfinished upload of the key that has parts, with their ETags; or a new upload without parts."""
     begun = [upload for upload in uploads.find(key, deadline_s=deadline_s) if upload.key == key]
     begun.sort(key=lambda upload: upload.initiated, reverse=True)
     continued: tuple[UploadId, dict[int, str]] | None = None

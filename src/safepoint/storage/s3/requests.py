@@ -85,7 +85,7 @@ class S3Requests:
         endpoint = urlsplit(options.endpoint or f"https://{bucket}.s3.{options.region}.amazonaws.com")
         self._is_tls = endpoint.scheme.lower() == "https"
         self._netloc = endpoint.netloc
-        # AWS itself wants the bucket in the host's name, other servers in the path.
+        # AWS requires the bucket in the host name, other servers accept it in the path.
         self._root = f"{endpoint.path.rstrip('/')}/{bucket}" if options.endpoint else ""
         self._tls = _tls_context(options) if self._is_tls else None
         self._idle: list[http.client.HTTPConnection] = []  # append and pop are atomic
@@ -192,8 +192,8 @@ class S3Requests:
             response.read(1)  # the end, so that the connection can be used again
 
         def request() -> _Request:
-            wanted = {"range": f"bytes={start + done}-{start + length - 1}"}
-            return _Request(method="GET", key=key, query={}, headers=wanted)
+            headers = {"range": f"bytes={start + done}-{start + length - 1}"}
+            return _Request(method="GET", key=key, query={}, headers=headers)
 
         while done < length:
             before = done
@@ -277,7 +277,7 @@ class S3Requests:
             try:
                 _send_window(connection, window)
             except (BrokenPipeError, ConnectionResetError):
-                # A server that refuses does not wait for the body; its answer says why.
+                # A server that refuses does not wait for the body; its answer has the reason.
                 with contextlib.suppress(OSError, http.client.HTTPException):
                     response = connection.getresponse()
                     if response.status >= 300:

@@ -1,16 +1,15 @@
-"""When a periodic checkpoint is due by the clock: every so often, or as often as it pays.
+"""Decides when a periodic checkpoint is due: at a fixed interval, or at the interval that wastes the least time.
 
-Only one rank has such a clock; what it says reaches the others with the vote, so that all save the same step.
+Only one rank has such a clock. The vote carries its decision to the others, so that all save the same step.
 
-How often it pays: a checkpoint that holds training up for δ seconds, where work is lost about every M seconds, is
-worth taking every
+The best interval between checkpoints that stall training for δ seconds, where work is lost about every M seconds, is
 
     τ = √(2δM) · (1 + ⅓·√(δ/2M) + ⅑·(δ/2M)) - δ   for δ < 2M, and M otherwise
 
 (J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
 Systems 22, 2006; its first factor is J. W. Young's, Communications of the ACM 17, 1974). δ is measured. M is
-estimated from the run's own history, and from one loss in four hours that is assumed beforehand: (4 h + time trained)
-/ (1 + losses). A stop that was answered with a checkpoint loses nothing and does not count.
+estimated from the run's own history and a prior of one loss in four hours: (4 h + time trained)
+/ (1 + losses). A stop with a checkpoint of the last step loses nothing and does not count.
 """
 
 import json
@@ -27,19 +26,19 @@ from safepoint.foundation.quantities import parse_duration
 AUTO = "auto"
 _ASSUMED_BETWEEN_LOSSES_S = 4 * 3600.0
 _ASSUMED_STALL_S = 1.0
-"""Before a save was measured."""
+"""The assumed stall of a save before one was measured."""
 _LEAST_S = 1.0
 _MOST_SHARE_OF_WRITING = 0.5
-"""The disk has something else to do, too: of the time between two checkpoints it writes half at most."""
+"""The disk writes checkpoints at most half of the time, so that other programs can use it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """What has happened to the run so far.
+    """How long a run has trained, and how often it lost work.
 
     Args:
-        trained_s: seconds in all attempts.
-        count: how often work was lost: ranks or nodes that ended without a checkpoint of their last step.
+        trained_s: seconds of training in all attempts.
+        count: attempts that ended without a checkpoint of their last step.
     """
 
     trained_s: float = 0.0
@@ -52,11 +51,11 @@ class Losses:
 
 
 def best_interval_s(stall_s: float, between_s: float) -> float:
-    """Seconds from one checkpoint to the next that waste least; see above.
+    """Seconds between checkpoints that waste the least time; see the formula above.
 
     Args:
-        stall_s: by which a checkpoint holds training up.
-        between_s: between two losses of work.
+        stall_s: seconds that a checkpoint stalls training.
+        between_s: seconds between two losses of work.
     """
     if stall_s >= 2 * between_s:
         return between_s
@@ -65,11 +64,11 @@ def best_interval_s(stall_s: float, between_s: float) -> float:
 
 
 class SaveClock:
-    """Tells when a checkpoint is due.
+    """Decides when a checkpoint is due.
 
     Args:
         setting: a time as `parse_duration` reads it, `auto`, or None for never.
-        look_back: tells what has happened to the run; asked once, when training begins.
+        look_back: returns the losses of earlier attempts; called once, when training begins.
     """
 
     def __init__(self, setting: str | None, look_back: Callable[[], Losses] = Losses) -> None:
@@ -83,7 +82,7 @@ class SaveClock:
         self._last_s = 0.0
 
     def is_due(self) -> bool:
-        """Whether to save now; asked in every step, and yes once for each checkpoint."""
+        """Whether to save now; called at every step. Returns True once for each checkpoint."""
         if self._fixed_s is None and not self._is_auto:
             return False
         now_s = clock.monotonic_s()
@@ -96,10 +95,10 @@ class SaveClock:
         return True
 
     def saved(self, *, stall_s: float, writing_s: float | None) -> None:
-        """A checkpoint was begun, for whatever reason.
+        """Note that a save was started, by any trigger.
 
         Args:
-            stall_s: by which it has held training up, as far as is known.
+            stall_s: seconds that it has stalled training, as far as measured.
             writing_s: seconds until the last one was durable; None before the first.
         """
         self._last_s = clock.monotonic_s()
@@ -119,7 +118,7 @@ class SaveClock:
 
 
 def read_losses(stream: Path) -> Losses:
-    """What a run's stream of events says of its earlier starts; the running one's beginning is not counted."""
+    """The losses of a run's earlier attempts, from its event stream. The current attempt is not counted."""
     trained_s, count = 0.0, 0
     began: datetime | None = None
     last: datetime | None = None
@@ -144,6 +143,6 @@ def _events(stream: Path) -> Iterator[tuple[str, datetime, dict[str, Any]]]:
                     record = json.loads(line)
                     yield str(record["event"]), datetime.fromisoformat(record["time"]), cast("dict[str, Any]", record)
                 except (ValueError, KeyError, TypeError):
-                    continue  # cut off by a crash, or of another release: one line less is no matter
+                    continue  # cut off by a crash, or from another release; one missing line is harmless
     except OSError:
         return

@@ -18,10 +18,10 @@ _LEAST_BYTES = 16 << 20
 
 
 class Scratch:
-    """The folder, and the capture below it.
+    """The folder for small files, and the capture of the tensors written below it.
 
     Args:
-        parent: where it is made; None for the system's folder.
+        parent: the folder in which it is created; None for the system's temporary folder.
     """
 
     def __init__(self, parent: str | None) -> None:
@@ -30,11 +30,11 @@ class Scratch:
         self._capture = Capture()
 
     def prepare_capture(self) -> None:
-        """Do what takes time now, and not in the first save."""
+        """Do the slow part of the first capture now, before the first save."""
         self._capture.prepare()
 
     def ensure(self, keeper: KeeperClient) -> None:
-        """See that it is there, with room, and that the keeper removes it should this process be killed.
+        """Create the folder if needed, check its free space, and let the keeper remove it if this process is killed.
 
         Raises:
             OSError: there is no room for small files.
@@ -46,19 +46,19 @@ class Scratch:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def let_keeper_remove(self, keeper: KeeperClient) -> None:
-        """Let the keeper remove the folder when this process has ended, if there is one."""
+        """Let the keeper remove the folder, if it exists, when this process has ended."""
         if self._path is not None:
             keeper.remove_at_exit(str(self._path))
 
     def images(self, step: int, write: Write) -> list[Image]:
-        """What a save routine would write, as images; `ensure` comes first.
+        """Run a save routine and return the files that it would write as images. Call `ensure` first.
 
         Args:
-            step: of the checkpoint.
-            write: the routine; it runs here.
+            step: the step of the checkpoint.
+            write: the save routine.
 
         Raises:
-            Exception: what the routine raises.
+            Exception: any exception of the routine.
         """
         assert self._path is not None
         folder = self._path / checkpoint_name(step)
@@ -71,7 +71,7 @@ class Scratch:
             shutil.rmtree(folder, ignore_errors=True)
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Let the capture forget these files; see `Capture.forget`."""
+        """Release the capture's memory of these files; see `Capture.forget`."""
         self._capture.forget(paths)
 
     def remove(self) -> None:

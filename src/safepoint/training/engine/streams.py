@@ -1,7 +1,7 @@
 """A model whose bytes are on all ranks, as files that their writer receives in order.
 
-The first rank requests one stretch after another, and the rank that has it sends it. While a store is slow, the first
-rank reports that it is alive. When it starts a file again, it requests the same stretches again.
+The first rank requests one range of a weight after another, and the rank that holds it sends it. While a store is
+slow, the first rank reports that it is alive. When it starts a file again, it requests the same ranges again.
 """
 
 import queue
@@ -17,18 +17,18 @@ from safepoint.storage.store import Content, Sink
 from safepoint.training.collective.peers import Peers
 
 BLOCK_BYTES = 8 << 20
-_SAY_SOMETHING_EVERY_S = 20.0
+_ALIVE_EVERY_S = 20.0
 _T = TypeVar("_T")
 
 
-class Stretch(NamedTuple):
-    """Bytes of a weight that one rank has.
+class WeightRange(NamedTuple):
+    """A range of bytes of a weight that one rank holds.
 
     Args:
-        rank: which.
+        rank: the rank that holds it.
         name: of the weight.
-        begin: the first of them in the weight.
-        num_bytes: how many.
+        begin: the offset of its first byte in the weight.
+        num_bytes: its length.
     """
 
     rank: int
@@ -41,14 +41,14 @@ class StreamedFile(NamedTuple):
     """A file of the model.
 
     Args:
-        path: within the model.
+        path: relative to the model's folder.
         size_bytes: of the whole file.
-        parts: what it consists of, in order.
+        parts: its content in order: bytes, or ranges that ranks hold.
     """
 
     path: str
     size_bytes: int
-    parts: Sequence[bytes | Stretch]
+    parts: Sequence[bytes | WeightRange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Streams:
 
     Args:
         files: on the first rank; the others need not know them.
-        bytes_of: (name, begin, number of bytes) → what this rank has, as uint8 on the CPU.
+        bytes_of: (name, begin, number of bytes) → the bytes that this rank holds, as uint8 on the CPU.
         step: of the checkpoint that has the same weights; None when there is none.
     """
 
@@ -66,59 +66,59 @@ class Streams:
     step: int | None
 
 
-class _Word(NamedTuple):
-    """What the first rank says to all: `tell` what has gone wrong, or that it is the `end`."""
+class _Command(NamedTuple):
+    """A command of the first rank to all ranks: `check` gathers their errors, `end` ends `follow`."""
 
     text: str
 
 
-_TELL, _END = _Word("tell"), _Word("end")
+_CHECK, _END = _Command("check"), _Command("end")
 
 
 def follow(peers: Peers, streams: Streams) -> None:
-    """Give the first rank what it wants, until it says that it has ended.
+    """Send the first rank the ranges that it requests, until it sends the `end` command.
 
     Raises:
         PeerError: a rank is gone.
     """
     problem = ""
     while True:
-        order: Stretch | _Word | None = peers.from_first(cast("Stretch | _Word | None", None))
-        if isinstance(order, Stretch):
+        order: WeightRange | _Command | None = peers.from_first(cast("WeightRange | _Command | None", None))
+        if isinstance(order, WeightRange):
             if order.rank == peers.place.rank:
                 problem = _send(peers, streams, order) or problem
-        elif order == _TELL:
+        elif order == _CHECK:
             peers.gather(problem)
         elif order == _END:
             return
 
 
-def _send(peers: Peers, streams: Streams, stretch: Stretch) -> str:
+def _send(peers: Peers, streams: Streams, requested: WeightRange) -> str:
     problem = ""
     try:
-        block = streams.bytes_of(stretch.name, stretch.begin, stretch.num_bytes)
+        block = streams.bytes_of(requested.name, requested.begin, requested.num_bytes)
     except Exception as error:  # noqa: BLE001  reported to the first rank, which waits for it
-        problem = f"rank {stretch.rank}: {type(error).__name__}: {error}"
-        block = torch.zeros(stretch.num_bytes, dtype=torch.uint8)
-    peers.to_first(block, stretch.rank)
+        problem = f"rank {requested.rank}: {type(error).__name__}: {error}"
+        block = torch.zeros(requested.num_bytes, dtype=torch.uint8)
+    peers.to_first(block, requested.rank)
     return problem
 
 
 class Leader:
-    """The first rank's side: some work on a thread of its own, and what it wants of the others.
+    """The first rank's side: runs work on a thread and requests bytes from the other ranks for it.
 
     Args:
         peers: all ranks.
-        streams: of this rank.
+        streams: the streams of this rank.
         patience_s: how long the others wait for this one.
     """
 
     def __init__(self, peers: Peers, streams: Streams, *, patience_s: float) -> None:
         self._peers = peers
         self._streams = streams
-        self._every_s = min(_SAY_SOMETHING_EVERY_S, patience_s / 3)
-        self._wanted = queue.SimpleQueue[Stretch | _Word]()
-        self._given = queue.SimpleQueue[object]()
+        self._every_s = min(_ALIVE_EVERY_S, patience_s / 3)
+        self._requests = queue.SimpleQueue[WeightRange | _Command]()
+        self._answers = queue.SimpleQueue[object]()
         size = BLOCK_BYTES if peers.place.world_size > 1 else 0
         self._buffer = torch.empty(size, dtype=torch.uint8)
 
@@ -129,7 +129,7 @@ class Leader:
             What the work returns.
 
         Raises:
-            PeerError: a rank is gone; the work is left to itself, because this rank ends.
+            PeerError: a rank is gone. The work's thread is not waited for, because this rank ends.
             BaseException: what the work raises.
         """
         outcome: list[_T] = []
@@ -138,15 +138,15 @@ class Leader:
         def run() -> None:
             try:
                 outcome.append(work())
-            except BaseException as error:  # noqa: BLE001  it is raised where somebody waits for it
+            except BaseException as error:  # noqa: BLE001  `lead` raises it
                 failure.append(error)
-            self._wanted.put(_END)
+            self._requests.put(_END)
 
         threading.Thread(target=run, name="safepoint-final", daemon=True).start()
         try:
             self._serve()
         except BaseException:
-            self._given.put(PeerError("the ranks no longer work together"))
+            self._answers.put(PeerError("the connection between the ranks failed"))
             raise
         if failure:
             raise failure[0]
@@ -155,52 +155,52 @@ class Leader:
     def _serve(self) -> None:
         while True:
             try:
-                wanted = self._wanted.get(timeout=self._every_s)
+                request = self._requests.get(timeout=self._every_s)
             except queue.Empty:
                 self._peers.from_first(None)
                 continue
-            self._peers.from_first(wanted)
-            if isinstance(wanted, Stretch):
-                block = self._buffer[: wanted.num_bytes]
-                self._peers.to_first(block, wanted.rank)
-                self._given.put(block)
-            elif wanted == _TELL:
-                self._given.put(self._peers.gather(""))
+            self._peers.from_first(request)
+            if isinstance(request, WeightRange):
+                block = self._buffer[: request.num_bytes]
+                self._peers.to_first(block, request.rank)
+                self._answers.put(block)
+            elif request == _CHECK:
+                self._answers.put(self._peers.gather(""))
             else:
                 return
 
-    def _ask(self, what: Stretch | _Word) -> object:
-        self._wanted.put(what)
-        given = self._given.get()
-        if isinstance(given, PeerError):
-            raise given
-        return given
+    def _ask(self, request: WeightRange | _Command) -> object:
+        self._requests.put(request)
+        answer = self._answers.get()
+        if isinstance(answer, PeerError):
+            raise answer
+        return answer
 
     def content_of(self, file: StreamedFile) -> Content:
-        """The file's bytes, to be poured on the thread that works."""
+        """The file's bytes; read them on the thread that runs the work."""
 
-        def pour(sink: Sink) -> None:
+        def write_to(sink: Sink) -> None:
             for part in file.parts:
                 if isinstance(part, bytes):
                     sink(memoryview(part))
                     continue
                 for begin in range(part.begin, part.begin + part.num_bytes, BLOCK_BYTES):
                     count = min(BLOCK_BYTES, part.begin + part.num_bytes - begin)
-                    sink(self._block(Stretch(part.rank, part.name, begin, count)).numpy().data)
+                    sink(self._block(WeightRange(part.rank, part.name, begin, count)).numpy().data)
 
-        return Content(size_bytes=file.size_bytes, pour=pour)
+        return Content(size_bytes=file.size_bytes, pour=write_to)
 
-    def _block(self, stretch: Stretch) -> torch.Tensor:
-        if stretch.rank == 0:
-            return self._streams.bytes_of(stretch.name, stretch.begin, stretch.num_bytes)
-        return cast("torch.Tensor", self._ask(stretch))
+    def _block(self, requested: WeightRange) -> torch.Tensor:
+        if requested.rank == 0:
+            return self._streams.bytes_of(requested.name, requested.begin, requested.num_bytes)
+        return cast("torch.Tensor", self._ask(requested))
 
     def check(self) -> None:
-        """See that every rank could give what it was asked for.
+        """Check that every rank could read the bytes requested from it.
 
         Raises:
-            SaveError: one could not.
+            SaveError: a rank could not.
         """
-        problems = [text for text in cast("list[str]", self._ask(_TELL)) if text]
+        problems = [text for text in cast("list[str]", self._ask(_CHECK)) if text]
         if problems:
             raise SaveError("; ".join(problems))

@@ -23,7 +23,7 @@ class _HookedLoader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        # Only now is the hook used up: a probe with `find_spec`, or an import that fails, leaves it for the next.
+        # The hook is removed only now: a probe with `find_spec` or a failed import leaves it for the next import.
         hook = self._hooks.pop(module.__name__, None)
         if hook is not None:
             hook(module)

@@ -1,7 +1,7 @@
-"""The frozen model that adapters belong to: a checkpoint names it, and never holds it.
+"""The frozen base model below adapters: a checkpoint records its digest, not its weights.
 
-Adapters that go on with other weights below them are no continuation, and nothing in the files would show it. So the
-checkpoint says which weights they were, and a start compares.
+Adapters that are resumed on other base weights do not continue the run, and no error would show it. So the checkpoint
+records the base weights' digest, and each start compares it.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
 def base_as_saved(
     model: Any, saved: Mapping[str, str] | None, now: dict[str, str] | None, *, ranks_before: int, is_first: bool
 ) -> dict[str, str] | None:
-    """What `base_of` would have said of these weights, had they been split as they were in the checkpoint.
+    """The result of `base_of` for these weights if they were split as in the checkpoint.
 
     Where DeepSpeed has split them on one of both sides, or among another number of ranks, the digests cover other
     parts. All ranks call it, because weights that are split are put together one after the other.
@@ -150,7 +150,7 @@ def _embeddings_left_out(model: Any) -> set[int]:
 
 
 def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, step: int) -> None:
-    """Compare what a checkpoint's adapters were trained on with what was loaded.
+    """Compare the base model of a checkpoint's adapters with the loaded one.
 
     Args:
         saved: by the checkpoint of `step`.

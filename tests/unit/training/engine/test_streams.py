@@ -16,7 +16,7 @@ from safepoint.errors import AccessDeniedError, SaveError, StorageError
 from safepoint.training.engine import streams
 from safepoint.training.engine.final_model import final_upload
 from safepoint.training.engine.final_model.final_upload import FinalUpload
-from safepoint.training.engine.streams import Leader, StreamedFile, Streams, Stretch, follow
+from safepoint.training.engine.streams import Leader, StreamedFile, Streams, WeightRange, follow
 from tests.support.checkpoints import describe, prepared
 from tests.support.ranks import ThreadPeers, run_ranks
 from tests.support.stores import FaultyStore
@@ -42,7 +42,7 @@ class Scene:
 
     def file(self, name: str) -> StreamedFile:
         third = len(self.weights[name]) // _NUM_RANKS
-        stretches = [Stretch(rank, name, rank * third, third) for rank in range(_NUM_RANKS)]
+        stretches = [WeightRange(rank, name, rank * third, third) for rank in range(_NUM_RANKS)]
         return StreamedFile(f"{name}.safetensors", 6 + 3 * third, [b"header", *stretches])
 
     def run(self, peers: ThreadPeers) -> Any:
@@ -159,7 +159,7 @@ def test_whoever_waits_hears_that_it_goes_on(scene: Scene) -> None:
 
     scene.store.before = slow
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "_SAY_SOMETHING_EVERY_S", 0.1)
+        patch.setattr(streams, "_ALIVE_EVERY_S", 0.1)
         first, *_ = run_ranks(_NUM_RANKS, run)
     assert not isinstance(first, Exception), first
     assert said.count(None) >= 3

@@ -25,7 +25,7 @@ from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.protocol.memory_layout import SMALL_BYTES
 
 STAGED = 1 << 62
-"""What `Source.available` says when all is there."""
+"""The result of `Source.available` when all bytes are there."""
 _WRITE_BYTES = 4 << 20
 _POLL_S = 0.0005
 _NUM_SMALL_WRITERS = 8
@@ -68,7 +68,7 @@ class Source:
             clock.sleep(_POLL_S)
 
     def wait_until_staged(self) -> None:
-        """Wait until its rank has said that all of its part is there, and as it was at the boundary.
+        """Wait until its rank has reported that its part is complete and unchanged since the boundary.
 
         Raises:
             GivenUpError: it is not.
@@ -242,7 +242,7 @@ class Preparing:
 
 
 def digest_source(source: Source) -> FileEntry:
-    """What a manifest says of an image that is whole, without writing it."""
+    """The manifest's entry of a complete image, without writing the image."""
     preparing = Preparing(source)
     preparing.run()
     preparing.wait_for(source.size_bytes)

@@ -6,7 +6,7 @@ Below the attempt's working folder, each keeper leaves small files that the othe
     <save>/outcome.json     node 0 has committed it, or why it has not
     offer-K.json            the ranks of node K are gone or must go: these steps are complete in its memory
 
-A file appears whole, by a rename. Node 0 commits. A keeper that waits gives up when its caller says so.
+A file appears whole, by a rename. Node 0 commits. A waiting keeper stops when its caller requests it.
 """
 
 import contextlib
@@ -81,12 +81,12 @@ class Nodes:
         return [*parts.values(), *missing]
 
     def announce(self, save: int, error: str) -> None:
-        """Node 0 says what became of a save; an empty error means that it is committed."""
+        """Publish the outcome of a save, on node 0; an empty error means that it is committed."""
         with contextlib.suppress(OSError):
             _write(self._folder / str(save) / "outcome.json", {"error": error})
 
     def outcome(self, save: int, is_over: Callable[[], bool]) -> str:
-        """Wait for what node 0 says; the error, empty when the save is committed."""
+        """Wait for node 0's outcome of a save; returns the error, empty when the save is committed."""
         while True:
             record = _read(self._folder / str(save) / "outcome.json")
             if record is not None:

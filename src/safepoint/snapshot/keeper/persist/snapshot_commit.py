@@ -85,7 +85,7 @@ def _commit_with_others(
     sources: dict[int, list[Source]],
     is_over: Callable[[], bool],
 ) -> Manifest:
-    """Write this node's part; node 0 commits when all parts are there, the others wait for what it says."""
+    """Write this node's part; node 0 commits when all parts are there, the others wait for its outcome."""
     nodes = nodes_of(facts)
     try:
         part = _write(working, snapshot, sources, node=nodes.index)
@@ -163,10 +163,10 @@ def link_files(
         known: the manifest of the checkpoint that it has become.
 
     Returns:
-        What a manifest says of it.
+        Its entry in the manifest.
 
     Raises:
-        SaveError: what is in memory is not what was saved.
+        SaveError: the memory has changed since the snapshot.
         OSError: the folder cannot be written.
     """
     digests = {entry.path: entry for entry in known.files} if known is not None else {}

@@ -1,6 +1,6 @@
-"""The finished model goes straight into the object store: the first rank sends what the ranks have.
+"""Uploads the finished model: the first rank sends the bytes that the ranks hold into the object store.
 
-Nothing of it is on a disk but its small files. What fails is tried again, as other uploads are.
+Only the small files are written to a disk. Failed uploads are repeated, as for checkpoints.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from safepoint.training.engine.streams import Leader, StreamedFile
 
 
 class FinalUpload:
-    """One final model on its way.
+    """The upload of one final model.
 
     Args:
         remote: the claimed location.
-        output: the folder in front of it.
-        leader: gives the large files' bytes.
-        large: the files that come from the ranks.
-        small: the folder with all others.
-        failed: called with the first failure; the upload is repeated.
+        output: the local output folder of the location.
+        leader: reads the large files' bytes from the ranks.
+        large: the files whose bytes the ranks hold.
+        small: the folder with all other files.
+        failed: called with the first failure; the upload is then repeated.
     """
 
     def __init__(
@@ -46,36 +46,36 @@ class FinalUpload:
         self._large = large
         self._small = small
         self._failed = failed
-        self._arrived_bytes = 0
+        self._sent_bytes = 0
         self._most_bytes = 0
         self._last_progress_s = clock.monotonic_s()
 
     def run(self, describe: Describe) -> Manifest:
-        """Send everything and make it count, however often that takes.
+        """Upload all files and commit them; repeat this on failures until patience is over.
 
         Args:
             describe: makes the manifest.
 
         Raises:
             ConflictError: another attempt has claimed the location.
-            StorageError: the store does not take it, and patience is over.
-            SaveError: a rank cannot give what it has.
+            StorageError: uploads failed without progress for longer than `patience_s`.
+            SaveError: a rank cannot read its bytes.
         """
-        pause_s, is_told = FIRST_PAUSE_S, False
+        pause_s, is_reported = FIRST_PAUSE_S, False
         while True:
             try:
                 return self._send(describe)
             except StorageError as error:
                 if clock.monotonic_s() - self._last_progress_s > patience_s(error):
                     raise
-                if not is_told:
-                    is_told = True
+                if not is_reported:
+                    is_reported = True
                     self._failed(error)
             clock.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _send(self, describe: Describe) -> Manifest:
-        self._arrived_bytes = 0
+        self._sent_bytes = 0
         self._destination.begin()
         for file in self._large:
             self._destination.put(SourceFile(file.path, self._leader.content_of(file)), self._progress)
@@ -87,8 +87,8 @@ class FinalUpload:
         return manifest
 
     def _progress(self, num_bytes: int) -> None:
-        """What had arrived before is no progress."""
-        self._arrived_bytes += num_bytes
-        if self._arrived_bytes > self._most_bytes:
-            self._most_bytes = self._arrived_bytes
+        """Bytes that an earlier attempt had sent are no progress."""
+        self._sent_bytes += num_bytes
+        if self._sent_bytes > self._most_bytes:
+            self._most_bytes = self._sent_bytes
             self._last_progress_s = clock.monotonic_s()

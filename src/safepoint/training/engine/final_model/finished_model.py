@@ -1,7 +1,8 @@
-"""The finished model, in the layout that `from_pretrained` reads, on its way into the object store.
+"""Saves the finished model, in the layout that `from_pretrained` reads, in the object store.
 
-What comes from the ranks goes there at once, without a disk in between (docs/adr/0015); what the framework writes by
-itself waits in the output folder for the mover. A failure is reported, and the process ends with another code than 0.
+Weights that the ranks hold are uploaded directly, without a disk in between (docs/adr/0015). Files that the framework
+writes itself stay in the output folder, and the uploader publishes them. A failure is reported, and the process exits
+with a code other than 0.
 """
 
 import contextlib
@@ -33,15 +34,15 @@ _T = TypeVar("_T")
 
 
 class Finishing:
-    """The end of one training.
+    """The save of one training's finished model.
 
     Args:
         context: reports what happened.
         peers: all ranks.
-        framework: whose model it is.
-        output: the folder in front of the store.
-        folders: whether all ranks share it.
-        attempt_id: of the attempt that has claimed the store.
+        framework: the training loop that has the model.
+        output: the local output folder of the store.
+        folders: whether all ranks share the output folder.
+        attempt_id: the attempt that has claimed the store.
         describe: makes the manifest.
     """
 
@@ -66,7 +67,7 @@ class Finishing:
         self._step = framework.step
 
     def finish(self, location: Location) -> None:
-        """Bring the model to the store at `location`; all ranks call it.
+        """Save the model in the store at `location`; a collective call.
 
         Raises:
             PeerError: a rank is gone.
@@ -75,7 +76,7 @@ class Finishing:
         working = WorkingCheckpoint(
             self._output, attempt_id=self._attempt_id, step=self._step, target=final_folder(self._output)
         )
-        # The folder first: a rank without one must not be missing in the collective calls of what follows.
+        # Create the folder first: a rank where this fails must not be missing in the collective calls that follow.
         streams, root, problem = None, *self._agreed(lambda: working.rank_root(rank))
         if root is not None and not problem:
             folder = root / working.name
@@ -83,7 +84,7 @@ class Finishing:
         if problem:
             self._report_missing(location, problem)
         elif streams is None:
-            self._keep(working, location)
+            self._leave_to_uploader(working, location)
         elif self._context.place.is_first:
             self._send(working, streams, location)
         else:
@@ -91,14 +92,15 @@ class Finishing:
         if self._folders.is_owner:
             working.discard()
         if self._context.place.is_first:
-            with contextlib.suppress(OSError):  # then no process looks for a model of the script's
+            with contextlib.suppress(OSError):  # then no process looks for a model that the script wrote
                 self._context.uploads.training_ended(note_end(self._output, self._describe))
 
     def _agreed(self, work: Callable[[], _T]) -> tuple[_T | None, str]:
-        """Do something on all ranks.
+        """Call `work` on all ranks.
 
         Returns:
-            What it gives here, and why it failed wherever it did; the reasons are the same on all ranks.
+            Its result on this rank, and the errors of all ranks, empty if there is none; the errors are the same on
+            all ranks.
 
         Raises:
             PeerError: a rank is gone.
@@ -108,12 +110,12 @@ class Finishing:
             result = work()
         except PeerError:
             raise
-        except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
+        except Exception as error:  # noqa: BLE001  gathered, so that no other rank waits forever
             problem = f"rank {self._context.place.rank}: {type(error).__name__}: {error}"
         return result, "; ".join(text for text in self._peers.gather(problem) if text)
 
     def _report_missing(self, location: Location, reason: str, checkpoint: str | None = None) -> None:
-        """The training has ended well, and its last step is saved; but what was asked for is not there."""
+        """Report that the training succeeded, but the final model could not be saved."""
         missing = FinalMissing(
             step=self._step, location=str(location.child(FINAL)), reason=reason, checkpoint=checkpoint
         )
@@ -121,12 +123,12 @@ class Finishing:
             self._context.uploads.final_model_missing(missing.line)
         self._context.reporter.report(missing)
 
-    def _keep(self, working: WorkingCheckpoint, location: Location) -> None:
-        """Let the mover find what the ranks have written."""
+    def _leave_to_uploader(self, working: WorkingCheckpoint, location: Location) -> None:
+        """Commit the files that the ranks have written; the uploader publishes them."""
         rank = self._context.place.rank
         try:
             part = dataclasses.replace(working.seal(rank), node=self._folders.index)
-        except Exception as error:  # noqa: BLE001  all ranks must hear of it, or the others wait for ever
+        except Exception as error:  # noqa: BLE001  gathered, so that no other rank waits forever
             part = RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
         parts = self._peers.gather(part)
         if self._context.place.is_first:
@@ -136,7 +138,7 @@ class Finishing:
                 self._report_missing(location, str(error))
 
     def _send(self, working: WorkingCheckpoint, streams: Streams, location: Location) -> None:
-        """Send what the ranks have, from the first one."""
+        """Upload the bytes that the ranks hold; the first rank calls this."""
         started_s, context, where = clock.monotonic_s(), self._context, str(location.child(FINAL))
         leader = Leader(self._peers, streams, patience_s=context.settings.peer_timeout_s)
 
@@ -155,7 +157,7 @@ class Finishing:
             manifest = leader.lead(send)
         except PeerError:
             raise
-        except Exception as error:  # noqa: BLE001  the training has ended well, whatever becomes of this
+        except Exception as error:  # noqa: BLE001  the training itself has succeeded
             reason = str(error) if isinstance(error, SafepointError) else f"{type(error).__name__}: {error}"
             self._report_missing(location, reason, self._source(streams.step, location))
             return
@@ -165,7 +167,7 @@ class Finishing:
         )
 
     def _wait_for_checkpoint(self, remote: RemoteFolder) -> None:
-        """Leave the store to the newest checkpoint until it is there: what training has reached counts more."""
+        """Wait until the newest checkpoint is in the store: it is more important than the final model."""
         newest = max((manifest.step for _, manifest in self._output.manifests()), default=None)
         uploader = self._context.uploads.uploader
         if newest is None or uploader is None:
@@ -175,13 +177,13 @@ class Finishing:
             status = uploader.status()
             if status != last:
                 last, last_s = status, clock.monotonic_s()
-            with contextlib.suppress(StorageError):  # the mover says so, if it lasts
+            with contextlib.suppress(StorageError):  # the uploader reports it if it persists
                 if uploader.is_idle and newest in remote.steps():
                     return
             clock.sleep(_LOOK_EVERY_S)
 
     def _source(self, step: int | None, location: Location) -> str | None:
-        """The checkpoint that has the same weights: the folder's, or what is in the store."""
+        """The path of the checkpoint with the same weights: in the folder, or else in the store."""
         if step is None:
             return None
         name = checkpoint_name(step)
@@ -190,10 +192,10 @@ class Finishing:
 
 
 def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
-    """The parts that lie where the final model is kept; other nodes may have written the same files.
+    """The parts of the first node, where the final model is stored; other nodes may have written the same files.
 
     Raises:
-        SaveError: they have written others.
+        SaveError: another node has written a file that the first node lacks.
     """
     here = [part for part in parts if part.node == 0 or part.error is not None]
     files = {entry for part in here for entry in part.files}

@@ -11,14 +11,14 @@ from safepoint.training.context.rank_context import RankContext
 
 
 class BestModel:
-    """What `load_best_model_at_end` needs of a run.
+    """Makes `load_best_model_at_end` work where every node has a part of each checkpoint.
 
     Args:
         context: this rank.
-        trainer: in its training.
+        trainer: the Trainer that trains.
         peers: all ranks.
         root: the output folder.
-        bring: brings a checkpoint's step to every node; None where all see one folder, and there is nothing to do.
+        bring: copies the checkpoint of a step to every node; None where all nodes share one folder.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class BestModel:
         self._root = root
         self._bring = bring
         self.is_apart = bring is not None
-        """Whether nodes have parts of it that must be brought together."""
+        """Whether nodes have parts of it that must be combined."""
 
     def agree(self) -> None:
-        """Whether one is loaded is decided by what each rank knows of it: the same, from now on."""
+        """Give all ranks the first rank's best checkpoint: it decides whether a rank loads one."""
         if self._bring is None:
             return
         state = self._trainer.state
@@ -42,17 +42,17 @@ class BestModel:
         state.best_model_checkpoint = best if step is None else str(self._root / checkpoint_name(step))
 
     def wrap_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """In the place of `Trainer._load_best_model`."""
+        """A replacement of `Trainer._load_best_model` that first copies the checkpoint to every node."""
 
         def load_best_model(*args: Any, **kwargs: Any) -> Any:
-            """The Trainer reads it on every node, and every node holds its own part of it."""
+            """Copy the best checkpoint to every node, then let the Trainer load it."""
             step = step_of(Path(self._trainer.state.best_model_checkpoint))
             if step is not None and self._bring is not None:
                 try:
                     self._bring(step)
                 except PeerError:
                     raise
-                except SafepointError as error:  # the first node may have the model itself; the Trainer looks
+                except SafepointError as error:  # the first node may have the whole model; the Trainer checks
                     self._context.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
             return original(*args, **kwargs)
 

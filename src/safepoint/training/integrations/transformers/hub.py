@@ -1,9 +1,9 @@
-"""Pushes to the Hugging Face Hub: the Trainer's own, of what is saved, and as often as without Safepoint.
+"""Runs the Trainer's own pushes to the Hugging Face Hub, as often as without Safepoint.
 
 The Trainer pushes from inside its save, when the files of a checkpoint are not yet where it looks for them. So the
-push waits for the checkpoint, and training waits with it. Only saves that the script has asked for are pushed: not
-those on a signal, on demand, or of a last step that the script would not have saved. What Safepoint keeps beside the
-checkpoints never leaves the output folder.
+push waits for the checkpoint, and training waits with it. Only saves that the script requests are pushed: not
+those on a signal, on demand, or of a last step that the script would not have saved. Safepoint's own files beside the
+checkpoints are never pushed.
 """
 
 import functools
@@ -21,18 +21,18 @@ class HubPush:
     """The pushes of one `train()` call.
 
     Args:
-        trainer: about to train.
+        trainer: the Trainer, before its training.
     """
 
     def __init__(self, trainer: Any) -> None:
         self.is_possible = bool(trainer.args.push_to_hub)
-        """Whether the script wants any."""
+        """Whether the script pushes to the Hub."""
         self.is_due = False
-        """Whether the save that was begun last pushes."""
+        """Whether the last save that was started is to be pushed."""
         self._push: Callable[[str], None] | None = None
 
     def wrap(self, original: Callable[[str], None]) -> Callable[[str], None]:
-        """Take note of a push in the place of `Trainer._push_from_checkpoint`."""
+        """Replace `Trainer._push_from_checkpoint` with a function that only notes the push."""
         self._push = original
 
         def push_later(checkpoint_folder: str) -> None:
@@ -41,14 +41,14 @@ class HubPush:
         return push_later
 
     def push(self, checkpoint: Path) -> None:
-        """Push now, from a checkpoint that is complete."""
+        """Push a complete checkpoint, if a push is due."""
         if self.is_due and self._push is not None:
             self._push(str(checkpoint))
         self.is_due = False
 
 
 def hook_uploads(module: ModuleType, outputs: Outputs) -> None:
-    """Keep what is Safepoint's out of uploads of an output folder.
+    """Exclude Safepoint's own files from uploads of an output folder.
 
     Args:
         module: `huggingface_hub.hf_api`.

@@ -17,7 +17,7 @@ import torch
 from safepoint.checkpoint.format.safetensors_layout import KINDS, Shape, lay_out
 from safepoint.snapshot.images.function_patch import FunctionPatch
 from safepoint.training.collective.peers import Peers
-from safepoint.training.engine.streams import StreamedFile, Streams, Stretch
+from safepoint.training.engine.streams import StreamedFile, Streams, WeightRange
 from safepoint.training.integrations.transformers.sharding.shards import Span, Weight, owners_of, weights_of
 from safepoint.training.state.base_model import has_adapters
 
@@ -100,10 +100,10 @@ def _streamed(
 ) -> StreamedFile:
     shapes = [_shape(name, weights[inner]) for name, inner in file.names.items()]
     layout = lay_out(shapes, file.metadata)
-    parts: list[bytes | Stretch] = [layout.header]
+    parts: list[bytes | WeightRange] = [layout.header]
     for shape, _ in layout.places:
         inner = file.names[shape.name]
-        parts += [Stretch(rank, inner, span.begin, span.num_bytes) for rank, span in owners[inner]]
+        parts += [WeightRange(rank, inner, span.begin, span.num_bytes) for rank, span in owners[inner]]
     path = os.path.relpath(os.path.abspath(file.path), os.path.abspath(folder))
     return StreamedFile(path, layout.size_bytes, parts)
 
