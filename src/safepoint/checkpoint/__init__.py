@@ -1,6 +1,13 @@
-"""What a checkpoint is: manifest, commit, catalog, verification, retention.
+"""What a checkpoint is, how it is committed, and where it may lie.
 
 A checkpoint is a folder `checkpoint-<step>` with the files of the training framework and one manifest that
 names each of them. It is absent or complete: the manifest is written last and the folder gets its name when
 everything in it is durable (docs/checkpoint-format.md).
+
+commit   the moment from which files count as a checkpoint
+format   manifest, digests, verification
+local    the output folder, the ranks' working folders, retention and pruning
+remote   object stores: publish, fetch, and the uploader's process
+weights  where the weights are in a checkpoint of any layout
+tools    list, copy, export, compare, repair
 """

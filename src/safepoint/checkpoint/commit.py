@@ -1,11 +1,14 @@
 """The commit: the moment from which files count as a checkpoint (docs/adr/0016).
 
 Every save, copy, fetch, export and final model ends in `commit`. Before it, the files lie where no reader takes them
-for a checkpoint: in a working folder, or in a store under a name that has no manifest. There are three strategies:
+for a checkpoint: in a working folder, or in a store under a name that has no manifest. Where a checkpoint counts:
 
 - a folder: `FolderDestination`, one rename;
 - a folder on each of several nodes: the same, where every node prepares its part before any node publishes one;
-- an object store: `StoreDestination` and `PrefixDestination`, one conditional write.
+- an object store: `StoreDestination` in `checkpoint.remote.store_destination`, one conditional write of the manifest.
+
+An exported model has no manifest. In a store it counts when its last file is there
+(`checkpoint.tools.atomic_export`).
 """
 
 import contextlib

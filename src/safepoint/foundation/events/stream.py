@@ -59,7 +59,7 @@ class EventLog:
 
     Args:
         paths: the files; None stands for none.
-        actor: who writes: `rank 3`, `launcher`, `keeper`, `mover`.
+        actor: who writes: `rank 3`, `launcher`, `keeper`, or `mover` for the uploader.
     """
 
     def __init__(self, *paths: Path | None, actor: str = "") -> None:

@@ -29,14 +29,14 @@ class EarlierSnapshotLinks:
         self._links: Path | None = None
 
     def find(self) -> EarlierSnapshot | None:
-        """The newest complete snapshot of the earlier ranks, when their requests are written; None if there is none.
+        """Wait until the requested snapshots of the earlier ranks are written; the newest complete one, or None.
 
         With `KeeperState.changed` held.
         """
         earlier = self._state.earlier
         if earlier is None:
             return None
-        # Also if there is no snapshot: the rank that asks is going to clean the folder that is written to.
+        # Even if no snapshot is complete: the rank that asks is about to clean the folder that is written to.
         self._state.changed.wait_for(lambda: self._state.is_done(earlier))
         newest = earlier.registry.newest_complete
         if newest is None or newest.facts is None or newest.facts.num_nodes > 1:

@@ -91,7 +91,7 @@ class Snapshotter:
                 self.keeper.staged(step)
                 return
             self._leave_guard()
-            # The keeper says when the blocks are free: it may be reading them.
+            # The keeper may be reading the blocks; it reports when they are free.
             self.keeper.cancel_snapshot(step, number)
             self._on_torn(step)
 

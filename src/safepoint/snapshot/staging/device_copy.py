@@ -72,14 +72,14 @@ class DeviceCopier:
             stream = self._streams[index] = _cuda.Stream(device=index)
         computing = _cuda.current_stream(index)
         stream.wait_stream(computing)
-        anybodys: list[tuple[Placed, Piece]] = []
+        unowned: list[tuple[Placed, Piece]] = []
         owned: list[tuple[Placed, Piece]] = []
         for one in sources:
-            (anybodys if guard is None or guard.owner_of(one[1]) is None else owned).append(one)
+            (unowned if guard is None or guard.owner_of(one[1]) is None else owned).append(one)
         event: Any = None
         with _cuda.stream(stream):
             # Those first that the computing stream has to wait for now, and for no others.
-            for these in (anybodys, owned):
+            for these in (unowned, owned):
                 for place, piece in these:
                     source = _bytes_of(piece.owner, piece.address, piece.num_bytes)
                     target = _host_bytes(place.block, place.offset + piece.offset, piece.num_bytes)
@@ -87,7 +87,7 @@ class DeviceCopier:
                 if these:
                     event = _cuda.Event(blocking=True)  # who waits for it sleeps, and leaves the processor to others
                     event.record(stream)
-                    if these is anybodys:
+                    if these is unowned:
                         computing.wait_event(event)
         return event
 

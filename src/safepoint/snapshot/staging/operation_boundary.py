@@ -1,4 +1,4 @@
-"""Hears when a thread is between two operations of torch."""
+"""Notifies when a thread is between two operations of torch."""
 
 import ctypes
 import itertools

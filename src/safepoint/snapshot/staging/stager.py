@@ -33,9 +33,9 @@ _CHUNK_BYTES = 32 << 20
 _OPERATION_S = 1.0
 _LOOK_EVERY_S = 0.002
 SMALL_PIECE_BYTES = 64 << 10
-"""Smaller tensors are copied many at a time, because keeping books about each takes longer than its copy."""
+"""Smaller tensors are copied many at a time, because the bookkeeping for one takes longer than its copy."""
 _PASSING_BYTES = 1 << 20
-"""From this size on it matters whether tensors that were made for a save alone are held after it."""
+"""From this total size on, tensors that were made for one save only are not held after it."""
 
 
 class _Copy(NamedTuple):
@@ -50,7 +50,7 @@ class _Copy(NamedTuple):
 
 
 class _Plan:
-    """What is copied of one image, and when; it holds as long as the image's pieces and their owners do.
+    """What is copied of one image, and when; valid until the image's pieces or their owners change.
 
     Args:
         pieces: of the image.
@@ -60,10 +60,10 @@ class _Plan:
     def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:
         self.pieces = pieces
         self.epoch = None if guard is None else guard.epoch
-        self.anybodys: list[Piece] = []
+        self.unowned: list[Piece] = []
         """Those that no optimizer owns."""
         self.is_lasting = True
-        """Whether it holds nothing that may have been made for one save alone."""
+        """Whether it references no tensor that may have been made for one save only, so that it may be kept."""
         self.at_once: list[tuple[int, int, int]] = []
         self.copies: list[_Copy] = []
         self.guarded: dict[int, list[torch.Tensor]] = {}
@@ -78,7 +78,7 @@ class _Plan:
     def _add(self, piece: Piece, guard: Guard | None, small: dict[int, list[tuple[int, int, int]]]) -> None:
         owner = guard.owner_of(piece) if guard is not None else None
         if owner is None:
-            self.anybodys.append(piece)
+            self.unowned.append(piece)
         if piece.device != "cpu":  # copied by the device's own engine
             if owner is not None:
                 self.guarded.setdefault(owner.number, []).extend(owner.tensors)
@@ -153,7 +153,9 @@ class Stager:
         self._thread.start()
 
     def stage(self, work: Work, guard: Guard | None) -> frozenset[str]:
-        """Copy at once what may change at any time, and begin to copy the rest; only when idle.
+        """Copy at once what may change at any time, and begin to copy the rest.
+
+        The last snapshot must have been copied completely.
 
         Args:
             work: what to copy.
@@ -193,10 +195,10 @@ class Stager:
         return plan
 
     def _is_lasting(self, path: str, plan: _Plan) -> bool:
-        """Weights that are not trained were there in the last save, too; what was made for that one is not."""
-        if sum(piece.num_bytes for piece in plan.anybodys) < _PASSING_BYTES:
+        """Untrained weights have the storages of the last save; tensors that were made for a save have new ones."""
+        if sum(piece.num_bytes for piece in plan.unowned) < _PASSING_BYTES:
             return True
-        storages = [_storage_of(piece.owner) for piece in plan.anybodys]
+        storages = [_storage_of(piece.owner) for piece in plan.unowned]
         # As long as there is such a reference, no other storage can have the same number.
         now = {int(storage._cdata): StorageWeakRef(storage) for storage in storages}
         before, self._seen[path] = self._seen.get(path, {}), now
@@ -207,7 +209,7 @@ class Stager:
             return
         plan = self._plan_of(placed.image, guard)
         if not plan.is_on_host:
-            # Where a device's copies have come is known at their end only; until then no reader may continue.
+            # How far a device's copies are is known only at their end; until then the keeper must not read the block.
             work.unmarked.add(placed.block.number)
         begin = placed.block.address + placed.offset
         for offset, address, num_bytes in plan.at_once:
@@ -234,7 +236,7 @@ class Stager:
             self._help(work)
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_pending(work, optimizer))
-        # Now, because the step that follows changes the versions itself.
+        # Verify now: the step that follows changes the versions itself.
         self._verify(work, list(work.versions) if optimizer is None else [optimizer])
         self.waited_s += clock.monotonic_s() - began_s
 
@@ -253,7 +255,7 @@ class Stager:
 
     def _verify(self, work: Work, optimizers: Sequence[int]) -> None:
         """Compare the versions of what has been copied with those of the boundary."""
-        with self._changed:  # the second caller finds nothing but the verdict
+        with self._changed:  # a second caller finds no versions, only the result
             for optimizer in optimizers:
                 versions = work.versions.pop(optimizer, [])
                 work.is_torn |= any(list(map(_version, tensors)) != then for tensors, then in versions)
@@ -265,7 +267,7 @@ class Stager:
         return any(counts)
 
     def _help(self, work: Work) -> None:
-        """From the other end, so that the keeper's watermark goes on without a gap."""
+        """Copy from the last copy backwards: the thread copies forwards, and the watermark advances without a gap."""
         while True:
             with self._changed:
                 if work.head >= work.tail:
@@ -314,11 +316,11 @@ class Stager:
         work.on_end(not work.is_torn)
 
     def _wait_for_operation(self, work: Work) -> None:
-        """Wait until the operation has ended in which the training was when the last byte was copied.
+        """Wait for the end of the operation that the training executed when the last byte was copied.
 
-        An operation that changes a tensor counts that at its end; so one that began during the copy and goes on after
-        it cannot be seen yet. Changing what was copied takes about as long as its copy: a training that is in an
-        operation for much longer is in another one.
+        An operation that changes a tensor increments its version when it ends. A change by an operation that still
+        runs is therefore not visible yet. Changing what was copied takes about as long as the copy. After much more
+        time than that the training must be in a later operation.
         """
         passed = threading.Event()
         deadline_s = clock.monotonic_s() + _OPERATION_S + 4 * (clock.monotonic_s() - work.began_s)
@@ -341,7 +343,7 @@ class Stager:
         literals = image.literals
         if placed.offset or self._fixed.get(block.number) is not image.fixed:
             literals += image.fixed
-        # What stays in a block from its last image is not written again: of an archive hundreds of headers.
+        # Fixed parts that the block still has from its last image are not written again: an archive has hundreds.
         self._fixed[block.number] = image.fixed if placed.offset == 0 else ()
         for offset, content in literals:
             block.write(placed.offset + offset, content)
@@ -361,7 +363,7 @@ class Stager:
                 self._changed.notify_all()
 
     def _mark(self, work: Work, marked: int) -> int:
-        """Say how far the copies have come without a gap."""
+        """Set the watermarks: how far the copies have come without a gap."""
         copies = work.copies
         while marked < len(copies) and work.is_done[marked]:
             placed = copies[marked][0]

@@ -1,1 +1,15 @@
-"""What every training loop under Safepoint uses, whatever its framework: the vote's outcome, saves."""
+"""What every training loop under Safepoint uses, whatever its framework: vote, save, leave.
+
+loop              the protocol that a framework's loop implements
+boundary          what happens between two steps and at the end; start reading here
+agreement         the votes of the ranks, and whether a step can still be finished
+deadline          gives up a step that would end too late
+saves             chooses between the next two
+snapshots         saves through the keeper
+synchronous_save  saves without it
+scratch           the folder in which a framework's save routine runs
+save_clock        when a periodic checkpoint is due
+streams           large files of the finished model, which their writer receives from all ranks
+run_facts         what a manifest says of the run
+final_model       the finished model, from the ranks into the object store
+"""

@@ -28,6 +28,10 @@ from safepoint.training.start.start import Start, announce, begin_progress
 class Boundary:
     """The boundaries of one training; all ranks call its methods in the same order.
 
+    A loop calls `prepare`, loads the model, and calls `loop_begins`. In each step it calls `agreement.step_begins`,
+    `agreement.gradients_complete` before the optimizer, `step_ends` after it, `save_if_due`, and `ends`. After the
+    last step it calls `training_ends` and `training_ended`, and `release` in any case.
+
     Args:
         context: this rank.
         peers: all ranks.

@@ -1,7 +1,7 @@
 """Saves as snapshots: captured at a boundary, copied beside the next step, made durable by the keeper.
 
 Every step of a save is agreed between the ranks by a small reduction, so that either all of them take this way, or
-none does and the save is the synchronous one of `saver`.
+none does and `SynchronousSave` saves.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from safepoint.training.engine.synchronous_save import SynchronousSave
 from safepoint.training.start.claim import open_in_keeper
 from safepoint.training.start.folders import Folders
 
-_TELL_EVERY_S = 10.0
+_REPORT_EVERY_S = 10.0
 _FILE_SLACK_BYTES = 1 << 20
 _SLOW_BYTES_PER_S = 200e6
 """The assumed speed of a disk before the first save."""
@@ -52,7 +52,7 @@ class Snapshots:
     Args:
         context: this rank.
         peers: all ranks.
-        framework: whose state is saved.
+        loop: whose state is saved.
         saver: knows the checkpoint's facts.
         output: where checkpoints go.
         folders: whether all ranks share it.
@@ -63,7 +63,7 @@ class Snapshots:
         self,
         context: RankContext,
         peers: Peers,
-        framework: TrainingLoop,
+        loop: TrainingLoop,
         saver: SynchronousSave,
         output: OutputFolder,
         folders: Folders,
@@ -71,13 +71,13 @@ class Snapshots:
     ) -> None:
         self._context = context
         self._peers = peers
-        self._framework = framework
+        self._loop = loop
         self._saver = saver
         self._output = output
         self._attempt_id = attempt_id
         self._snapshotter: Snapshotter | None = None
         self._scratch = Scratch(context.settings.record_folder)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._sizes: list[int] = []
         self._can = folders.is_shared
         self._optimizers: list[Any] = []
@@ -91,7 +91,7 @@ class Snapshots:
         self._handed_s = self._taken_stall_s = 0.0
         self._taken_time = self._pending_time = ""
         self._pending_stall_s = 0.0
-        self._num_untold, self._tell_again_s = 0, 0.0
+        self._num_unreported, self._report_again_s = 0, 0.0
         self._most_bytes: int | None = None
         self._num_taken = self._pending_save = 0
         keeper = context.keeper.client
@@ -123,23 +123,23 @@ class Snapshots:
         event = SaveFailed(step=step, trigger=Trigger.PERIODIC, reason=reason, consequence=consequence)
         self._context.reporter.report(event)
 
-    def _tell_once(self, text: str, about: str | None = None) -> None:
+    def _warn_once(self, text: str, about: str | None = None) -> None:
         """Warn of something once; `about` names it where the text has figures that change."""
-        if (about or text) not in self._told:
-            self._told.add(about or text)
+        if (about or text) not in self._warned:
+            self._warned.add(about or text)
             self._context.log.warning("%s", text)
 
     # ---- before the loop --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Take the memory and fault it in, beside the loading of the model."""
+        """Allocate the memory and touch its pages, while the model is loaded."""
         self._divide_memory()
-        snapshotter, framework = self._snapshotter, self._framework
-        share = framework.written_fraction
+        snapshotter, loop = self._snapshotter, self._loop
+        share = loop.written_fraction
         if not share:
             return
-        parameters = list(framework.parameters())
-        moments = framework.moments_per_parameter()
+        parameters = list(loop.parameters())
+        moments = loop.moments_per_parameter()
         trainable = sum(one.nbytes for one in parameters if one.requires_grad)
         model = sum(one.nbytes for one in parameters)
         on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
@@ -155,16 +155,16 @@ class Snapshots:
             device = next((one.device.index for one in parameters if one.device.type == "cuda"), None)
             snapshotter.arena.prepare(sizes, still_to_come=(gradients + moments) * on_host, device=device)
         except NoRoomError as error:
-            self._tell_once(f"no memory is set aside for snapshots, saves may have to be synchronous: {error}")
+            self._warn_once(f"no memory is set aside for snapshots, saves may have to be synchronous: {error}")
 
     def _divide_memory(self) -> None:
-        """What the node's snapshots may take belongs to its ranks by what each of them writes."""
+        """Divide the memory for the node's snapshots among its ranks, in proportion to what each writes."""
         bound_bytes = self._context.settings.snapshot_bytes
         if bound_bytes is None or not self._can:
             return
         place = self._context.place
-        # All have something to write, and be it the state of their random numbers.
-        mine = self._framework.written_fraction + _LEAST_SHARE
+        # Every rank writes something, at least the state of its random numbers.
+        mine = self._loop.written_fraction + _LEAST_SHARE
         here = sum(share for node, share in self._peers.gather((place.node, mine)) if node == place.node)
         self._most_bytes = int(bound_bytes * mine / here)
         if self._snapshotter is not None:
@@ -172,12 +172,12 @@ class Snapshots:
 
     def begin_loop(self) -> None:
         """Model and optimizer are there."""
-        self._optimizers = self._framework.optimizers()
+        self._optimizers = self._loop.optimizers()
         if self._snapshotter is not None:
             self._scratch.prepare_capture()
             self._snapshotter.watch(self._optimizers)
         if self._context.place.restart > 0:
-            self._peers.gather(None)  # ranks that load more slowly still read what the last start has left
+            self._peers.gather(None)  # slower ranks may still read the snapshot that the last start has left
             if self._snapshotter is not None and self._context.place.local_rank == 0:
                 self._snapshotter.keeper.release_earlier_snapshot()
 
@@ -198,7 +198,7 @@ class Snapshots:
             PeerError: a rank is gone.
         """
         started_s, time = clock.monotonic_s(), clock.utc_now()
-        step = self._framework.step
+        step = self._loop.step
         more_slots = 1 if trigger == Trigger.JIT else 0
         ready = self._agree(self._readiness(more_slots))
         if ready != Handover.TAKEN or self._snapshotter is None:
@@ -227,7 +227,7 @@ class Snapshots:
     def _tell_taken(self, trigger: Trigger, *, is_requested: bool) -> None:
         assert self.taken_step is not None
         self._context.progress.snapshot_taken(self.taken_step)
-        self._num_untold += 1
+        self._num_unreported += 1
         now_s = clock.monotonic_s()
         if not is_requested and now_s < self._tell_again_s:
             return
@@ -237,10 +237,10 @@ class Snapshots:
             is_wanted=is_requested,
             stall_s=round(self._taken_stall_s, 6),
             size_bytes=sum(self._sizes),
-            count=self._num_untold,
+            count=self._num_unreported,
         )
         self._context.reporter.report(event)
-        self._num_untold, self._tell_again_s = 0, now_s + _TELL_EVERY_S
+        self._num_unreported, self._report_again_s = 0, now_s + _REPORT_EVERY_S
 
     def _readiness(self, more_slots: int) -> Handover:
         if not self._can:
@@ -253,8 +253,8 @@ class Snapshots:
         try:
             self._scratch.ensure(keeper)
         except OSError as error:
-            # Now, while all can still agree: a rank that failed later would be missed by those that save with it.
-            self._tell_once(
+            # Checked before the ranks agree: the others would wait for the part of a rank that fails later.
+            self._warn_once(
                 f"saves are synchronous: there is no room for their small files: {error}", about="scratch"
             )
             return Handover.IMPOSSIBLE
@@ -262,7 +262,7 @@ class Snapshots:
         return Handover.TAKEN if could else Handover.BUSY
 
     def _find_keeper(self) -> None:
-        """After it died: this save is synchronous, and the new keeper, if it is there, has the next one."""
+        """Connect to the keeper that replaces a dead one; it receives the next save, and this save is synchronous."""
         context = self._context
         if self._snapshotter is not None:
             self.poll()
@@ -274,7 +274,7 @@ class Snapshots:
             return
         error = open_in_keeper(keeper, context.place, self._output)
         if error:
-            self._tell_once(f"{error}: saves are synchronous")
+            self._warn_once(f"{error}: saves are synchronous")
         else:
             self._use(keeper)
 
@@ -295,10 +295,10 @@ class Snapshots:
                 more_slots=more_slots,
             )
         except NoRoomError as error:
-            self._tell_once(f"saves are synchronous, training waits for them: {error}", about="room")
+            self._warn_once(f"saves are synchronous, training waits for them: {error}", about="room")
             return Handover.IMPOSSIBLE
         except Exception as error:  # the synchronous save reports it, on all ranks together
-            self._tell_once(f"saves are synchronous: what is saved cannot be captured: {error}")
+            self._warn_once(f"saves are synchronous: what is saved cannot be captured: {error}")
             self._context.log.debug("the snapshot of step %s failed", step, exc_info=True)
             return Handover.IMPOSSIBLE
         self._sizes = [image.size_bytes for image in images]
@@ -306,7 +306,7 @@ class Snapshots:
         return Handover.TAKEN if taken else Handover.BUSY
 
     def _facts(self) -> CheckpointFacts:
-        limit, protected = self._framework.retention()
+        limit, protected = self._loop.retention()
         return CheckpointFacts(
             manifest=self._saver.manifest_facts(),
             folder=str(self._output.root.absolute()),
@@ -337,7 +337,7 @@ class Snapshots:
     # ---- what became of it ------------------------------------------------------------------------------------
 
     def poll(self) -> Outcome | None:
-        """Look, without waiting, whether the pending save has come to its end; its outcome, once."""
+        """The outcome of the pending save, once; None while it has none. Does not wait."""
         if self.pending is None or self._snapshotter is None:
             return None
         keeper = self._snapshotter.keeper
@@ -345,13 +345,13 @@ class Snapshots:
         if outcome is None and keeper.is_alive:
             return None
         if outcome is None:
-            self._excuse_keeper()
+            self._publish_no_part()
             outcome = Outcome(step=self.pending, error="the keeper died while it was being written")
             self._report_failure(self.pending, outcome.error, "an older checkpoint stands")
         return self._note(outcome)
 
-    def _excuse_keeper(self) -> None:
-        """Other nodes' keepers wait for the part of one that has died."""
+    def _publish_no_part(self) -> None:
+        """Report to the keepers of other nodes, which wait for this node's part, that its keeper has died."""
         place = self._context.place
         if place.num_nodes > 1 and place.local_rank == 0:
             part = RankPart(rank=place.node, error=f"the keeper of node {place.node} died")
@@ -399,7 +399,7 @@ class Snapshots:
             clock.sleep(0.002)
 
     def commit_taken(self, step: int, trigger: Trigger) -> bool:
-        """Let the keeper commit the snapshot of `step`; whether there is one."""
+        """Request the commit of the snapshot of `step`; False if there is none, or no keeper."""
         if self.taken_step != step:
             return False
         is_alive = self._snapshotter is not None and self._snapshotter.keeper.is_alive

@@ -46,8 +46,9 @@ class Source:
         offset: in the block.
         size_bytes: of the file.
         archives: see `Image`.
-        has_block_alone: whether the block, opened as a file, is this file.
-        available: how many bytes of the block are there by now; raises GivenUpError when no more will come.
+        has_block_alone: whether the block holds this file and nothing else.
+        available: returns how many bytes of the block are copied so far, or STAGED; raises GivenUpError when no more
+            will follow.
     """
 
     path: str
@@ -59,10 +60,10 @@ class Source:
     available: Callable[[], int]
 
     def wait_for(self, end: int) -> None:
-        """Wait until the first `end` bytes of the file are there.
+        """Wait until the first `end` bytes of the file are copied.
 
         Raises:
-            GivenUpError: they will not come.
+            GivenUpError: they will not be.
         """
         while self.available() < self.offset + end:
             clock.sleep(_POLL_S)
@@ -71,7 +72,7 @@ class Source:
         """Wait until its rank has reported that its part is complete and unchanged since the boundary.
 
         Raises:
-            GivenUpError: it is not.
+            GivenUpError: the rank will not report that.
         """
         while self.available() < STAGED:
             clock.sleep(_POLL_S)
@@ -82,7 +83,7 @@ class Source:
 
 
 def write_files(sources: list[Source], folder: Path) -> list[FileEntry]:
-    """Write all files into `folder`, durably; names of folders are the committer's.
+    """Write all files into `folder` and fsync them; the commit fsyncs the folders.
 
     Raises:
         GivenUpError: an image will not be whole.
@@ -137,7 +138,7 @@ def _write_large(source: Source, target: Path) -> FileEntry:
 
 
 class _Writer:
-    """One file being written, past the page cache as long as the file system takes it."""
+    """One file being written, without the page cache while the file system allows that."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -188,7 +189,7 @@ class _Writer:
 
 
 class Preparing:
-    """Goes over an image once, as it fills: an archive's checksums, the file's digest.
+    """Reads an image once, while it is filled, and computes an archive's checksums and the file's digest.
 
     Args:
         source: the image.
@@ -203,7 +204,7 @@ class Preparing:
         self._digesting = FileDigester()
 
     def run(self) -> None:
-        """Do it; the thread's body."""
+        """Compute them; the body of the thread."""
         try:
             for start, length in _steps(self._source):
                 if self._is_stopped:
@@ -224,7 +225,7 @@ class Preparing:
         """Wait until `end` bytes are final; returns how many are.
 
         Raises:
-            GivenUpError: they will not come.
+            GivenUpError: they will not be.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ready >= end or self._error is not None)
@@ -257,7 +258,7 @@ def digest_bytes_of(source: Source) -> str:
 
 
 def seal_archive(source: Source) -> None:
-    """Fill in the checksums of an archive that is there as a whole."""
+    """Fill in the checksums of a completely copied archive."""
     if source.archives:
         for _ in _steps(source):
             pass
@@ -274,7 +275,7 @@ def _steps(source: Source) -> Iterator[tuple[int, int]]:
     place = 0
     for record in itertools.chain.from_iterable(records_of(archive, source.view) for archive in source.archives):
         checksum = 0
-        # Short ones are put together: hundreds of tiny stretches would cost more than their bytes.
+        # Short records are combined: handling hundreds of tiny stretches would take longer than reading their bytes.
         for at in range(record.data, record.data + record.size, _WRITE_BYTES):
             length = min(_WRITE_BYTES, record.data + record.size - at)
             source.wait_for(at + length)

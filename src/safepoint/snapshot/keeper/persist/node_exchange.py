@@ -41,11 +41,11 @@ class Nodes:
     # ---- one save ---------------------------------------------------------------------------------------------
 
     def publish(self, save: int, part: RankPart) -> None:
-        """Say what this node has written of a save, or why it has not.
+        """Publish which files this node has written for a save, or why it has written none.
 
         Args:
             save: its number, the same on all nodes.
-            part: of the node; its rank is not looked at.
+            part: of the node; its `rank` is ignored.
 
         Raises:
             OSError: the folder cannot be written.

@@ -40,7 +40,7 @@ def commit_snapshot(
         snapshot: what, with the first rank's facts.
         sources: its files, by rank.
         report: receives what was pruned.
-        is_over: whether waiting for other nodes makes no sense any more.
+        is_over: whether to stop waiting for other nodes.
 
     Raises:
         GivenUpError: a rank will not stage its part.
@@ -48,7 +48,7 @@ def commit_snapshot(
     """
     facts = snapshot.facts
     assert facts is not None
-    # A folder for every save: what an earlier one of the same step has left is not in the way.
+    # Each save has its own folder: files that an earlier save of the same step has left are not in it.
     working = WorkingCheckpoint(facts.output, attempt_id=f"{facts.attempt_id}/{facts.save}", step=snapshot.step)
     if facts.num_nodes > 1:
         manifest = _commit_with_others(snapshot, facts, working, sources, is_over)
@@ -72,7 +72,7 @@ def _write(
     entries = write_files(merge(sources), working.source)
     for of_rank in sources.values():
         for source in of_rank:
-            source.wait_until_staged()  # bytes may be there before it is known that they are one boundary's
+            source.wait_until_staged()  # only then is it known that they belong to one boundary
     if not snapshot.is_intact:
         raise GivenUpError(f"the memory of step {snapshot.step} was used for another one")
     return RankPart(rank=node, files=tuple(entries))
