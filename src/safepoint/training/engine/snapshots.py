@@ -217,19 +217,19 @@ class Snapshots:
         if is_requested:
             self._pending_save = self._num_taken
             self._await(step, started_s)
-        self._tell_taken(trigger, is_requested=is_requested)
+        self._report_taken(trigger, is_requested=is_requested)
         return agreed
 
     def _await(self, step: int, started_s: float) -> None:
         self.pending, self._handed_s = step, started_s
         self._pending_time, self._pending_stall_s = self._taken_time, self._taken_stall_s
 
-    def _tell_taken(self, trigger: Trigger, *, is_requested: bool) -> None:
+    def _report_taken(self, trigger: Trigger, *, is_requested: bool) -> None:
         assert self.taken_step is not None
         self._context.progress.snapshot_taken(self.taken_step)
         self._num_unreported += 1
         now_s = clock.monotonic_s()
-        if not is_requested and now_s < self._tell_again_s:
+        if not is_requested and now_s < self._report_again_s:
             return
         event = SnapshotTaken(
             step=self.taken_step,
