@@ -14,7 +14,7 @@ import pytest
 from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.verify import verify
 from safepoint.progress.record import State, read_progress
-from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, tiny
+from tests.support.jobs import Job, committed_steps, environment, no_orphans, read_events, tiny, wait_until_gone
 from tests.support.keepers import expect_saves_beside_training, keepers_of, last_mark, memory_of
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -203,6 +203,7 @@ def test_a_loop_without_a_launcher_does_not_end_well_either(num_ranks: int, tmp_
         progress = read_progress(output / ".safepoint" / "progress.json")
         assert progress is not None
         assert progress.state is State.FAILED
+        wait_until_gone(keepers_of(job.process.pid))  # it ends a moment after its last rank, and has the disk open
 
 
 def _fill_until_a_save_fails(job: Job, path: Path) -> dict[str, Any]:
