@@ -146,7 +146,7 @@ def test_a_store_that_goes_away_stops_nothing(tmp_path: Path) -> None:
         step = read_events(output, "saved")[-1]["step"]
         assert step > reached
         assert read_events(output, "upload_unfinished")[-1]["folder"] == str(output)
-        assert "did not arrive" in job.text
+        assert "the newest checkpoint was not uploaded to" in job.text
         server.start()
         job = start(server, "away", output, *options, arguments=("--step-ms", "20", "--max-steps", str(step + 3)))
         with no_orphans(job):

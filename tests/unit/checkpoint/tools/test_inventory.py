@@ -146,7 +146,7 @@ def test_a_copy_is_the_same(look: Callable[[], Inventory], place: Path, tmp_path
     assert not copying.copy(inventory, inventory.item("checkpoint-20"), target)
     other = prepared(tmp_path / "other")
     commit(other, 20, {0: {"model.safetensors": b"other"}})
-    with pytest.raises(ConflictError, match="another checkpoint-20"):
+    with pytest.raises(ConflictError, match="a different checkpoint-20"):
         copying.copy(inventory, inventory.item("checkpoint-20"), Location(scheme=Scheme.FILE, path=str(other.root)))
     assert (other.root / "checkpoint-20" / "model.safetensors").read_bytes() == b"other"
     assert list((tmp_path / "copy" / ".safepoint" / "work").iterdir()) == []
@@ -216,7 +216,7 @@ def test_shards_are_not_exported(tmp_path: Path) -> None:
     output = prepared(tmp_path / "out")
     commit(output, 10, {0: {"pytorch_model_fsdp_0/__0_0.distcp": b"shard", "config.json": b"{}"}})
     inventory, _ = open_inventory(str(output.root))
-    with pytest.raises(CheckpointError, match="no model in a form that is known"):
+    with pytest.raises(CheckpointError, match="no model in a known format"):
         copying.export(inventory, inventory.item(), Location(scheme=Scheme.FILE, path=str(tmp_path / "model")))
     assert not (tmp_path / "model").exists()
 

@@ -120,7 +120,7 @@ def test_what_fails_is_tried_again_later_and_said_once(
         controller.wait_for(4)
         assert post.finish(20)
     assert len(caplog.messages) == 1
-    assert "the controller answers 503" in caplog.text
+    assert "the controller answered with HTTP status 503" in caplog.text
     assert TOKEN not in caplog.text
     assert target.url not in caplog.text
 

@@ -61,7 +61,9 @@ def test_a_weight_with_another_name_is_refused(tied: bool, tmp_path: Path) -> No
     state = load_file(tmp_path / "model.safetensors")
     state["model.norm.scale"] = state.pop("model.norm.weight")
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConflictError, match=r"step 3 has no weight model\.norm\.weight, .* training was not started"):
+    with pytest.raises(
+        ConflictError, match=r"step 3 lacks .* weight model\.norm\.weight, .* training was not started"
+    ):
         complete_load(model, loaded_by_name(model, tmp_path), tmp_path, step=3)
 
 
@@ -72,7 +74,7 @@ def test_an_expert_that_is_not_there_is_refused(tmp_path: Path) -> None:
     state = {name: tensor for name, tensor in state.items() if "down_proj" not in name}
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     model = experts(2)
-    with pytest.raises(ConflictError, match=r"has no weight .*down_proj"):
+    with pytest.raises(ConflictError, match=r"lacks the model.s weight .*down_proj"):
         complete_load(model, loaded_by_name(model, tmp_path), tmp_path, step=3)
 
 
@@ -80,5 +82,5 @@ def test_a_plain_module_is_refused_too(tmp_path: Path) -> None:
     """Buffers are not looked at: they come and go with releases."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     complete_load(model, ["1.running_mean"], tmp_path, step=3)
-    with pytest.raises(ConflictError, match=r"no weight 0\.weight and 1 more"):
+    with pytest.raises(ConflictError, match=r"lacks the model.s weight 0\.weight and 1 more"):
         complete_load(model, ["0.weight", "0.bias"], tmp_path, step=3)
