@@ -153,7 +153,7 @@ def test_a_copy_is_the_same(look: Callable[[], Inventory], place: Path, tmp_path
     foreign = tmp_path / "plain" / "checkpoint-20"
     foreign.mkdir(parents=True)
     (foreign / "model.safetensors").write_bytes(b"another tool's")
-    with pytest.raises(ConflictError, match="is there already"):
+    with pytest.raises(ConflictError, match="exists already"):
         copying.copy(
             inventory, inventory.item("checkpoint-20"), Location(scheme=Scheme.FILE, path=str(foreign.parent))
         )
