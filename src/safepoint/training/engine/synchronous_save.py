@@ -161,7 +161,7 @@ class SynchronousSave:
         return [cast("_T", result) for result, _ in outcomes]
 
     def save_final(self, location: Location) -> None:
-        """Bring the finished model into the object store at `location`; see `finishing`.
+        """Bring the finished model into the object store at `location`; see `finished_model`.
 
         Raises:
             PeerError: a rank is gone.
