@@ -1,16 +1,16 @@
 """Whether a save fits into the grace period, by earlier saves or by the size of a checkpoint."""
 
+import contextlib
 import json
 import math
 import os
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.doctor.finding import Finding, Status
 from safepoint.foundation.units import format_bytes, format_duration
+from safepoint.progress.record import read_progress
 
 _TAIL_BYTES = 256 << 10
 _NUM_SAVES = 5
@@ -40,57 +40,29 @@ def look_at_history(folder: Path) -> History:
         manifests = output.manifests()
     except OSError:
         manifests = []
-    size_bytes = sum(entry.size_bytes for entry in manifests[0][1].files) if manifests else None
-    events = _events(output.events)
-    durations = [event.get("duration_s") for event in events if event.get("event") == "saved"][-_NUM_SAVES:]
-    known = [float(duration) for duration in durations if isinstance(duration, int | float)]
+    progress = read_progress(output.progress)
     return History(
-        state_bytes=size_bytes,
-        save_s=max(known) if known else None,
-        step_s=_step_s(events, _record(output.progress)),
+        state_bytes=sum(entry.size_bytes for entry in manifests[0][1].files) if manifests else None,
+        save_s=max(_durations_of_saves(output.events)[-_NUM_SAVES:], default=None),
+        step_s=None if progress is None or progress.step_s is None else progress.step_s + progress.pause_s,
     )
 
 
-def _events(path: Path) -> list[dict[str, Any]]:
+def _durations_of_saves(events: Path) -> list[float]:
+    """From the end of the stream of events, oldest first; a line that cannot be read is ignored."""
     try:
-        with path.open("rb") as file:
+        with events.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).splitlines()
     except OSError:
         return []
-    return [record for line in lines if (record := _parsed(line))]
-
-
-def _record(path: Path) -> dict[str, Any]:
-    try:
-        return _parsed(path.read_bytes())
-    except OSError:
-        return {}
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        record: Any = json.loads(data)
-    except ValueError:
-        return {}
-    return cast("dict[str, Any]", record) if isinstance(record, dict) else {}
-
-
-def _step_s(events: list[dict[str, Any]], progress: dict[str, Any]) -> float | None:
-    """From two records of the last attempt that have a step."""
-    points: list[tuple[float, int]] = []
-    for record in [*events, progress]:
-        if record.get("event") == "attempt_started":
-            points = []
-        try:
-            if record is progress or record.get("event") == "saved":
-                points.append((datetime.fromisoformat(record["time"]).timestamp(), int(record["step"])))
-        except (KeyError, TypeError, ValueError):
-            continue
-    if len(points) < 2:
-        return None
-    (begun_s, first), (ended_s, last) = points[0], points[-1]
-    return (ended_s - begun_s) / (last - first) if last > first and ended_s > begun_s else None
+    durations: list[float] = []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            event = json.loads(line)
+            if event["event"] == "saved":
+                durations.append(float(event["duration_s"]))
+    return durations
 
 
 def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_s: float | None) -> Finding | None:

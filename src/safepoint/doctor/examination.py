@@ -1,16 +1,13 @@
 """Runs all checks; those that wait for other programs run at the same time."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from safepoint.doctor.deadline import History, judge_grace, look_at_history
 from safepoint.doctor.finding import Finding, Status
 from safepoint.doctor.folder import Disk, judge_folder, look_at_folder
-from safepoint.doctor.gpu import judge_gpus, look_at_gpus
-from safepoint.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files
+from safepoint.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files, judge_python
 from safepoint.doctor.object_store import judge_store, look_at_store
-from safepoint.doctor.process_images import examine_criu
-from safepoint.doctor.software import TOO_SLOW, judge_python, judge_torch, look_at_torch
+from safepoint.doctor.programs import examine_criu, judge_gpus, judge_torch, look_at_gpus, look_at_torch
 from safepoint.foundation.bounded import Work
 from safepoint.settings.output_place import OutputPlace
 from safepoint.storage.access import Tried
@@ -47,7 +44,7 @@ def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> li
         findings.append(judge_store(tried, remote))
         ahead_s = tried.clock_ahead_s if isinstance(tried, Tried) else ahead_s
     findings.append(judge_clock(ahead_s))
-    torch = torch_work.result(_PROGRAMS_S) or TOO_SLOW
+    torch = torch_work.result(_PROGRAMS_S)
     findings.append(judge_torch(torch))
     gpus = gpu_work.result(_PROGRAMS_S)
     findings.append(_silent("gpu") if gpus is None else judge_gpus(gpus, torch))
@@ -74,9 +71,5 @@ def _look_at_place(folder: Path) -> tuple[History, Disk | str]:
     disk = Work(attempt).result(_FOLDER_S)
     if disk is None:
         return History(), f"it does not answer in {_FOLDER_S:.0f} s"
-    history = Work[History](_reading(folder)).result(_FOLDER_S)
+    history = Work(lambda: look_at_history(folder)).result(_FOLDER_S)
     return history or History(), disk
-
-
-def _reading(folder: Path) -> Callable[[], History]:
-    return lambda: look_at_history(folder)

@@ -1,8 +1,10 @@
-"""Memory, open files and the clock of this machine."""
+"""Python, memory, open files and the clock of this machine."""
 
 import ctypes
 import os
+import platform
 import resource
+import sys
 
 from safepoint.doctor.finding import Finding, Status
 from safepoint.foundation.units import format_bytes
@@ -13,6 +15,17 @@ _LEAST_OPEN_FILES = 4096
 _MOST_SKEW_S = 30.0
 _ADJTIMEX_BYTES = 256  # more than any `struct timex` has
 _TIME_ERROR = 5
+
+
+def judge_python() -> Finding:
+    """Whether this Python can be used at all."""
+    found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
+    why = "Safepoint relies on Linux's signals, shared memory and durable renames"
+    if not sys.platform.startswith("linux"):
+        return Finding(
+            check="python", status=Status.FAILURE, found=f"{found}, on {sys.platform}", why=why, fix="train on Linux"
+        )
+    return Finding(check="python", status=Status.OK, found=found, why=why)
 
 
 def judge_memory(state_bytes: int | None) -> Finding:

@@ -1,9 +1,39 @@
-"""Runs other programs, with a time limit: a broken driver or a dead file server lets them hang."""
+"""PyTorch, NVIDIA's driver and CRIU, each examined by another program.
+
+Each program has a time limit: a broken driver or a dead file server lets programs hang.
+"""
 
 import contextlib
+import json
+import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.doctor.finding import Finding, Status
+from safepoint.foundation.units import format_bytes
+
+_TORCH_LIMIT_S, _LIMIT_S = 12.0, 5.0
+_SLOW_IMPORT_S = 8.0
+_LOCAL_DISK = "install Python's packages on a local disk; every start of a rank waits for this"
+_TORCH_QUESTION = """
+import json, time
+begun = time.monotonic()
+import torch, torch.distributed as distributed
+is_there = distributed.is_available()
+print(json.dumps({
+    "version": torch.__version__,
+    "cuda": torch.version.cuda,
+    "devices": torch.cuda.device_count(),
+    "has_gloo": is_there and distributed.is_gloo_available(),
+    "import_s": time.monotonic() - begun,
+}))
+"""
+_DRIVER = Path("/proc/driver/nvidia/version")
+_GPU_QUESTION = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+_CAPABILITIES = {"CAP_CHECKPOINT_RESTORE": 40, "CAP_SYS_ADMIN": 21}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +70,177 @@ def ask(command: Sequence[str], *, limit_s: float) -> Answer:
         return Answer(code=None)
     lines = complaint.strip().splitlines()
     return Answer(code=process.returncode, output=output, complaint=lines[-1] if lines else "")
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torch:
+    """The PyTorch that a training would import.
+
+    Args:
+        version: its own.
+        cuda: the CUDA version that it was built with; None for none.
+        devices: how many CUDA devices it sees.
+        has_gloo: whether it has the gloo backend, over which ranks agree.
+        import_s: how long importing it takes.
+    """
+
+    version: str
+    cuda: str | None
+    devices: int
+    has_gloo: bool
+    import_s: float
+
+
+def look_at_torch() -> Torch | str | None:
+    """Import PyTorch in another process.
+
+    Returns:
+        The PyTorch, or why it cannot be imported; None when importing it takes too long.
+    """
+    answer = ask([sys.executable, "-c", _TORCH_QUESTION], limit_s=_TORCH_LIMIT_S)
+    if answer.code is None:
+        return None
+    if answer.code != 0:
+        return answer.complaint or f"importing it ends with {answer.code}"
+    return Torch(**json.loads(answer.output.splitlines()[-1]))
+
+
+def judge_torch(torch: Torch | str | None) -> Finding:
+    """Whether ranks can import PyTorch and vote; see `look_at_torch`."""
+    check, why = "torch", "ranks train with it and agree over its gloo process group"
+    if torch is None:
+        found = f"importing it takes longer than {_TORCH_LIMIT_S:.0f} s"
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
+    if isinstance(torch, str):
+        fix = f"install it for {sys.executable}: pip install torch"
+        return Finding(check=check, status=Status.FAILURE, found=torch, why=why, fix=fix)
+    found = (
+        f"{torch.version}, {f'CUDA {torch.cuda}' if torch.cuda else 'no CUDA'}, imported in {torch.import_s:.1f} s"
+    )
+    if not torch.has_gloo:
+        return Finding(
+            check=check,
+            status=Status.FAILURE,
+            found=f"{found}, without gloo",
+            why=why,
+            fix="install a PyTorch that is built with distributed and gloo, such as those from download.pytorch.org",
+        )
+    if torch.import_s > _SLOW_IMPORT_S:
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
+    return Finding(check=check, status=Status.OK, found=found, why=why)
+
+
+# ---- GPUs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The GPUs that the driver reports.
+
+    Args:
+        has_driver: whether the kernel has loaded it.
+        devices: each device's name and memory.
+        driver: its version.
+        trouble: why it does not answer; empty when it does.
+    """
+
+    has_driver: bool
+    devices: tuple[str, ...] = ()
+    driver: str = ""
+    trouble: str = ""
+
+
+def look_at_gpus(driver: Path = _DRIVER) -> Gpus:
+    """Ask the kernel, then the driver."""
+    has_driver = driver.exists()
+    try:
+        answer = ask(_GPU_QUESTION, limit_s=_LIMIT_S)
+    except FileNotFoundError:
+        return Gpus(has_driver=has_driver, trouble="nvidia-smi is not installed")
+    except OSError as error:
+        return Gpus(has_driver=has_driver, trouble=f"nvidia-smi: {error.strerror}")
+    if answer.code is None:
+        return Gpus(has_driver=True, trouble=f"nvidia-smi does not answer in {_LIMIT_S:.0f} s")
+    if answer.code != 0:
+        lines = answer.output.strip().splitlines() or [answer.complaint]
+        return Gpus(has_driver=has_driver, trouble=f"nvidia-smi: {lines[-1]}")
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.output.splitlines() if line.count(",") == 2]
+    devices = tuple(
+        f"{name}, {format_bytes(int(mebibytes) << 20)}" if mebibytes.isdecimal() else name
+        for name, mebibytes, _ in rows
+    )
+    return Gpus(has_driver=True, devices=devices, driver=rows[0][2] if rows else "")
+
+
+def judge_gpus(gpus: Gpus, torch: Torch | str | None) -> Finding:
+    """Whether the GPUs of this machine can be used."""
+    check, why = "gpu", "without a usable GPU, a training runs on the processor without a warning"
+    if not gpus.has_driver and not gpus.devices:
+        return Finding(check=check, status=Status.OK, found="no NVIDIA driver; trainings use the processor", why=why)
+    if not gpus.devices:
+        return Finding(
+            check=check,
+            status=Status.FAILURE if gpus.trouble and "not installed" not in gpus.trouble else Status.WARNING,
+            found=gpus.trouble or "the driver is loaded, and has no device",
+            why=why,
+            fix="see the driver's errors in dmesg; in a container, request the devices (--gpus all, nvidia.com/gpu)",
+        )
+    counted = {name: gpus.devices.count(name) for name in gpus.devices}
+    names = "; ".join(f"{count} x {name}" for name, count in counted.items())
+    found = f"{names}, driver {gpus.driver}"
+    if isinstance(torch, Torch) and torch.devices < len(gpus.devices):
+        fix = "unset CUDA_VISIBLE_DEVICES"
+        if torch.cuda is None:
+            fix = "install a PyTorch that is built with CUDA"
+        elif torch.devices == 0:
+            fix = f"the driver may be too old for CUDA {torch.cuda}: update it, or install a PyTorch for an older one"
+        return Finding(
+            check=check,
+            status=Status.WARNING,
+            found=f"{found}; PyTorch sees {torch.devices} of {len(gpus.devices)}",
+            why=why,
+            fix=fix,
+        )
+    return Finding(check=check, status=Status.OK, found=found, why=why)
+
+
+# ---- CRIU ------------------------------------------------------------------------------------------------------
+
+
+def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
+    """Whether this user can freeze processes with CRIU; without it a training loses nothing, so its absence is ok."""
+    check, why = "criu", "it freezes processes that cannot save themselves; checkpoints of trainings do not need it"
+    program = shutil.which("criu")
+    held = _held(status)
+    rights = f"with {' and '.join(held)}" if held else f"without {' and '.join(_CAPABILITIES)}"
+    if program is None:
+        return Finding(check=check, status=Status.OK, found=f"not installed; this process is {rights}", why=why)
+    try:
+        answer = ask([program, "check"], limit_s=_LIMIT_S)
+    except OSError as error:
+        found = f"{program}: {error.strerror}"
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="reinstall it")
+    if answer.code == 0 and held:
+        return Finding(check=check, status=Status.OK, found=f"{program} works, {rights}", why=why)
+    result = "it works" if answer.code == 0 else answer.complaint or f"it ends with {answer.code}"
+    if answer.code is None:
+        result = f"it does not answer in {_LIMIT_S:.0f} s"
+    return Finding(
+        check=check,
+        status=Status.WARNING,
+        found=f"{program} check: {result}; {rights}",
+        why=why,
+        fix="give the container CAP_CHECKPOINT_RESTORE and CAP_SYS_PTRACE, and a kernel of 5.9 or newer",
+    )
+
+
+def _held(status: Path) -> list[str]:
+    try:
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        effective = int(lines["CapEff"], 16)
+    except (OSError, KeyError, ValueError):
+        return []
+    return [name for name, bit in _CAPABILITIES.items() if effective >> bit & 1]

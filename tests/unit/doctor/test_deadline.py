@@ -19,19 +19,18 @@ def saved(second: int, step: int, duration_s: float = 1.0) -> dict[str, object]:
 
 
 def test_a_folder_tells_of_its_run(tmp_path: Path) -> None:
-    """The newest checkpoint's size, the longest of the last saves, the pace of the last attempt alone."""
+    """The newest checkpoint's size, the longest of the last saves, the pace of the last attempt."""
     assert look_at_history(tmp_path / "nowhere") == History()
     output = prepared(tmp_path)
     commit(output, 10)
     events = [
         saved(0, 10, 99.0),
         *[saved(10 + step, step, 2.0) for step in range(20, 25)],
-        {"time": moment(200), "event": "attempt_started"},
         saved(300, 30, 3.0),
         saved(340, 40, 1.5),
     ]
     output.events.write_text("".join(f"{json.dumps(event)}\n" for event in events) + "torn li")
-    output.progress.write_text(json.dumps({"time": moment(420), "step": 60}))
+    output.progress.write_text(json.dumps({"time": moment(420), "step": 60, "step_s": 3.5, "pause_s": 0.5}))
     size_bytes = sum(len(content) for files in FILES.values() for content in files.values())
     assert look_at_history(tmp_path) == History(state_bytes=size_bytes, save_s=3.0, step_s=4.0)
 

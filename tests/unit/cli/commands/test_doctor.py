@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.doctor import examination
-from safepoint.doctor.software import Torch
+from safepoint.doctor.programs import Torch
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 from tests.support.moto_server import MotoServer
