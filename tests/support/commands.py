@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import logging
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,7 @@ class Outcome:
 
 def safepoint(*arguments: object, command: Any = None) -> Outcome:
     """`command` is what is called instead of Safepoint's own."""
-    hook, log = sys.excepthook, logging.getLogger("safepoint")
+    log = logging.getLogger("safepoint")
     logging_before = log.handlers[:], log.level, log.propagate
     stdout, stderr = io.StringIO(), io.StringIO()
     try:
@@ -40,6 +39,5 @@ def safepoint(*arguments: object, command: Any = None) -> Outcome:
             except SystemExit as left:
                 code = int(left.code or 0)
     finally:
-        sys.excepthook = hook
         log.handlers[:], log.level, log.propagate = logging_before
     return Outcome(code=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())

@@ -13,8 +13,7 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from safepoint.cli.invocation import Invocation
-from safepoint.cli.lazy import Command, LazyCommand, LazyGroup, walk
+from safepoint.cli.lazy import Command, Invocation, LazyCommand, LazyGroup, walk
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import RESERVED, Configuration, Setting, Table
 from safepoint.foundation.units import nearest
@@ -51,8 +50,6 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
     Raises:
         UsageError: a file cannot be read, names no command, or sets an option of this command to an invalid value.
     """
-    if not isinstance(invocation.command, TyperCommand):
-        return {}
     try:
         configuration = Configuration.load()
         for table in configuration.tables:
@@ -63,7 +60,7 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
             return {}
         raise
     _make_claims_known(configuration)
-    options = _options(invocation.command)
+    options = _options(invocation.root.load(*invocation.names))
     defaults: dict[str, Any] = {options[name].name: text for name, (text, _) in values.items()}
     for name in reversed(invocation.names):
         defaults = {name: defaults}
@@ -168,17 +165,17 @@ def _text(setting: Setting, option: TyperOption) -> Any:
     if _is_only_typed(setting.name, option):
         why = "a file cannot set it, because the command line could not take it back"
         raise setting.refuse(why, hint=f"pass --{setting.name} on the command line instead")
+    items, hint = _items(value), ""
     if option.is_flag != isinstance(value, bool):
         hint = "write true or false" if option.is_flag else "write its value, not true or false"
-        raise setting.refuse("it has the wrong type", hint=hint)
-    if option.multiple != isinstance(value, list):
+    elif option.multiple != isinstance(value, list):
         hint = "write a list, in brackets" if option.multiple else "write one value, without brackets"
-        raise setting.refuse("it has the wrong type", hint=hint)
-    items = _items(value)
-    if not option.is_flag and any(
+    elif not option.is_flag and any(
         isinstance(item, bool) or not isinstance(item, str | int | float) for item in items
     ):
-        raise setting.refuse("it has the wrong type", hint="write text in quotation marks, or a number")
+        hint = "write text in quotation marks, or a number"
+    if hint:
+        raise setting.refuse("it has the wrong type", hint=hint)
     texts = items if option.is_flag else [str(item) for item in items]
     text = texts if option.multiple else texts[0]
     try:

@@ -9,15 +9,13 @@ without a message.
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import typer
 
-from safepoint.cli.invocation import Invocation
-from safepoint.cli.lazy import LazyGroup
+from safepoint.cli.lazy import Invocation, LazyGroup
 from safepoint.errors import AccessDeniedError, ExitCode, SafepointError
 
 _CLOSED_PIPE = 141
@@ -42,104 +40,80 @@ def run_command(root: LazyGroup, arguments: Sequence[str]) -> int:
     """
     try:
         invocation = Invocation.of(root, arguments)
-        sys.excepthook = _Unexpected(invocation)
-        failure = _run(invocation)
-    except BrokenPipeError:
-        return _leave_quietly()
+        try:
+            code = _run(invocation)
+        except Exception as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            return _report_error(error, invocation)
     except KeyboardInterrupt:
         return ExitCode.SIGINT
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # Typer has seen it first
-            return _leave_quietly()
-        raise
-    if isinstance(failure, int):
-        if invocation.asks_for_json:
-            report_to_program(failure)
-        return failure
-    sys.stderr.write(failure.json if invocation.asks_for_json else failure.line)
-    sys.stderr.flush()
-    return failure.code
-
-
-def _run(invocation: Invocation) -> "int | _Failure":
-    """Run it: the exit code where the command has explained it, or the failure that is still to be reported."""
-    plain: dict[str, Any] = {"color": False} if os.environ.get("NO_COLOR") or os.environ.get("CI") else {}
-    try:
-        if invocation.names:
-            from safepoint.cli.defaults import default_map
-
-            plain["default_map"] = default_map(invocation)
-        outcome = invocation.root.main(
-            list(invocation.arguments), prog_name="safepoint", standalone_mode=False, **plain
-        )
-        _end_answer()
-    except SafepointError as error:
-        return _Failure(exit_code_of(error), _with_origin(error.message, invocation), error.hint)
-    except typer.TyperException as error:
-        return _usage(error, invocation)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if _can_be_written():
+    except (BrokenPipeError, SystemExit) as error:
+        # Typer ends with SystemExit when it has met a closed pipe itself.
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
         _forget_unwritten()
-        return _Failure(ExitCode.FAILED, f"the answer cannot be written to stdout: {error.strerror}", None)
-    except typer.Abort as error:
-        was_interrupted = isinstance(error.__context__, KeyboardInterrupt)
-        no_answer = _Failure(ExitCode.FAILED, "no answer was given; nothing was done", None)
-        return ExitCode.SIGINT if was_interrupted else no_answer
-    return outcome if isinstance(outcome, int) else ExitCode.OK
+        return _CLOSED_PIPE
+    if invocation.asks_for_json:
+        report_to_program(code)
+    return code
+
+
+def _run(invocation: Invocation) -> int:
+    extra: dict[str, Any] = {"color": False} if os.environ.get("NO_COLOR") or os.environ.get("CI") else {}
+    if invocation.names:
+        from safepoint.cli.defaults import default_map
+
+        extra["default_map"] = default_map(invocation)
+    code = invocation.root.main(list(invocation.arguments), prog_name="safepoint", standalone_mode=False, **extra)
+    stdout: Any = sys.stdout
+    if stdout is None:
+        raise SafepointError("stdout is closed; the answer is lost", hint="redirect it, to /dev/null for example")
+    stdout.flush()
+    return code if isinstance(code, int) else ExitCode.OK
 
 
 def report_to_program(code: int) -> None:
     """Write the line for a program, when a command has ended with `code` and explained it to people already."""
     if code != ExitCode.OK:
-        sys.stderr.write(_Failure(code, _MEANINGS.get(code, f"it ended with {code}"), None).json)
-        sys.stderr.flush()
+        _report(code, SafepointError(_MEANINGS.get(code, f"it ended with {code}")), as_json=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    code: int
-    message: str
-    hint: str | None
-
-    @property
-    def line(self) -> str:
-        """For a person."""
-        return f"safepoint: error: {f'{self.message} — {self.hint}' if self.hint else self.message}\n"
-
-    @property
-    def json(self) -> str:
-        """For a program."""
-        document = {"type": "exit_error", "code": int(self.code), "message": self.message, "hint": self.hint}
-        return f"{json.dumps(document)}\n"
+def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
+    document = {"type": "exit_error", "code": int(code), "message": error.message, "hint": error.hint}
+    sys.stderr.write(f"{json.dumps(document) if as_json else f'safepoint: error: {error}'}\n")
+    sys.stderr.flush()
+    return code
 
 
-def exit_code_of(error: SafepointError) -> int:
-    """The exit code of a command. A training has fewer codes, and ends with 13 when the store refuses its keys."""
-    return ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code
-
-
-def _usage(error: typer.TyperException, invocation: Invocation) -> int | _Failure:
-    if not invocation.asks_for_json and (show := getattr(error, "show", None)) is not None:
-        show()  # with the command's usage
-        return error.exit_code
-    context = getattr(error, "ctx", None)
-    command = "safepoint" if context is None else " ".join(context.command_path.split())
-    return _Failure(error.exit_code, error.format_message().strip(), f"see `{command} --help`")
-
-
-def _end_answer() -> None:
-    stdout: Any = sys.stdout
-    if stdout is None:
-        raise SafepointError("stdout is closed; the answer is lost", hint="redirect it, to /dev/null for example")
-    stdout.flush()
-
-
-def _leave_quietly() -> int:
-    _forget_unwritten()
-    return _CLOSED_PIPE
+def _report_error(error: Exception, invocation: Invocation) -> int:
+    """Report an exception that has ended the command; returns the exit code."""
+    code, as_json = ExitCode.FAILED, invocation.asks_for_json
+    if isinstance(error, SafepointError):
+        # A training has fewer codes, and ends with 13 when the store refuses its keys.
+        code = ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code
+        explained = SafepointError(_with_origin(error.message, invocation), hint=error.hint)
+    elif isinstance(error, typer.TyperException):
+        code = error.exit_code
+        if not as_json and (show := getattr(error, "show", None)) is not None:
+            show()  # with the command's usage
+            return code
+        context = getattr(error, "ctx", None)
+        command = "safepoint" if context is None else " ".join(context.command_path.split())
+        explained = SafepointError(error.format_message().strip(), hint=f"see `{command} --help`")
+    elif isinstance(error, typer.Abort):
+        code = ExitCode.SIGINT if isinstance(error.__context__, KeyboardInterrupt) else ExitCode.FAILED
+        explained = SafepointError("no answer was given; nothing was done")
+    elif isinstance(error, OSError) and not _can_be_written():
+        _forget_unwritten()
+        explained = SafepointError(f"the answer cannot be written to stdout: {error.strerror}")
+    else:
+        traceback.print_exception(error)
+        if not as_json:
+            return code
+        hint = "this is a fault in Safepoint; report it with the lines above"
+        explained = SafepointError(f"{type(error).__name__}: {error}", hint=hint)
+    return _report(code, explained, as_json=as_json)
 
 
 def _can_be_written() -> bool:
@@ -161,19 +135,6 @@ def _forget_unwritten() -> None:
                 stream.flush()
             except (OSError, ValueError):
                 os.dup2(nowhere, stream.fileno())
-
-
-class _Unexpected:
-    """An exception that is a fault in Safepoint: the traceback, and below it the line that a program reads."""
-
-    def __init__(self, invocation: Invocation) -> None:
-        self._invocation = invocation
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.__excepthook__(kind, error, trace)
-        if self._invocation.asks_for_json:
-            hint = "this is a fault in Safepoint; report it with the lines above"
-            sys.stderr.write(_Failure(ExitCode.FAILED, f"{kind.__name__}: {error}", hint).json)
 
 
 def _with_origin(message: str, invocation: Invocation) -> str:

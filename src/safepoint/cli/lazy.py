@@ -1,11 +1,12 @@
-"""Commands that are imported when they are used.
+"""Commands that are imported when they are used, and which of them a command line names.
 
 Until then the group has a `LazyCommand` in the place of each: its name, its module and one line of help. That is
 enough for `safepoint --help`, for a shell that completes names, and for "did you mean". The command itself is
 imported when it runs, when its own help is asked for, and when its options are completed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -23,13 +24,11 @@ class LazyCommand(TyperCommand):
         name: as it is typed.
         target: `module:name` of the function that is the command, or of the `typer.Typer` that is the group.
         summary: its line in `safepoint --help`, equal to the first line of its own help.
-        has_program: everything behind the first argument belongs to the user's program, options included.
     """
 
-    def __init__(self, name: str, target: str, summary: str, *, has_program: bool = False) -> None:
+    def __init__(self, name: str, target: str, summary: str) -> None:
         super().__init__(name, short_help=summary)
         self._target = target
-        self._has_program = has_program
 
     def load(self) -> Command:
         """Import it."""
@@ -38,10 +37,11 @@ class LazyCommand(TyperCommand):
         if isinstance(found, typer.Typer):
             return typer.main.get_group(found)
         app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        settings = {"allow_interspersed_args": False} if self._has_program else {}
-        app.command(self.name, context_settings=settings)(found)
+        app.command(self.name)(found)
         command = typer.main.get_command(app)
         assert isinstance(command, TyperCommand)
+        # Everything behind the first argument belongs to the user's program, options included.
+        command.allow_interspersed_args = all(param.name != "program" for param in command.params)
         keep_pydantic_out(command)
         return command
 
@@ -85,3 +85,47 @@ def keep_pydantic_out(command: Command) -> None:
     for param in command.get_params(typer.Context(command)):
         if isinstance(param, TyperOption) and param.is_bool_flag:
             param.default = param.default or False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """One call of `safepoint`.
+
+    Args:
+        root: all commands.
+        arguments: what was typed behind `safepoint`.
+        names: the names of the command; empty when the arguments name none.
+        options: the command's options that were typed, with all their names, such as `-v` and `--verbose`.
+    """
+
+    root: LazyGroup
+    arguments: Sequence[str]
+    names: tuple[str, ...]
+    options: frozenset[str]
+
+    @classmethod
+    def of(cls, root: LazyGroup, arguments: Sequence[str]) -> "Invocation":
+        """Read the arguments; the command is imported."""
+        names: tuple[str, ...] = ()
+        rest = list(arguments)
+        while isinstance(command := root.load(*names), TyperGroup):
+            name = next((argument for argument in rest if not argument.startswith("-")), "")
+            if name not in command.commands:
+                # There is no such command; a caller that passes --json still reads JSON.
+                return cls(root=root, arguments=arguments, names=(), options=frozenset(rest))
+            names, rest = (*names, name), rest[rest.index(name) + 1 :]
+        return cls(root=root, arguments=arguments, names=names, options=typed_options(command, rest))
+
+    @property
+    def asks_for_json(self) -> bool:
+        """Whether `--json` was passed to Safepoint; the program that is run may have such an option, too."""
+        return "--json" in self.options
+
+
+def typed_options(command: Command, arguments: Sequence[str]) -> frozenset[str]:
+    """The names of the options that `arguments` set; unknown options are ignored, and so are a program's own."""
+    context = typer.Context(command, resilient_parsing=True, ignore_unknown_options=True)
+    values, _, _ = command.make_parser(context).parse_args(list(arguments))
+    options = [param for param in command.get_params(context) if isinstance(param, TyperOption)]
+    typed = [option for option in options if option.name in values]
+    return frozenset(name for option in typed for name in (*option.opts, *option.secondary_opts))

@@ -14,9 +14,6 @@ from safepoint.foundation.service_links import forget_service_links
 _SUMMARY = (
     "Keeps model training alive: saves a checkpoint on preemption and resumes from it, without changes to the code."
 )
-
-
-_IN = "safepoint.cli.commands."
 _COMMANDS = (
     ("run", "run:run", "Run a training script that survives preemption."),
     ("submit", "submit:submit", "Run a training script in the background, as a job."),
@@ -34,8 +31,6 @@ _COMMANDS = (
     ("doctor", "doctor:doctor", "Check before a run that this machine and the output location are usable."),
 )
 """Name, function and summary of each, in the order of `safepoint --help`."""
-_TAKE_A_PROGRAM = ("run", "submit")
-
 
 app = typer.Typer(
     name="safepoint",
@@ -67,7 +62,7 @@ def root() -> LazyGroup:
     group = typer.main.get_command(app)
     assert isinstance(group, LazyGroup)
     for name, target, summary in _COMMANDS:
-        group.add_command(LazyCommand(name, _IN + target, summary, has_program=name in _TAKE_A_PROGRAM))
+        group.add_command(LazyCommand(name, f"safepoint.cli.commands.{target}", summary))
     keep_pydantic_out(group)
     return group
 

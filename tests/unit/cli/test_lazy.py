@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.cli.invocation import own_options
-from safepoint.cli.lazy import walk
+from safepoint.cli.lazy import typed_options, walk
 from safepoint.cli.main import root
 from safepoint.jobs.local.history import History
 from safepoint.jobs.model.state import JobState
@@ -45,7 +44,7 @@ def test_help_imports_no_command() -> None:
     assert ours == {
         *("safepoint", "safepoint._version", "safepoint.errors"),
         *("safepoint.cli", "safepoint.cli.main", "safepoint.cli.lazy"),
-        *("safepoint.cli.failures", "safepoint.cli.invocation"),
+        "safepoint.cli.failures",
         *("safepoint.foundation", "safepoint.foundation.service_links"),
     }
     assert not {"torch", "numpy", "obstore", "rich", "asyncio", "tomllib"} & set(seen["modules"])
@@ -180,7 +179,6 @@ def test_a_programs_own_options_are_its_own() -> None:
     """Values are no options, and behind SCRIPT or `--` nothing is ours."""
     group = root()
     run, show = group.load("run"), dict(walk(group))["checkpoints", "show"]
-    assert list(own_options(run, ["--keep", "--json", "-m", "--grace=3", "script", "--json"])) == [
-        *("--keep", "-m", "--grace")
-    ]
-    assert list(own_options(show, ["place", "--json", "--", "--deep"])) == ["--json"]
+    typed = typed_options(run, ["--keep", "--json", "-m", "--nope", "--grace=3", "script", "--json"])
+    assert typed == {"--keep", "-m", "--module", "--grace"}
+    assert typed_options(show, ["place", "--json", "--", "--deep"]) == {"--json"}
