@@ -38,8 +38,10 @@ def run_command(root: LazyGroup, arguments: Sequence[str]) -> int:
     Returns:
         The exit code for this process.
     """
+    as_json = False
     try:
         invocation = Invocation.of(root, arguments)
+        as_json = invocation.asks_for_json
         try:
             code = _run(invocation)
         except Exception as error:
@@ -47,14 +49,14 @@ def run_command(root: LazyGroup, arguments: Sequence[str]) -> int:
                 raise
             return _report_error(error, invocation)
     except KeyboardInterrupt:
-        return ExitCode.SIGINT
+        code = ExitCode.SIGINT
     except (BrokenPipeError, SystemExit) as error:
         # Typer ends with SystemExit when it has met a closed pipe itself.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
         _forget_unwritten()
         return _CLOSED_PIPE
-    if invocation.asks_for_json:
+    if as_json:
         report_to_program(code)
     return code
 
@@ -102,7 +104,8 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
         command = "safepoint" if context is None else " ".join(context.command_path.split())
         explained = SafepointError(error.format_message().strip(), hint=f"see `{command} --help`")
     elif isinstance(error, typer.Abort):
-        code = ExitCode.SIGINT if isinstance(error.__context__, KeyboardInterrupt) else ExitCode.FAILED
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
         explained = SafepointError("no answer was given; nothing was done")
     elif isinstance(error, OSError) and not _can_be_written():
         _forget_unwritten()

@@ -1,12 +1,11 @@
 """A job in the answers of commands: a row, a page, a JSON document."""
 
-import dataclasses
 from typing import Any
 
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_duration, plural, printable
 from safepoint.jobs.model.output_location import output_of
-from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary
+from safepoint.jobs.model.records import AttemptRecord, JobRecord, JobSummary
 from safepoint.jobs.model.risk import safe_point
 from safepoint.jobs.model.state import JobState
 from safepoint.progress.record import Progress
@@ -25,7 +24,6 @@ def row(job: JobRecord | JobSummary, progress: Progress | None) -> list[str]:
     left_s = progress.remaining_s if progress is not None and job.state is JobState.RUNNING else None
     loss = progress.loss if progress is not None else None
     safe = safe_step(job, progress)
-    command = job.command
     return [
         job.name,
         str(job.state),
@@ -35,16 +33,15 @@ def row(job: JobRecord | JobSummary, progress: Progress | None) -> list[str]:
         "-" if left_s is None else format_duration(left_s),
         "-" if loss is None else f"{loss:.4g}",
         "-" if safe is None else str(safe),
-        command if len(command) <= _COMMAND_WIDTH else command[: _COMMAND_WIDTH - 1] + "…",
+        job.command if len(job.command) <= _COMMAND_WIDTH else job.command[: _COMMAND_WIDTH - 1] + "…",
     ]
 
 
 def safe_step(job: JobRecord | JobSummary, progress: Progress | None) -> int | None:
     """The newest step that is known to be committed."""
-    known = [
-        step for step in (job.safe_step, progress.safe_step if progress is not None else None) if step is not None
-    ]
-    return max(known, default=None) if job.state.holds_slots else (job.safe_step if known else None)
+    if progress is None or progress.safe_step is None or not job.state.holds_slots:
+        return job.safe_step
+    return max(progress.safe_step, job.safe_step or 0)
 
 
 def page(job: JobRecord, progress: Progress | None, attempts: list[AttemptRecord], output: str | None) -> list[str]:
@@ -120,22 +117,6 @@ def job_document(job: JobRecord, progress: Progress | None) -> dict[str, Any]:
         "exit_code": job.exit_code,
         "safe_step": safe_step(job, progress),
         "progress": None if progress is None else progress.to_document(),
-    }
-
-
-def attempt_document(attempt: AttemptRecord) -> dict[str, Any]:
-    """An attempt as JSON."""
-    return dataclasses.asdict(attempt)
-
-
-def event_document(event: JobEvent) -> dict[str, Any]:
-    """An event as JSON."""
-    return {
-        "time": event.time,
-        "event": event.name,
-        "actor": event.actor,
-        "cause": event.cause,
-        **event.detail,
     }
 
 

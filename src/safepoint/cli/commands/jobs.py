@@ -1,22 +1,39 @@
 """The commands for jobs: list, status, logs, events, suspend, resume, scale, delete."""
 
+import contextlib
+import dataclasses
 import json
+import logging
 from typing import Annotated
 
 import typer
 
-from safepoint.cli.job_answers import HEAD, attempt_document, event_document, job_document, page, row
-from safepoint.cli.job_names import complete_job
+from safepoint.cli.job_answers import HEAD, job_document, page, row
 from safepoint.cli.output import print_answer, table, versioned
 from safepoint.errors import ConflictError, NotFoundError, PartlyDoneError, SafepointError, StorageError
 from safepoint.foundation.events import console
 from safepoint.foundation.units import plural
 from safepoint.jobs.local.attempt.logs import FOLDER
+from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
-from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.local.paths import history_file, job_folder
 from safepoint.jobs.local.slots import count_slots, remark_on
 from safepoint.jobs.model.risk import risk_of_suspending
 from safepoint.jobs.model.state import JobState
+
+
+def complete_job(incomplete: str) -> list[str]:
+    """For shells: the jobs whose names begin so; none where the history cannot be read."""
+    logging.disable()  # a shell shows what is written in the middle of its line
+    try:
+        with contextlib.suppress(SafepointError, OSError):
+            if history_file().exists():  # History would create it
+                with History() as history:
+                    return [job.name for job in history.summaries() if job.name.startswith(incomplete)]
+        return []
+    finally:
+        logging.disable(logging.NOTSET)
+
 
 Name = Annotated[
     str,
@@ -55,7 +72,7 @@ def status(name: Name, as_json: Json = False) -> None:
         job = jobs.job(name)
         progress, attempts = jobs.progress_of(job), jobs.attempts(job.name)
         document = job_document(job, progress)
-        document["attempts"] = [attempt_document(attempt) for attempt in attempts]
+        document["attempts"] = [dataclasses.asdict(attempt) for attempt in attempts]
         print_answer(as_json, document, page(job, progress, attempts, jobs.output_of(job)))
 
 
@@ -97,19 +114,17 @@ def events(name: Name, as_json: Json = False) -> None:
         ]
         for event in happened
     ]
-    print_answer(as_json, [event_document(event) for event in happened], table(("TIME", "WHO", "WHAT", "WHY"), rows))
+    documents = [
+        {"time": event.time, "event": event.name, "actor": event.actor, "cause": event.cause, **event.detail}
+        for event in happened
+    ]
+    print_answer(as_json, documents, table(("TIME", "WHO", "WHAT", "WHY"), rows))
 
 
 def _figures(detail: dict[str, object]) -> list[str]:
-    shown = ("choice", "step", "attempt", "exit_code", "safe_step", "path")
-    found = {key: str(detail[key]) for key in shown if detail.get(key) is not None}
-    if "choice" in found:  # a word of its own: finish_step, commit_snapshot
-        return [found.pop("choice").replace("_", " "), *_named(found)]
-    return _named(found)
-
-
-def _named(figures: dict[str, str]) -> list[str]:
-    return [f"{key.replace('_', ' ')} {text}" for key, text in figures.items()]
+    choice = [str(detail["choice"]).replace("_", " ")] if detail.get("choice") is not None else []
+    shown = [key for key in ("step", "attempt", "exit_code", "safe_step", "path") if detail.get(key) is not None]
+    return choice + [f"{key.replace('_', ' ')} {detail[key]}" for key in shown]
 
 
 def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json = False) -> None:
@@ -156,7 +171,7 @@ def scale(
         job = jobs.scale(name, nnodes, timeout_s=timeout)
         if remark := remark_on(job.spec, count_slots()):
             typer.echo(f"safepoint: warning: {remark}", err=True)
-        lines = [f"job {job.name} has {nnodes} node{'s' if nnodes > 1 else ''} now, and is {job.state}"]
+        lines = [f"job {job.name} has {plural(nnodes, 'node')} now, and is {job.state}"]
         print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
 
 
@@ -196,13 +211,11 @@ def delete(
 
 
 def _confirm(question: str) -> None:
-
     if not typer.confirm(question, err=True):
         raise SafepointError("not confirmed; nothing was done")
 
 
 def _ask_if_risky(jobs: LocalJobs, name: str, *, yes: bool) -> None:
-
     job = jobs.job(name)
     risk = risk_of_suspending(job, jobs.progress_of(job))
     if risk is None:

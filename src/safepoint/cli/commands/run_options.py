@@ -4,11 +4,10 @@ Typer makes options of a function's parameters. `with_options` lets a command ta
 Typer, each field of the value's class is a parameter of the command.
 """
 
-import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -179,8 +178,7 @@ class RunOptions:
         """
         from safepoint.settings.run_settings import RunSettings
 
-        environment = RunSettings.from_environment()
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        environment, values = RunSettings.from_environment(), asdict(self)
         return RunSettings(
             grace_s=values.pop("grace"),
             peer_timeout_s=environment.peer_timeout_s,
@@ -194,27 +192,17 @@ class RunOptions:
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Turn the parameter `options` of a command into options, behind those that the command has."""
-    hints = get_type_hints(command, include_extras=True)
-    options = hints.pop("options")
+    own = dict(inspect.signature(command).parameters)
+    options = own.pop("options").annotation
+    shared = inspect.signature(options).parameters
 
-    @functools.wraps(command)
-    def spread(**given: Any) -> Any:
-        values = {item.name: given.pop(item.name) for item in fields(options)}
+    def with_values(**given: Any) -> Any:
+        values = {name: given.pop(name) for name in shared}
         return command(**given, options=options(**values))
 
-    own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "options"]
-    types = get_type_hints(options, include_extras=True)
-    shared = [
-        inspect.Parameter(
-            item.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if item.default is MISSING else item.default,
-            annotation=types[item.name],
-        )
-        for item in fields(options)
-    ]
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    spread.__signature__ = inspect.Signature([*parameters, *shared])  # type: ignore[attr-defined]
-    spread.__annotations__ = {**hints, **{item.name: types[item.name] for item in fields(options)}}
-    del spread.__wrapped__  # Typer would follow it to the function with `options` in it
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own.values()]
+    spread: Any = with_values
+    spread.__name__, spread.__doc__ = command.__name__, command.__doc__
+    spread.__signature__ = inspect.Signature([*parameters, *shared.values()])
+    spread.__annotations__ = {name: parameter.annotation for name, parameter in (own | dict(shared)).items()}
     return spread

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.job_answers import HEAD, job_document, row
-from safepoint.cli.job_names import complete_job
 from safepoint.cli.output import table, versioned
 from safepoint.errors import UsageError
 from safepoint.foundation import clock
@@ -72,7 +72,6 @@ class _Changes:
         self._printed: dict[str, str] = {}
 
     def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
-
         for job, progress in found:
             text = json.dumps(versioned(job_document(job, progress)))
             if self._printed.get(job.name) != text:
@@ -84,18 +83,18 @@ class _Screen:
     """Prints a table over the one before."""
 
     def __init__(self) -> None:
-        self._losses: dict[str, Losses] = {}
+        self._losses: dict[str, deque[float]] = {}
         self._width = self._height = 0
 
     def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
-
         for job, progress in found:
-            curve = self._losses.setdefault(job.name, Losses())
-            if progress is not None and progress.loss is not None:
-                curve.add(progress.step, progress.loss)
+            losses = self._losses.setdefault(job.name, deque(maxlen=_POINTS))
+            # An equal loss is an earlier report.
+            if progress is not None and progress.loss is not None and progress.loss not in list(losses)[-1:]:
+                losses.append(progress.loss)
         size = shutil.get_terminal_size()
         rows = [row(job, progress)[:-1] for job, progress in found]
-        curves = [self._losses[job.name].values for job, _ in found]
+        curves = [list(self._losses[job.name]) for job, _ in found]
         lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
         if len(lines) >= size.lines:
             lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]
@@ -126,24 +125,6 @@ def picture(
         return lines
     drawn = [_CURVE if room >= len(_CURVE) else "", *(sparkline(values[-room:]) for values in curves)]
     return [f"{line.ljust(begin)}{curve}".rstrip() for line, curve in zip(lines, drawn, strict=True)]
-
-
-class Losses:
-    """The losses that were reported, each with its step."""
-
-    def __init__(self) -> None:
-        self._points: deque[tuple[int, float]] = deque(maxlen=_POINTS)
-
-    def add(self, step: int, loss: float) -> None:
-        """Note the loss that was last reported at `step`."""
-        if self._points and self._points[-1][1] == loss:
-            return  # not a new report
-        self._points.append((step, loss))
-
-    @property
-    def values(self) -> list[float]:
-        """Oldest first."""
-        return [loss for _, loss in self._points]
 
 
 def sparkline(values: Sequence[float]) -> str:
