@@ -1,4 +1,4 @@
-"""The fenced blocks of a Markdown file, as something to be done in order.
+"""Reads the fenced blocks of a Markdown file as a list of steps.
 
     ```console      `$ command`, `> ` more of it, and what it prints
     ```pycon        `>>> statement`, `... ` more of it, and what it prints
@@ -22,7 +22,7 @@ INTERRUPT = "^C"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A fenced block.
+    """A fenced block of a document.
 
     Args:
         language: behind the fence; may be empty.
@@ -38,17 +38,17 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the file that it is."""
+        """The name of the file that the block shows; None for other blocks."""
         found = _FILE.fullmatch(self.lines[0]) if self.lines and self.language not in _PROMPTS else None
         return found[1] if found else None
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text of the block."""
         return "".join(f"{line}\n" for line in self.lines)
 
     def steps(self) -> Iterator["Step"]:
-        """What is typed, and what is to be printed.
+        """The commands of the block, and what each has to print.
 
         Raises:
             ValueError: it is no console.
@@ -76,7 +76,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something that is typed, and what it prints: `…` is anything in a line, and alone, any lines.
+    """A command or statement, and what it prints: `…` matches anything in a line, and any lines if it stands alone.
 
     Args:
         typed: one command, maybe of several lines.
@@ -89,13 +89,13 @@ class Step:
     number: int
 
     def replaced(self, shown: str, real: str) -> "Step":
-        """The same with another word in the place of one."""
+        """The same step with one word replaced."""
         printed = tuple(line.replace(shown, real) for line in self.printed)
         return replace(self, typed=self.typed.replace(shown, real), printed=printed)
 
     @property
     def parts(self) -> list[tuple[str, ...]]:
-        """What is printed between one ^C and the next."""
+        """The printed lines, divided at each ^C."""
         parts: list[list[str]] = [[]]
         for line in self.printed:
             if line == INTERRUPT:
@@ -132,7 +132,7 @@ def blocks(path: Path) -> list[Block]:
 
 
 def pattern(lines: Sequence[str]) -> re.Pattern[str]:
-    """What matches text that is these lines, each with its newline."""
+    """A regular expression for text that consists of these lines."""
     parts = [
         r"(?:.*\n)*?" if line.strip() == "…" else "[^\n]*?".join(map(re.escape, squeezed(line).split("…"))) + r"\n"
         for line in lines
@@ -141,12 +141,12 @@ def pattern(lines: Sequence[str]) -> re.Pattern[str]:
 
 
 def squeezed(line: str) -> str:
-    """Without spaces at the end, and two for each gap: how wide a column is depends on what is in it."""
+    """The line with each gap of spaces reduced to two: the width of a column depends on its content."""
     return re.sub(r"(?<=\S) {2,}", "  ", line.rstrip())
 
 
 def links(path: Path) -> Iterator[str]:
-    """Where its links lead, without those into the web."""
+    """The targets of the links in a document, without web addresses."""
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if "://" not in target:
             yield target

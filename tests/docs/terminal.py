@@ -1,4 +1,4 @@
-"""A person at a terminal: types into a shell or an interpreter, reads what it prints, and presses ^C."""
+"""A terminal for the guides: types into a shell or an interpreter, reads what it prints, and presses ^C."""
 
 import json
 import os
@@ -43,7 +43,7 @@ for line in sys.stdin:
 
 
 class Terminal:
-    """One session, in which what was done before counts; a context that ends it.
+    """One session in a shell or an interpreter: a context manager that ends it.
 
     Args:
         folder: where it begins.
@@ -76,7 +76,7 @@ class Terminal:
             pass
 
     def do(self, step: Step) -> int:
-        """Type it, press ^C where it says so, and compare what is printed with what is to be printed.
+        """Type the step, press ^C where it says so, and compare what is printed with what the step shows.
 
         Returns:
             The exit code; of Python 1 where something was raised.
@@ -120,7 +120,7 @@ class Terminal:
 
 
 def _lines(raw: str) -> str:
-    """The whole lines, as a person sees them: without colours, and of what was written over the last."""
+    """The complete lines as a terminal shows them: without colours, and without overwritten text."""
     whole = _COLOURS.sub("", raw[: raw.rfind("\n") + 1])
     return "".join(f"{squeezed(line.rstrip().split(chr(13))[-1])}\n" for line in whole.split("\n")[:-1])
 

@@ -1,4 +1,4 @@
-"""Every command that a document shows exists, and so do its options; every link leads to a file that is there."""
+"""Every command and option that a document shows exists, and every link leads to an existing file or heading."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ _ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "2>", "2>&1"}
 
 
 def _commands(path: Path) -> Iterator[tuple[int, list[str], bool]]:
-    """The commands in a document's blocks, whole, and those in its sentences, of which a part may stand for all."""
+    """The commands in a document's blocks, complete, and those in its sentences, which may be abbreviated."""
     text = path.read_text()
     lines = text.splitlines()
     inside: set[int] = set()
@@ -41,7 +41,7 @@ def _commands(path: Path) -> Iterator[tuple[int, list[str], bool]]:
 
 
 def _joined(lines: tuple[str, ...], first: int) -> Iterator[tuple[int, str]]:
-    """Lines of a shell, each with those that a backslash adds to it."""
+    """Lines of a shell, each joined with the lines that a backslash adds to it."""
     whole, begin = "", first
     for number, line in enumerate(lines, first):
         begin = begin if whole else number
@@ -52,14 +52,14 @@ def _joined(lines: tuple[str, ...], first: int) -> Iterator[tuple[int, str]]:
 
 
 def _words(line: str) -> list[str]:
-    """What the command is given: without variables before it and whatever the shell does behind it."""
+    """The words of the command: without the variables before it, and without what follows in the shell."""
     words = shlex.split(line, comments=True)
     words = words[words.index("safepoint") + 1 :]
     return words[: next((at for at, word in enumerate(words) if word in _ENDS), len(words))]
 
 
 def _check(words: list[str], *, is_whole: bool) -> None:
-    """Take the command apart as it would be, without running it.
+    """Parse the command without running it.
 
     Raises:
         AssertionError: there is no such command or option.
@@ -94,7 +94,7 @@ def _check_options(command: Command, words: list[str]) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_in_documents_exist(document: Path) -> None:
-    """In blocks as they would be typed, in sentences as far as they are said."""
+    """Commands in blocks are parsed as if typed; commands in sentences need existing names and options."""
     wrong: list[str] = []
     for number, words, is_whole in _commands(document):
         try:
@@ -117,7 +117,7 @@ def test_commands_in_documents_exist(document: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_found(line: str, said: str) -> None:
-    """Otherwise the test above could not fail."""
+    """The checks of this module detect wrong commands."""
     with pytest.raises((AssertionError, typer.TyperException)) as caught:
         _check(_words(line), is_whole=True)
     error = caught.value
@@ -125,7 +125,7 @@ def test_what_is_wrong_is_found(line: str, said: str) -> None:
 
 
 def test_many_commands_are_looked_at() -> None:
-    """Were the documents written in another way, nothing would be found, and nothing wrong."""
+    """The documents contain enough commands in the form that this module finds."""
     found = [command for document in DOCUMENTS for command in _commands(document)]
     assert sum(is_whole for _, _, is_whole in found) > 15
     assert sum(not is_whole for _, _, is_whole in found) > 40
@@ -133,7 +133,7 @@ def test_many_commands_are_looked_at() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    """To a file, and to a heading in it where one is named."""
+    """Every link leads to a file that exists, and to a heading in it if the link names one."""
     broken: list[str] = []
     for link in links(document):
         name, _, heading = link.partition("#")
@@ -144,6 +144,6 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def _headings(path: Path) -> set[str]:
-    """As they are named in links."""
+    """The anchors of a document's headings."""
     lines = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}

@@ -1,4 +1,4 @@
-"""The first thing that the README tells people to try."""
+"""The demo that the README recommends."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_demo_shows_what_it_promises() -> None:
-    """It checks everything by itself, and says so by its exit code."""
+    """The demo checks its own results; it exits with 0 when all of them are right."""
     done = subprocess.run(
         [sys.executable, "examples/demo.py"], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )

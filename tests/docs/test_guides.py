@@ -1,4 +1,4 @@
-"""The guides: everything in them is done, in the order in which it stands there, and prints what they show."""
+"""The guides are executed: each command prints what the guide shows."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ SERVER = "http://127.0.0.1:9000"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A new user's home and an empty folder; whatever runs there ends with the test."""
+    """The home of a new user with an empty folder; processes that run there end with the test."""
     home = tmp_path / "home"
     folder = home / "work"
     folder.mkdir(parents=True)
@@ -49,7 +49,7 @@ def _guides() -> list[object]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("guide", _guides())
 def test_everything_in_a_guide_is_so(guide: Path, place: Path, request: pytest.FixtureRequest) -> None:
-    """Files are written, commands typed; an exit code other than 0 is shown by the next command."""
+    """Write the files and type the commands; the next command shows an exit code other than 0."""
     server = request.getfixturevalue("moto").endpoint if SERVER in guide.read_text() else SERVER
     num_steps = 0
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The reader of guides and its terminal: what they take for equal, and what they do not let pass."""
+"""Tests of the reader of guides and of its terminal: what they accept as equal, and what they refuse."""
 
 import sys
 from pathlib import Path
@@ -53,7 +53,7 @@ def step(typed: str, *printed: str) -> Step:
 
 
 def test_blocks_are_files_and_consoles(guide: Path) -> None:
-    """A file keeps the line that names it; a command has all of its lines; a reason stands with its block."""
+    """A file keeps the line that names it; a command keeps all its lines; a reason belongs to its block."""
     script, console, cluster, text = blocks(guide)
     assert (script.file, script.text) == ("train.py", "# train.py\nprint(1)\n")
     first, second = console.steps()
@@ -65,7 +65,7 @@ def test_blocks_are_files_and_consoles(guide: Path) -> None:
 
 
 def test_a_block_without_an_end(guide: Path) -> None:
-    """Everything behind it would be missing."""
+    """A block that is not closed is an error, because the rest of the document would be missing."""
     guide.write_text("```console\n$ true\n")
     with pytest.raises(ValueError, match="has no end"):
         blocks(guide)
@@ -84,12 +84,12 @@ def test_a_block_without_an_end(guide: Path) -> None:
     ],
 )
 def test_what_is_equal(shown: list[str], printed: str, is_equal: bool) -> None:
-    """`…` is anything in a line, and alone any lines; gaps are gaps, however wide."""
+    """`…` matches anything in a line, and any lines if it stands alone; the width of gaps does not matter."""
     assert bool(pattern(shown).fullmatch(printed)) == is_equal
 
 
 def test_a_shell(tmp_path: Path) -> None:
-    """What was set stays set, exit codes are passed on, other output is an error, and so is less."""
+    """Variables stay set, exit codes are passed on, and more or less output than shown is an error."""
     with Terminal(tmp_path, "console") as terminal:
         assert terminal.do(step("word=hello; cd /")) == 0
         assert terminal.do(step("echo $word $PWD; exit_code=3; (exit $exit_code)", "hello /")) == 3
@@ -101,7 +101,7 @@ def test_a_shell(tmp_path: Path) -> None:
 
 
 def test_the_key_that_interrupts(tmp_path: Path) -> None:
-    """It is pressed when the lines above it are there, the command gets it, and the shell goes on."""
+    """^C is pressed after the lines above it were printed; the command receives it, and the shell continues."""
     with Terminal(tmp_path, "console") as terminal:
         # Not a shell with a trap: it forgets a key that is pressed when the command it waits for has just ended.
         (tmp_path / "catch.py").write_text(CATCHES)
@@ -114,7 +114,7 @@ def test_the_key_that_interrupts(tmp_path: Path) -> None:
 
 
 def test_an_interpreter(tmp_path: Path) -> None:
-    """Values are shown, statements of several lines run, and an exception is said."""
+    """Values are printed, statements may have several lines, and an exception is reported."""
     (tmp_path / "words.py").write_text("hello = 'hello'\n")
     with Terminal(tmp_path, "pycon") as terminal:
         assert terminal.do(step("from words import hello")) == 0

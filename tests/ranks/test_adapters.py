@@ -1,4 +1,4 @@
-"""Adapters: on a quantized model under each strategy, and beside a frozen copy; interrupted and resumed."""
+"""Adapters on a quantized model under each strategy, and beside a frozen reference; interrupted and resumed."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def _start(output: Path, ingredients: Path, which: tuple[str, str], *, seed: int
     [("dpo", ""), *(("qlora", strategy) for strategy in ("", "fsdp", "zero1", "zero2", "zero3"))],
 )
 def test_adapters_survive_an_interruption(kind: str, strategy: str, tmp_path: Path) -> None:
-    """Nothing of the model below is saved; the resumed run is the reference's; other weights below are refused."""
+    """No base weight is saved; the resumed run equals the reference; another base is refused."""
     if kind == "qlora" and not _BITSANDBYTES.is_dir():
         pytest.skip(f"bitsandbytes, which quantizes the model, is not in {_BITSANDBYTES}: run `make venv`")
     skip_without_deepspeed(strategy)

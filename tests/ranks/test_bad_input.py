@@ -1,4 +1,4 @@
-"""Bad input is normal input: a clear word, nothing lost, the right exit code."""
+"""Invalid input: a clear message, no data lost, the right exit code."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def ends(tmp_path: Path, *arguments: str) -> tuple[int, str]:
     ],
 )
 def test_usage_errors_exit_2_before_anything_starts(tmp_path: Path, arguments: list[str], word: str) -> None:
-    """An invalid setting is named, and no rank is started."""
+    """The message names the invalid setting, and no rank is started."""
     (tmp_path / "script.py").write_text("raise SystemExit('it was started')")
     code, text = ends(tmp_path, *arguments)
     assert code == 2, text
@@ -53,7 +53,7 @@ def test_usage_errors_exit_2_before_anything_starts(tmp_path: Path, arguments: l
 
 
 def test_a_script_that_raises_shows_its_own_traceback_once(tmp_path: Path) -> None:
-    """The user's error is what is seen; it is not retried, and the exit code is Python's."""
+    """The user's traceback is printed once; the script is not restarted, and exits with 1."""
     output = tmp_path / "run"
     job = safepoint(output, program=tiny(output, "--raise-at-start"))
     with no_orphans(job):
@@ -63,7 +63,7 @@ def test_a_script_that_raises_shows_its_own_traceback_once(tmp_path: Path) -> No
 
 
 def test_the_scripts_own_exit_code_is_passed_through(tmp_path: Path) -> None:
-    """sys.exit(42) in the script is 42 for the caller."""
+    """When the script calls sys.exit(42), the run exits with 42."""
     (tmp_path / "script.py").write_text("import sys; sys.exit(42)")
     code, _ = ends(tmp_path, "--max-restarts", "0", "script.py")
     assert code == 42
@@ -84,7 +84,7 @@ def test_a_script_without_a_trainer_just_runs(tmp_path: Path) -> None:
 
 
 def test_an_output_folder_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None:
-    """13, before the first step, and the file is untouched."""
+    """The run exits with 13 before the first step, and the file is unchanged."""
     (tmp_path / "taken").write_text("mine")
     output = tmp_path / "run"
     job = safepoint(output, "--output-dir", str(tmp_path / "taken"), program=tiny(output))
@@ -95,7 +95,7 @@ def test_an_output_folder_that_is_a_file_is_refused_at_the_start(tmp_path: Path)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
-    """13 and the reason; /sys refuses everybody, root included."""
+    """The run exits with 13 and the reason; not even root can write to /sys."""
     output = tmp_path / "run"
     job = safepoint(output, "--output-dir", "/sys/safepoint", program=tiny(output))
     with no_orphans(job):
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path)
 
 
 def test_two_runs_on_one_folder_are_a_conflict(tmp_path: Path) -> None:
-    """The second waits its grace, then says who holds the folder: 11."""
+    """The second run waits for its grace period, names the owner of the folder, and exits with 11."""
     output = tmp_path / "run"
     first = safepoint(output, program=tiny(output, "--step-ms", "100", "--epochs", "100"))
     with no_orphans(first):
@@ -132,7 +132,7 @@ def small_disk(tmp_path: Path):
 
 
 def test_a_full_disk_fails_the_save_and_not_the_training(small_disk: Path, tmp_path: Path) -> None:
-    """Periodic saves that do not fit are reported, the older checkpoint stands, training finishes."""
+    """Failed periodic saves are reported, the older checkpoint stays, training finishes."""
     output = small_disk / "run"
     options = ("--save-strategy", "steps", "--save-steps", "4", "--hidden", "128", "--max-steps", "12")
     job = safepoint(output, "--max-restarts", "0", program=tiny(output, *options), log=tmp_path / "log")
@@ -156,7 +156,7 @@ def free_bytes(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run with checkpoints of steps 4 and 8; copy it, do not change it."""
+    """The folder of a finished run with checkpoints of steps 4 and 8. Copy it, do not change it."""
     output = tmp_path_factory.mktemp("finished") / "run"
     options = ("--save-strategy", "steps", "--save-steps", "4", "--max-steps", "8")
     job = safepoint(output, program=tiny(output, *options))
@@ -167,7 +167,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_damaged_newest_checkpoint_means_the_older_one(finished: Path, tmp_path: Path) -> None:
-    """A flipped byte is found before training, named, and the run goes on from the step before."""
+    """A flipped byte is found and named before training; the run resumes from the older checkpoint."""
     output = tmp_path / "run"
     shutil.copytree(finished, output)
     weights = output / "checkpoint-8" / "model.safetensors"
@@ -185,7 +185,7 @@ def test_a_damaged_newest_checkpoint_means_the_older_one(finished: Path, tmp_pat
 
 @pytest.mark.long
 def test_only_damaged_checkpoints_stop_the_job_with_14(finished: Path, tmp_path: Path) -> None:
-    """Never silently from scratch: 14 with the way out, which then works and deletes nothing."""
+    """The run exits with 14 and names `--from-scratch`, which then works and deletes nothing."""
     output = tmp_path / "run"
     shutil.copytree(finished, output)
     for path in list_checkpoints(output):
@@ -202,7 +202,7 @@ def test_only_damaged_checkpoints_stop_the_job_with_14(finished: Path, tmp_path:
 
 @pytest.mark.long
 def test_a_named_checkpoint_is_where_the_run_goes_on(finished: Path, tmp_path: Path) -> None:
-    """--resume PATH rolls back; what is newer is moved aside."""
+    """--resume PATH starts from an older checkpoint; newer ones are moved aside."""
     output = tmp_path / "run"
     shutil.copytree(finished, output)
     job = safepoint(output, "--resume", str(output / "checkpoint-4"), program=tiny(output, "--max-steps", "6"))
@@ -226,7 +226,7 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_files_added_by_a_callback_belong_to_the_checkpoint(tmp_path: Path) -> None:
-    """on_save callbacks may add files to the folder; the manifest names them and the checkpoint stays valid."""
+    """The manifest lists files that on_save callbacks add, and the checkpoint stays valid."""
     output = tmp_path / "run"
     job = safepoint(output, "--save-steps", "2", program=tiny(output, "--max-steps", "4", "--add-file"))
     with no_orphans(job):

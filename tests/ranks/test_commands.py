@@ -1,4 +1,4 @@
-"""The life of a job as a person lives it: every command a process of its own, by the `safepoint` executable."""
+"""The life of a job by the `safepoint` executable: every command is a process of its own."""
 
 import contextlib
 import fcntl
@@ -31,7 +31,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def ask(*arguments: object) -> str:
-    """What a command prints; it must succeed."""
+    """The output of a command, which must succeed."""
     command = [SAFEPOINT, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150 * PATIENCE, check=False)
     assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
@@ -59,7 +59,7 @@ class Screen:
         os.close(theirs)
 
     def text(self) -> str:
-        """All that was written, when the command has ended."""
+        """Everything that was written, when the command has ended."""
         seen = b""
         with contextlib.suppress(OSError):  # the other end is closed
             while part := os.read(self._ours, 1 << 16):
@@ -70,7 +70,7 @@ class Screen:
 
 
 def test_a_job_through_all_its_commands(place: Place) -> None:
-    """Submit, look, watch, suspend, resume, look at its checkpoints, delete: each says what is true."""
+    """Submit, list, watch, suspend, resume, list checkpoints, delete: each prints what is true."""
     submitted = submit(place)
     assert (submitted["version"], submitted["name"], submitted["num_nodes"]) == (1, NAME, 1)
     screen = Screen("watch", NAME, "--interval", "0.2")
@@ -119,7 +119,7 @@ def test_a_job_through_all_its_commands(place: Place) -> None:
 
 @pytest.mark.long
 def test_a_job_is_scaled_by_its_command(place: Place) -> None:
-    """While it runs: it is suspended, changed and resumed by one command, and comes to its end."""
+    """One command suspends the running job, changes its nodes and resumes it; the job completes."""
     submit(place, "--allow-batch-change")
     place.wait_for_mark(NAME, 2)
     scaled = json.loads(ask("scale", NAME, "--nnodes", "2", "--yes", "--json"))
@@ -130,7 +130,7 @@ def test_a_job_is_scaled_by_its_command(place: Place) -> None:
 
 
 def test_a_run_ends_with_a_line_for_programs(tmp_path: Path) -> None:
-    """Behind what people read; stdout is the script's own."""
+    """The JSON line follows the text on stderr; stdout belongs to the script."""
     script = tmp_path / "fails.py"
     script.write_text("print('mine')\nraise SystemExit(7)\n")
     command = [SAFEPOINT, "run", "--json", "--max-restarts", "0", script]

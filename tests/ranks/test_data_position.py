@@ -1,4 +1,4 @@
-"""Where the Trainer goes on in data that has no index, and in a loader that keeps its own state."""
+"""Where the Trainer resumes in data without an index, and with a loader that keeps its own state."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ KINDS = {
     ],
 )
 def test_the_run_goes_on_where_it_was(kind: str, stop: int, tmp_path: Path) -> None:
-    """Everything is the uninterrupted run's; of a loader with a state nothing is read again."""
+    """The resumed run equals the uninterrupted one; a loader with a state reads nothing again."""
     shape = (*KINDS[kind], "--max-steps", str(_STEPS), "--samples", "64")
     reference, output = tmp_path / "reference", tmp_path / "run"
     job = safepoint(reference, program=tiny(reference, *shape))
@@ -66,7 +66,7 @@ def test_the_run_goes_on_where_it_was(kind: str, stop: int, tmp_path: Path) -> N
 @pytest.mark.long
 @pytest.mark.parametrize("data", ["stream", "stateful-stream"])
 def test_a_pass_that_has_ended_is_not_begun_again(data: str, tmp_path: Path) -> None:
-    """The checkpoint is that of its last step, before anybody knew that it was the last."""
+    """The checkpoint is of the last step of a pass, before the loop noticed that the pass had ended."""
     shape = ("--data", data, "--max-steps", str(_STEPS), "--samples", "64")
     saves = ("--save-strategy", "steps", "--save-steps", str(_STEPS_PER_PASS))
     reference, output = tmp_path / "reference", tmp_path / "run"
@@ -83,7 +83,7 @@ def test_a_pass_that_has_ended_is_not_begun_again(data: str, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_a_step_that_is_given_up_is_trained_on_later(tmp_path: Path) -> None:
-    """Its batches were read, and the loader stood behind them; it goes on where the step before had ended."""
+    """The batches of the unfinished step were read; the resumed run reads them again."""
     shape = ("--data", "stateful", "--samples", "128", "--grad-accum", "16", "--epochs", "1", "--logging-steps", "1")
     reference, output = tmp_path / "reference", tmp_path / "run"
     job = safepoint(reference, program=tiny(reference, *shape))

@@ -1,4 +1,4 @@
-"""The example of a hand-written loop, as somebody would treat it."""
+"""The example of a hand-written loop, interrupted in several ways."""
 
 import signal
 import sys
@@ -40,7 +40,7 @@ def _end(folder: Path) -> dict[str, Any]:
 
 
 def test_digits_are_learned_whatever_happens(tmp_path: Path) -> None:
-    """Ctrl-C, then SIGKILL, then the end: the same bits as in one go, and what it says of unseen digits."""
+    """After Ctrl-C, SIGKILL and two resumes, the result is bit-equal and right for unseen digits."""
     whole = _start(tmp_path / "whole")
     with no_orphans(whole):
         assert whole.wait() == 0, whole.text

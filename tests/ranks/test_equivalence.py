@@ -1,4 +1,4 @@
-"""Interrupted and resumed training equals uninterrupted training, bit for bit (promise P8)."""
+"""An interrupted and resumed training equals an uninterrupted one, bit for bit (promise P8)."""
 
 import os
 import random
@@ -49,7 +49,7 @@ STOPS = {
 
 @pytest.mark.parametrize("often", [pytest.param("once", marks=pytest.mark.long), "often"])
 def test_interrupted_run_equals_uninterrupted(shape: str, reference: Path, often: str, tmp_path: Path) -> None:
-    """After SIGTERM to one rank, or SIGKILL to all after a save, everything is the reference's."""
+    """After SIGTERM to one rank, or SIGKILL to all after a save, the result equals the reference."""
     seed = int(os.environ.get("SAFEPOINT_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
     print(f"SAFEPOINT_TEST_SEED={seed}")
     draw = random.Random(seed)
@@ -95,7 +95,7 @@ def _with_attempt(output: Path):
 
 @pytest.mark.long
 def test_experts_that_are_saved_one_by_one(tmp_path: Path) -> None:
-    """The Trainer alone finds none of them in a checkpoint, and goes on with the script's."""
+    """The Trainer alone would not find the experts in a checkpoint, and would train the script's."""
     options = ("--experts", "4", "--grad-accum", "1", "--epochs", "1", "--logging-steps", "1")
     reference, output = tmp_path / "reference", tmp_path / "run"
     job = safepoint(reference, program=tiny(reference, *options))

@@ -1,4 +1,4 @@
-"""At the end of a training the model goes from the ranks straight into the object store (docs/adr/0015)."""
+"""At the end of a training the ranks send the model straight to the object store (docs/adr/0015)."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def proxy(server: MotoServer | CephRgw) -> Iterator[FaultProxy]:
 
 
 class Place:
-    """A prefix of the store that is reached through a proxy, and the folder in front of it."""
+    """A prefix of the store, reached through a proxy, and the local folder for it."""
 
     def __init__(self, server: MotoServer | CephRgw, proxy: FaultProxy, output: Path) -> None:
         prefix = f"final-{uuid.uuid4().hex}"
@@ -61,7 +61,7 @@ class Place:
         return [item.key for item in self.store.list("final")]
 
     def assert_complete(self, folder: Path) -> None:
-        """`final/` is what its manifest says, can be loaded, has the weights at the end, and nothing is left over."""
+        """`final/` matches its manifest, can be loaded and has the weights at the end; nothing else is left."""
         inventory, name = open_inventory(f"{self.location}/final")
         assert inventory.verify(inventory.item(name)) == ()
         for key in self.names():
@@ -96,7 +96,7 @@ def memory_mb(pid: int, field: str) -> float:
 
 @pytest.mark.long
 def test_neither_disk_nor_memory(place: Place, proxy: FaultProxy, tmp_path: Path) -> None:
-    """At most 5 % of the model on the disk, and on the first rank the largest tensor and 64 MB in memory."""
+    """At most 5 % of the model on disk; on the first rank the largest tensor and 64 MB in memory."""
     hidden = 2048  # with a smaller model the bound would be more than all of it
     job = place.start("--hidden", str(hidden))
     with no_orphans(job):
@@ -122,7 +122,7 @@ def test_neither_disk_nor_memory(place: Place, proxy: FaultProxy, tmp_path: Path
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("asked to stop", marks=pytest.mark.long)])
 def test_ended_in_the_middle(how: str, place: Place, proxy: FaultProxy, tmp_path: Path) -> None:
-    """`final/` is absent; the same command again leaves it complete, and nothing of the first."""
+    """`final/` is absent; the same command again completes it, and nothing of the first try is left."""
     proxy.add(Fault(kind=Kind.STALL, method="PUT", contains="/final/model.safetensors", seconds=20))
     job = place.start("--hidden", "1024", "--save-strategy", "steps", "--save-steps", "2")
     with no_orphans(job):
@@ -141,7 +141,7 @@ def test_ended_in_the_middle(how: str, place: Place, proxy: FaultProxy, tmp_path
 
 @pytest.mark.long
 def test_a_store_that_refuses(place: Place, proxy: FaultProxy, tmp_path: Path) -> None:
-    """Tried for half a minute, then 13; the command that the message names makes the model of the checkpoint."""
+    """After half a minute the run exits with 13; the command that the message names exports the model."""
     proxy.add(Fault(kind=Kind.STATUS, status=403, method="PUT", contains="/final/model.safetensors"))
     job = place.start()
     end(job, 13)
@@ -164,7 +164,7 @@ def test_a_store_that_refuses(place: Place, proxy: FaultProxy, tmp_path: Path) -
 
 @pytest.mark.long
 def test_a_network_that_breaks(place: Place, proxy: FaultProxy, tmp_path: Path) -> None:
-    """One request in ten fails, and an upload that is given up on is begun again: the model is whole."""
+    """One request in ten fails, and an upload is started again: the model is complete."""
     add_mixture(proxy, 0.1)
     # Beyond what is repeated by itself: the upload ends, and goes on where it was.
     proxy.add(Fault(kind=Kind.STATUS, status=400, method="PUT", contains="/final/model.safetensors", nth=3))
@@ -177,7 +177,7 @@ def test_a_network_that_breaks(place: Place, proxy: FaultProxy, tmp_path: Path) 
 
 @pytest.mark.long
 def test_ranks_that_have_nothing_to_send_wait(place: Place, proxy: FaultProxy) -> None:
-    """The upload takes longer than ranks wait for one that is silent: it is not silent."""
+    """The upload takes longer than the time limit for silent ranks, and no rank counts as silent."""
     job = place.start("--hidden", "1024", strategy="", SAFEPOINT_PEER_TIMEOUT="20")
     with no_orphans(job):
         job.wait_for_event("finished")

@@ -1,4 +1,4 @@
-"""FSDP2 under the Trainer on another number of ranks: what is loaded is what was saved, and the run goes on alike.
+"""FSDP2 under the Trainer on another number of ranks: loaded weights equal saved ones, and training continues alike.
 
 Every run here trains without dropout, whose masks would differ; the second starts with other weights than the first,
 so that what is not loaded differs.
@@ -39,7 +39,7 @@ def run(output: Path, strategy: str, ranks: int, *arguments: str, accumulation: 
     ("strategy", "before", "after"), [("fsdp", 2, 3), ("fsdp", 3, 2), ("fsdp-full", 2, 1), ("fsdp-full", 1, 2)]
 )
 def test_everything_goes_on(strategy: str, before: int, after: int, tmp_path: Path) -> None:
-    """Weights, moments, learning rates; and the samples of each step are those of a run without a change."""
+    """Weights, moments, learning rates, and the samples of each step equal those of a run without a change."""
     reference, output = tmp_path / "reference", tmp_path / "run"
     accumulation = _MICRO_BATCHES // before
     run(reference, strategy, before, accumulation=accumulation)

@@ -1,4 +1,4 @@
-"""A signal or a kill at every point of a run: how it ends, what is left, and that the next start goes on."""
+"""A signal or a kill at every point of a run: the exit code, what is left, and the next start."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ TWO = ("--nproc-per-node", "2")
 
 
 def assert_saved_and_valid(output: Path) -> int:
-    """The newest checkpoint verifies; returns its step."""
+    """Check that the newest checkpoint is valid; returns its step."""
     newest = list_checkpoints(output)[0]
     verdict = verify(newest)
     assert verdict.is_valid, verdict.faults
@@ -42,7 +42,7 @@ def assert_saved_and_valid(output: Path) -> int:
 
 
 def test_signal_during_model_load_ends_promptly_with_143(tmp_path: Path) -> None:
-    """Before anything could be saved the exit code is 143, without waiting for the model."""
+    """Before anything can be saved, the run exits with 143 at once."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--load-s", "60"))
     with no_orphans(job):
@@ -53,7 +53,7 @@ def test_signal_during_model_load_ends_promptly_with_143(tmp_path: Path) -> None
 
 
 def test_signal_to_one_rank_during_model_load_ends_all_ranks(tmp_path: Path) -> None:
-    """One rank that leaves before the first step takes the others along, and nothing is restarted."""
+    """When one rank leaves before the first step, the others end too, without a restart."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--load-s", "60"))
     with no_orphans(job):
@@ -66,7 +66,7 @@ def test_signal_to_one_rank_during_model_load_ends_all_ranks(tmp_path: Path) -> 
 
 
 def test_signal_before_the_first_step_saves_it(tmp_path: Path) -> None:
-    """In the first step a signal means: finish it, save it, 75."""
+    """After a signal in the first step, the step is finished and saved, and the exit code is 75."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "1500", "--grad-accum", "1"))
     with no_orphans(job):
@@ -78,7 +78,7 @@ def test_signal_before_the_first_step_saves_it(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_signal_during_a_periodic_save_needs_no_further_step(tmp_path: Path) -> None:
-    """A signal while a checkpoint is being written ends the run with that checkpoint or the next step's."""
+    """The run ends with the checkpoint that is being written, or that of the next step."""
     output = tmp_path / "run"
     options = ("--save-strategy", "steps", "--save-steps", "1", "--hidden", "512", "--grad-accum", "1")
     job = safepoint(output, *TWO, program=tiny(output, *options, "--epochs", "10"))
@@ -96,7 +96,7 @@ def test_signal_during_a_periodic_save_needs_no_further_step(tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> None:
-    """An evaluation does not delay the exit; the next start begins with it."""
+    """An evaluation does not delay the exit; the next start repeats it first."""
     output = tmp_path / "run"
     options = ("--eval-strategy", "steps", "--eval-steps", "4", "--epochs", "1")
     job = safepoint(output, *TWO, program=tiny(output, *options, "--eval-ms", "2000"))
@@ -113,7 +113,7 @@ def test_signal_in_an_evaluation_leaves_it_and_runs_it_again(tmp_path: Path) -> 
 
 
 def test_signal_inside_gradient_accumulation_finishes_the_step_when_there_is_time(tmp_path: Path) -> None:
-    """With grace to spare the running step is finished and saved."""
+    """With enough time, the running step is finished and saved."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--grad-accum", "8", "--step-ms", "100"))
     with no_orphans(job):
@@ -124,7 +124,7 @@ def test_signal_inside_gradient_accumulation_finishes_the_step_when_there_is_tim
 
 
 def test_a_step_that_would_miss_the_deadline_is_given_up(tmp_path: Path) -> None:
-    """With little grace the step before is saved at once, and the log says which step was given up."""
+    """With too little time, the step before is saved at once, and the log names the unfinished step."""
     output = tmp_path / "run"
     options = ("--grad-accum", "16", "--step-ms", "500", "--samples", "128")
     job = safepoint(output, *TWO, "--grace", "5", program=tiny(output, *options))
@@ -140,7 +140,7 @@ def test_a_step_that_would_miss_the_deadline_is_given_up(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_a_signal_to_the_launcher_after_the_ranks_changes_nothing(tmp_path: Path) -> None:
-    """One rank was signalled, all have saved and left; the launcher, signalled then, still says that it is saved."""
+    """All ranks have saved and ended; the launcher, signalled then, still exits with 75."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50"))
     with no_orphans(job):
@@ -155,7 +155,7 @@ def test_a_signal_to_the_launcher_after_the_ranks_changes_nothing(tmp_path: Path
 
 @pytest.mark.long
 def test_signal_during_resume_loses_nothing(tmp_path: Path) -> None:
-    """A start that is interrupted before it trains leaves the checkpoint as it was."""
+    """A start that is interrupted before it trains leaves the checkpoint unchanged."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50"))
     with no_orphans(job):
@@ -177,7 +177,7 @@ def test_signal_during_resume_loses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_signals_twice_in_a_row_are_one_stop(tmp_path: Path) -> None:
-    """A second SIGTERM neither kills the save nor starts another one."""
+    """A second SIGTERM neither interrupts the save nor starts another one."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50"))
     with no_orphans(job):
@@ -193,7 +193,7 @@ def test_signals_twice_in_a_row_are_one_stop(tmp_path: Path) -> None:
 
 
 def test_one_sigint_saves(tmp_path: Path) -> None:
-    """Ctrl-C once to the launcher is a stop like any other."""
+    """One Ctrl-C to the launcher stops the run like SIGTERM."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50"))
     with no_orphans(job):
@@ -204,7 +204,7 @@ def test_one_sigint_saves(tmp_path: Path) -> None:
 
 
 def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
-    """Ctrl-C twice means now: exit code 130, no rank left."""
+    """After Ctrl-C twice, the exit code is 130 and no rank is left."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--grad-accum", "1", "--step-ms", "20000"))
     with no_orphans(job):
@@ -218,7 +218,7 @@ def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
-    """SIGUSR1 to the launcher takes one checkpoint on demand and training finishes."""
+    """SIGUSR1 to the launcher saves one checkpoint on demand, and training finishes."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "3"))
     with no_orphans(job):
@@ -231,7 +231,7 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> None:
-    """SIGKILL of one rank restarts the job, which goes on from the last checkpoint to its end."""
+    """After SIGKILL of one rank, the job resumes from the last checkpoint and finishes."""
     output = tmp_path / "run"
     options = ("--save-strategy", "steps", "--save-steps", "4", "--crash-step", "6", "--crash-rank", "1")
     job = safepoint(output, *TWO, program=tiny(output, *options))
@@ -247,7 +247,7 @@ def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_restarts_are_counted(tmp_path: Path) -> None:
-    """With --max-restarts 0 the killed rank's fate is the job's: 128 + 9."""
+    """With --max-restarts 0, the exit code after SIGKILL of a rank is 128 + 9."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, "--max-restarts", "0", program=tiny(output, "--crash-step", "3"))
     with no_orphans(job):
@@ -256,7 +256,7 @@ def test_restarts_are_counted(tmp_path: Path) -> None:
 
 
 def test_everything_killed_during_a_save_leaves_nothing_torn(tmp_path: Path) -> None:
-    """SIGKILL of all processes inside a save: the next start resumes from the step before and cleans up."""
+    """The next start resumes from the step before and deletes what was left."""
     output = tmp_path / "run"
     options = ("--save-strategy", "steps", "--save-steps", "1", "--hidden", "512", "--grad-accum", "1")
     job = safepoint(output, *TWO, program=tiny(output, *options, "--epochs", "10"))
@@ -277,7 +277,7 @@ def test_everything_killed_during_a_save_leaves_nothing_torn(tmp_path: Path) -> 
 
 
 def test_dead_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
-    """SIGKILL of the launcher alone: the ranks save and end, no orphan trains on."""
+    """After SIGKILL of the launcher alone, the ranks save and end."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "20"))
     with no_orphans(job):
@@ -291,7 +291,7 @@ def test_dead_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_silent_peer_does_not_hang_the_others(tmp_path: Path) -> None:
-    """A stopped rank: the others give up after the timeout with a clear word, and the job ends."""
+    """One rank is stopped: the others end after the timeout with an error, and the job ends."""
     output = tmp_path / "run"
     job = safepoint(
         output,
@@ -318,7 +318,7 @@ def test_silent_peer_does_not_hang_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_an_evaluation_that_is_left_in_its_second_set_counts_once(tmp_path: Path) -> None:
-    """The first set's figures are logged once, and early stopping does not count them twice."""
+    """The first set is logged once, and early stopping counts it once."""
     output = tmp_path / "run"
     options = (*("--eval-strategy", "steps", "--eval-steps", "4", "--save-strategy", "steps", "--save-steps", "4"),)
     options += (*("--best", "--patience", "2", "--epochs", "8", "--grad-accum", "1", "--eval-sets", "one", "two"),)
@@ -340,7 +340,7 @@ def test_an_evaluation_that_is_left_in_its_second_set_counts_once(tmp_path: Path
 
 @pytest.mark.long
 def test_early_stopping_keeps_its_patience(tmp_path: Path) -> None:
-    """Evaluations without improvement are counted over an interruption."""
+    """Evaluations without improvement are counted across an interruption."""
     output = tmp_path / "run"
     options = (*("--eval-strategy", "steps", "--eval-steps", "4", "--save-strategy", "steps", "--save-steps", "4"),)
     options += (*("--best", "--patience", "3", "--epochs", "8", "--step-ms", "40", "--grad-accum", "1"),)
@@ -363,7 +363,7 @@ def test_early_stopping_keeps_its_patience(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_finished_run_can_be_given_more_steps(tmp_path: Path) -> None:
-    """The end of training is not remembered against a script that now asks for more."""
+    """A finished run continues when the script asks for more steps."""
     output = tmp_path / "run"
     for max_steps in ("4", "7"):
         job = safepoint(output, program=tiny(output, "--max-steps", max_steps))
@@ -376,7 +376,7 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_files_of_callbacks_are_in_the_last_checkpoint(tmp_path: Path) -> None:
-    """Files that callbacks of any rank add in `on_save` are named in the manifest after an interruption too."""
+    """After an interruption the manifest lists the files that callbacks of any rank add."""
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--add-file", "--step-ms", "50"))
     with no_orphans(job):
@@ -392,7 +392,7 @@ def test_files_of_callbacks_are_in_the_last_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_one_process_without_any_launcher(tmp_path: Path) -> None:
-    """`python -m safepoint.training SCRIPT` alone saves, exits 75 and resumes."""
+    """`python -m safepoint.training SCRIPT` alone saves, exits with 75 and resumes."""
     output = tmp_path / "run"
     command = [sys.executable, "-m", "safepoint.training", *tiny(output, "--step-ms", "50", "--epochs", "1")]
     job = Job(command, output, log=tmp_path / "log")
@@ -409,7 +409,7 @@ def test_one_process_without_any_launcher(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_under_plain_torchrun_an_interruption_is_never_a_success(tmp_path: Path) -> None:
-    """torchrun says 1 for what the ranks call 75; the checkpoint is there and the next start finishes."""
+    """torchrun exits with 1; the checkpoint exists, and the next start finishes."""
     output = tmp_path / "run"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -431,7 +431,7 @@ def test_under_plain_torchrun_an_interruption_is_never_a_success(tmp_path: Path)
 
 
 def children(pid: int) -> list[int]:
-    """Living children of a launcher that are ranks, oldest first."""
+    """The living ranks of a launcher, oldest first."""
     pids = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     return [
         pid for pid in pids if is_alive(pid) and b"safepoint.training" in Path(f"/proc/{pid}/cmdline").read_bytes()

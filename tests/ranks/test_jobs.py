@@ -1,4 +1,4 @@
-"""Jobs on this machine: real supervisors, launchers and ranks; whatever is killed, the state is true in the end."""
+"""Jobs on this machine with real supervisors, launchers and ranks: after any kill, the stored state becomes right."""
 
 import contextlib
 import hashlib
@@ -49,7 +49,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Likewise on two nodes: `pair`."""
+    """A job on two nodes that is not interrupted: `pair`."""
     with jobs_in(tmp_path_factory.mktemp("pair")) as place:
         place.jobs.submit(place.training("pair", "--step-ms", "0", num_nodes=2))
         place.complete("pair")
@@ -57,21 +57,21 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def assert_same(output: Path, reference: Path, num_ranks: int = 1) -> None:
-    """The end is the same bit for bit."""
+    """The result is equal, bit for bit."""
     ours, theirs = finals(output, num_ranks), finals(reference, num_ranks)
     for rank in range(num_ranks):
         assert same(ours[rank], theirs[rank]), f"rank {rank} differs"
 
 
 def states(place: Place, name: str) -> list[str]:
-    """What the job was, one after the other."""
+    """The states of the job, in order."""
     names = {str(state).lower() for state in JobState}
     with History() as history:
         return [event.name for event in history.events(name) if event.name in names]
 
 
 def test_submitted_it_runs_to_its_end(reference: Place) -> None:
-    """State, attempt, exit code, events and output are all there; no process is."""
+    """State, attempt, exit code, events and output are stored, and no process is left."""
     job = reference.jobs.job("alone")
     assert (job.state, job.exit_code, job.attempt, job.message) == (COMPLETE, 0, 1, "")
     [attempt] = reference.jobs.attempts("alone")
@@ -90,7 +90,7 @@ def test_submitted_it_runs_to_its_end(reference: Place) -> None:
 
 
 def test_suspended_and_resumed_it_ends_as_if_nothing_had_been(place: Place, reference: Place) -> None:
-    """75, the step that is safe, no process meanwhile; the same end bit for bit."""
+    """Exit code 75, the saved step, no process meanwhile, and a bit-equal result."""
     place.jobs.submit(place.training("a"))
     place.wait_for_mark("a", 4)
     job = place.jobs.suspend("a", timeout_s=60)
@@ -110,7 +110,7 @@ def test_suspended_and_resumed_it_ends_as_if_nothing_had_been(place: Place, refe
 
 @long
 def test_a_checkpoint_that_was_named_is_where_it_begins_once(place: Place, reference: Place) -> None:
-    """Suspended and resumed it goes on from the step that is safe, not from the one that it began with."""
+    """After a suspension it resumes from the newest step, not from the one that `--resume` named."""
     place.jobs.submit(place.training("a", settings={"save_steps": 2}))
     place.wait_for_saved("a", 4)
     place.jobs.delete("a", timeout_s=90)
@@ -125,7 +125,7 @@ def test_a_checkpoint_that_was_named_is_where_it_begins_once(place: Place, refer
 
 @long
 def test_scaled_up_and_down_no_sample_is_lost(place: Place) -> None:
-    """1 → 2 → 1 nodes; each time it goes on from the step at which it stopped."""
+    """1 → 2 → 1 nodes: each time it resumes from the step at which it stopped."""
     # The loop's sampler deals samples by the number of ranks.
     place.jobs.submit(place.training("a", "--resumed-step-ms", "300", settings={"allow_batch_change": True}))
     place.wait_for_mark("a", 2)
@@ -143,7 +143,7 @@ def test_scaled_up_and_down_no_sample_is_lost(place: Place) -> None:
 
 
 def test_preempted_it_comes_back_by_itself(tmp_path: Path, reference: Place) -> None:
-    """A job of higher priority takes the only slot and leaves it; no command is needed."""
+    """A job of higher priority takes the only slot; the first job resumes when it has ended."""
     with jobs_in(tmp_path, cpu_slots=1) as place:
         place.jobs.submit(place.training("weak"))
         place.wait_for_mark("weak", 4)
@@ -177,7 +177,7 @@ KILLS = [
 def test_whatever_is_killed_the_job_ends_as_if_nothing_had_been(
     place: Place, reference: Place, kinds: tuple[str, ...], num_attempts: int
 ) -> None:
-    """SIGKILL in the middle of the training; where the supervisor is gone, waiting for the job replaces it."""
+    """After SIGKILL in mid-training; waiting for the job starts a missing supervisor."""
     place.jobs.submit(place.training("a", settings={"save_steps": 2}))
     place.wait_for_saved("a", 4)
     place.kill("a", *kinds)
@@ -191,7 +191,7 @@ def test_whatever_is_killed_the_job_ends_as_if_nothing_had_been(
 
 
 def connect(server: MotoServer) -> None:
-    """Write down the keys of the connection `store`."""
+    """Write the keys of the connection `store`."""
     connections = Path(os.environ["XDG_CONFIG_HOME"], "safepoint", "connections.toml")
     connections.parent.mkdir(parents=True)
     connections.touch(mode=0o600)
@@ -200,7 +200,7 @@ def connect(server: MotoServer) -> None:
 
 @long
 def test_suspended_while_its_store_is_away_it_is_safe_here_only(place: Place, moto: MotoServer) -> None:
-    """The message warns before the machine is cleaned; when the job resumes, everything is uploaded."""
+    """The message warns that the step is on this machine only; a resume uploads it."""
     connect(moto)
     location = str(moto.location(f"away-{uuid.uuid4().hex[:8]}"))
     settings = {"output_dir": location, "local_dir": str(place.output("a")), "save_steps": 2, "grace_s": 15.0}
@@ -222,7 +222,7 @@ def test_suspended_while_its_store_is_away_it_is_safe_here_only(place: Place, mo
 def test_who_brings_checkpoints_to_a_store_may_be_killed(
     place: Place, reference: Place, moto: MotoServer, kinds: tuple[str, ...]
 ) -> None:
-    """The job ends as if nothing had been, and the store has its last step."""
+    """The uploader is killed: the result is the same, and the store has the last step."""
     connect(moto)
     prefix = f"jobs-{uuid.uuid4().hex[:8]}"
     settings = {"output_dir": str(moto.location(prefix)), "local_dir": str(place.output("a")), "save_steps": 2}
@@ -237,7 +237,7 @@ def test_who_brings_checkpoints_to_a_store_may_be_killed(
 
 @long
 def test_killed_at_any_time_again_and_again(place: Place, reference: Place) -> None:
-    """Five times, whichever processes run at that moment."""
+    """All running processes are killed, five times."""
     seed = int(os.environ.get("SAFEPOINT_TEST_SEED", random.randrange(2**32)))
     print(f"SAFEPOINT_TEST_SEED={seed}")
     chance = random.Random(seed)
@@ -268,7 +268,7 @@ time.sleep(600)
 
 @long
 def test_whoever_submitted_it_may_be_killed(place: Place, reference: Place) -> None:
-    """With its whole process group, as a terminal that is closed does."""
+    """The submitting process group is killed, as when a terminal is closed; the job continues."""
     root = Path(__file__).parent.parent.parent
     environ = {**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
     with subprocess.Popen(
@@ -284,7 +284,7 @@ def test_whoever_submitted_it_may_be_killed(place: Place, reference: Place) -> N
 
 @long
 def test_a_supervisor_that_is_told_to_leave_takes_the_job_with_it(place: Place, reference: Place) -> None:
-    """The machine shuts down: saved, and it goes on with the next command."""
+    """At a shutdown the job is saved, and the next command continues it."""
     place.jobs.submit(place.training("a"))
     place.wait_for_mark("a", 4)
     [pid] = place.processes("a", "supervisor")
@@ -302,7 +302,7 @@ def test_a_supervisor_that_is_told_to_leave_takes_the_job_with_it(place: Place, 
 @long
 @pytest.mark.parametrize("node", [0, 1])
 def test_of_two_nodes_one_launcher_is_killed(place: Place, two_nodes: Place, node: int) -> None:
-    """The other one's ranks cannot go on; both are started again, and the end is the same bit for bit."""
+    """Both launchers are started again, and the result is equal, bit for bit."""
     place.jobs.submit(place.training("a", num_nodes=2, settings={"save_steps": 2}))
     place.wait_for_saved("a", 4)
     os.kill(place.launchers("a")[node], signal.SIGKILL)
@@ -314,7 +314,7 @@ def test_of_two_nodes_one_launcher_is_killed(place: Place, two_nodes: Place, nod
 
 @long
 def test_two_nodes_are_suspended_at_one_step(place: Place, two_nodes: Place) -> None:
-    """One request, one step, one exit code."""
+    """One request leads to one step and one exit code."""
     place.jobs.submit(place.training("a", num_nodes=2))
     place.wait_for_mark("a", 4)
     job = place.jobs.suspend("a", timeout_s=60)
@@ -325,7 +325,7 @@ def test_two_nodes_are_suspended_at_one_step(place: Place, two_nodes: Place) -> 
 
 
 def test_a_program_that_fails_has_failed(place: Place) -> None:
-    """Its own exit code is the job's, and it is not started again."""
+    """The job has the exit code of the program, and is not started again."""
     place.jobs.submit(place.script("a", "import sys\nprint('no')\nsys.exit(3)"))
     job = place.jobs.wait("a", [FAILED], timeout_s=120)
     assert (job.exit_code, job.attempt, job.wanted) == (3, 1, Wanted.RUN), place.story("a")
@@ -335,7 +335,7 @@ def test_a_program_that_fails_has_failed(place: Place) -> None:
 
 @long
 def test_what_failed_is_tried_again_when_a_person_says_so(place: Place) -> None:
-    """When the program is mended."""
+    """`resume` starts a failed job again after the program was corrected."""
     spec = place.script("a", "raise SystemExit(3)")
     place.jobs.submit(spec)
     place.jobs.wait("a", [FAILED], timeout_s=120)
@@ -347,7 +347,7 @@ def test_what_failed_is_tried_again_when_a_person_says_so(place: Place) -> None:
 
 @long
 def test_on_two_nodes_the_failed_programs_exit_code_counts(place: Place) -> None:
-    """The other node's ranks only lost it."""
+    """The exit code of the failed node counts, not that of the node that lost it."""
     code = """
 import os, sys, time
 if os.environ["RANK"] == "1":
@@ -361,7 +361,7 @@ time.sleep(300)
 
 @long
 def test_a_job_waits_for_its_slots_and_starts(tmp_path: Path) -> None:
-    """Equal priority: the first one keeps them until it ends."""
+    """With equal priority, the first job keeps the slots until it ends."""
     wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[0] + '.go'): time.sleep(0.05)"
     with jobs_in(tmp_path, cpu_slots=1) as place:
         place.jobs.submit(place.script("first", wait))
@@ -380,7 +380,7 @@ def test_a_job_waits_for_its_slots_and_starts(tmp_path: Path) -> None:
 
 @long
 def test_deleted_while_it_runs_its_checkpoints_stay_until_they_are_asked_for(place: Place, reference: Place) -> None:
-    """A new job of the same name goes on from them; deleted with them, only what is foreign stays."""
+    """A new job resumes from them; `--checkpoints` leaves only foreign ones."""
     output = place.output("a")
     place.jobs.submit(place.training("a", settings={"save_steps": 2}))
     place.wait_for_saved("a", 4)
@@ -412,7 +412,7 @@ def _is_ours(pid: int) -> bool:
 
 @long
 def test_keys_are_never_on_a_disk_nor_on_a_command_line(place: Place) -> None:
-    """The rank has them; no file of ours, no list of arguments and no log has."""
+    """Only the rank's environment has the keys: no file, argument list or log."""
     secret = f"geheim-{random.getrandbits(64):x}"
     folder = place.root / "config" / "safepoint"
     folder.mkdir(parents=True)

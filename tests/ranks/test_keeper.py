@@ -1,4 +1,4 @@
-"""The keeper in ordinary jobs: what waits for it, who ends when, and what is left afterwards."""
+"""The keeper in ordinary jobs: which processes wait for it, the order in which they end, and what is left."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def _temp(tmp_path: Path) -> Path:
 
 
 def names_in(path: Path) -> set[str]:
-    """What a checkpoint's manifest names."""
+    """The files that a checkpoint's manifest lists."""
     verdict = verify(path)
     assert verdict.is_valid, verdict.faults
     assert verdict.manifest is not None
@@ -55,7 +55,7 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_keeper_alone_commits_the_newest_snapshot_and_ends(tmp_path: Path) -> None:
-    """SIGKILL of launcher and ranks: the keeper saves what they had, and nothing of them stays."""
+    """After SIGKILL of launcher and ranks, the keeper saves the snapshot; nothing else is left."""
     output, temp = tmp_path / "run", _temp(tmp_path)
     program = tiny(output, "--grad-accum", "1", "--step-ms", "100", "--epochs", "20")
     job = safepoint(output, *TWO, "--snapshot-steps", "1", program=program, TMPDIR=str(temp))
@@ -82,7 +82,7 @@ def test_keeper_alone_commits_the_newest_snapshot_and_ends(tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_everything_killed_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
-    """With the keeper killed too, the newest checkpoint counts, and the next start's end leaves nothing."""
+    """The keeper is killed too: the next start uses the newest checkpoint, and leaves nothing."""
     output, temp = tmp_path / "run", _temp(tmp_path)
     program = tiny(output, *EVERY_STEP, "--step-ms", "100", "--epochs", "20")
     job = safepoint(output, *TWO, program=program, TMPDIR=str(temp))
@@ -107,7 +107,7 @@ def test_everything_killed_goes_on_from_the_newest_checkpoint(tmp_path: Path) ->
 
 
 def test_callbacks_that_look_at_checkpoints_find_them(tmp_path: Path) -> None:
-    """A callback with `on_save` makes each save wait; what it adds is named in each manifest."""
+    """With an `on_save` callback each save waits; manifests list the files that it adds."""
     output = tmp_path / "run"
     program = tiny(output, *EVERY_STEP, "--add-file", "--max-steps", "4")
     job = safepoint(output, *TWO, program=program)
@@ -121,7 +121,7 @@ def test_callbacks_that_look_at_checkpoints_find_them(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_retention_and_best_model_are_those_of_synchronous_saves(tmp_path: Path) -> None:
-    """`save_total_limit` and `load_best_model_at_end` do with the keeper what they do without it."""
+    """`save_total_limit` and `load_best_model_at_end` work as without the keeper."""
     options = ("--max-steps", "12", "--grad-accum", "1", "--save-strategy", "steps", "--save-steps", "2")
     options += ("--eval-strategy", "steps", "--eval-steps", "2", "--best", "--save-total-limit", "2")
     kept: dict[str, list[int]] = {}
@@ -141,7 +141,7 @@ def test_retention_and_best_model_are_those_of_synchronous_saves(tmp_path: Path)
 
 
 def test_signal_while_the_keeper_writes_saves_the_last_step(tmp_path: Path) -> None:
-    """SIGTERM with a periodic save still under way: both are committed, and the code is 75."""
+    """SIGTERM during a periodic save: both checkpoints are committed, exit code 75."""
     output = tmp_path / "run"
     program = tiny(output, *EVERY_STEP, "--step-ms", "100", "--epochs", "20")
     job = safepoint(output, *TWO, program=program)
@@ -164,7 +164,7 @@ def test_signal_while_the_keeper_writes_saves_the_last_step(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_under_plain_torchrun_the_first_rank_starts_the_keeper(tmp_path: Path) -> None:
-    """torchrun: saves beside the training, a killed rank's job goes on from memory, nothing is left."""
+    """Saves run beside training, a killed rank's job resumes from memory, nothing is left."""
     output, temp = tmp_path / "run", _temp(tmp_path)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
@@ -194,7 +194,7 @@ def test_under_plain_torchrun_the_first_rank_starts_the_keeper(tmp_path: Path) -
 
 @pytest.mark.long
 def test_no_slots_means_no_keeper(tmp_path: Path) -> None:
-    """With --snapshot-slots 0 the ranks save by themselves, each step that is asked for."""
+    """With --snapshot-slots 0 the ranks save synchronously."""
     output = tmp_path / "run"
     program = tiny(output, *EVERY_STEP, "--max-steps", "6", "--step-ms", "50")
     job = safepoint(output, *TWO, "--snapshot-slots", "0", program=program)
@@ -210,7 +210,7 @@ def test_no_slots_means_no_keeper(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_automatic_snapshots_are_taken_without_saves(tmp_path: Path) -> None:
-    """With --snapshot-steps auto a killed rank's job resumes from a step for which no save was requested."""
+    """With --snapshot-steps auto, a job resumes from a step that no save was requested for."""
     output = tmp_path / "run"
     program = tiny(output, "--grad-accum", "1", "--step-ms", "100", "--max-steps", "30")
     job = safepoint(output, *TWO, "--snapshot-steps", "auto", program=program)
@@ -237,7 +237,7 @@ def test_automatic_snapshots_are_taken_without_saves(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: tuple[str, ...], text: str, tmp_path: Path) -> None:
-    """Exit code 2 and a sentence, before anything is started."""
+    """Exit code 2 and a message, before anything is started."""
     command = [sys.executable, "-m", "safepoint.cli.main", "run", *options, *tiny(tmp_path / "run")]
     result = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     assert result.returncode == 2, result.stderr

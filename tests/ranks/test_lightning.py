@@ -1,4 +1,4 @@
-"""Lightning's Trainer with the callback: stopped or killed anywhere, it ends with the very same bits."""
+"""Lightning's Trainer with the callback: after a stop or a kill at any point, the result is bit-equal."""
 
 import shutil
 import signal
@@ -37,7 +37,7 @@ def _finish(job: Job) -> None:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_stopped_and_killed_it_ends_with_the_same_bits(ranks: int, tmp_path: Path) -> None:
-    """A signal in the first epoch, SIGKILL of everything in the second, and the same command each time."""
+    """A signal in the first epoch, SIGKILL of all in the second; the same command each time."""
     _finish(_start(tmp_path / "reference", "--step-ms", "0", ranks=ranks))
     output = tmp_path / "run"
     stopped = _start(output, "--save-steps", "3", ranks=ranks)
@@ -69,7 +69,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(ranks: int, tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.parametrize("variant", _VARIANTS)
 def test_every_boundary_is_one_to_go_on_from(variant: str, tmp_path: Path) -> None:
-    """In mid-epoch, where a validation follows, and between two epochs: nothing is done twice or left out."""
+    """In mid-epoch, before a validation and between two epochs: nothing is repeated or left out."""
     shape = _VARIANTS[variant]
     reference = tmp_path / "reference"
     _finish(_start(reference, "--save-steps", "1", "--step-ms", "60", *shape))
@@ -84,7 +84,7 @@ def test_every_boundary_is_one_to_go_on_from(variant: str, tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
-    """The same command again: it loads the end, and ends."""
+    """The same command again loads the end and exits."""
     output = tmp_path / "run"
     _finish(_start(output, "--step-ms", "0"))
     marks = (output / "marks-0").read_text()
@@ -95,7 +95,7 @@ def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
 
 
 def test_a_signal_during_the_trial_validation(tmp_path: Path) -> None:
-    """Lightning itself would leave there with nothing trained, and call that a success."""
+    """Lightning alone would end there without training, with exit code 0."""
     output = tmp_path / "run"
     job = _start(output, "--step-ms", "500")
     with no_orphans(job):
@@ -107,7 +107,7 @@ def test_a_signal_during_the_trial_validation(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_early_stopping_stays_stopped(tmp_path: Path) -> None:
-    """The same command again trains no further step; the script's own ModelCheckpoint has written beside."""
+    """The same command trains no further step; the script's own ModelCheckpoint writes too."""
     output = tmp_path / "run"
     _finish(_start(output, "--step-ms", "0", "--stop-early"))
     marks = (output / "marks-0").read_text()
@@ -119,7 +119,7 @@ def test_early_stopping_stays_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_more_steps_than_before(tmp_path: Path) -> None:
-    """A run that `max_steps` has ended in mid-epoch goes on there."""
+    """A run that `max_steps` ended in mid-epoch continues there."""
     _finish(_start(tmp_path / "reference", "--step-ms", "0", "--plateau", "--max-steps", "9"))
     output = tmp_path / "run"
     _finish(_start(output, "--step-ms", "0", "--plateau", "--max-steps", "8"))
@@ -129,7 +129,7 @@ def test_more_steps_than_before(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_second_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """It would take the first one's checkpoints for its own."""
+    """A second fit is refused: it would resume from the checkpoints of the first."""
     output = tmp_path / "run"
     job = _start(output, "--step-ms", "0", "--epochs", "1", "--fit-twice")
     with no_orphans(job):
@@ -140,7 +140,7 @@ def test_a_second_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_ranks_that_lightning_starts_are_refused(tmp_path: Path) -> None:
-    """They are unknown to the launcher: the message says how to start them."""
+    """The launcher does not know such ranks; the message says how to start them."""
     script = tmp_path / "script.py"
     script.write_text(
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -160,7 +160,7 @@ def test_ranks_that_lightning_starts_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_more_ranks_than_lightning_has_devices_are_refused(tmp_path: Path) -> None:
-    """Each would be a training of its own, and none would find the other."""
+    """Otherwise each rank would train alone, and none would find the other."""
     output = tmp_path / "run"
     script = tmp_path / "script.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""Two agents as two nodes on one shared folder, signalled together, apart, or one alone."""
+"""Two agents as two nodes with one shared folder, signalled together, one after the other, or one alone."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ _LONG = pytest.mark.long
     ],
 )
 def test_two_nodes_leave_one_checkpoint(which: str, tmp_path: Path) -> None:
-    """Each trial leaves a committed checkpoint of one step, both agents exit 75, the next start resumes from it."""
+    """Each trial commits one checkpoint, both agents exit with 75, and the next start resumes."""
     output = tmp_path / "run"
     for trial in range(1, _TRIALS + 1):
         jobs = two_agents(output, *_STEP)
@@ -95,7 +95,7 @@ def _signal(jobs: tuple[Job, Job], which: str) -> None:
 
 
 def test_one_agent_with_two_ranks_one_rank_signalled(tmp_path: Path) -> None:
-    """The same with one agent: SIGTERM to a single rank, one agreed checkpoint, 75, resumed."""
+    """SIGTERM to one of two ranks of one agent: one checkpoint, exit code 75, resumed."""
     output = tmp_path / "run"
     step = 0
     for trial in range(1, _TRIALS + 1):
@@ -112,7 +112,7 @@ def test_one_agent_with_two_ranks_one_rank_signalled(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_signal_to_one_node_while_models_load_ends_both(tmp_path: Path) -> None:
-    """Interrupted before anything could be saved: both agents say 143."""
+    """Before anything can be saved, both agents exit with 143."""
     output = tmp_path / "run"
     jobs = two_agents(output, "--load-s", "60")
     with no_orphans(*jobs):
@@ -123,7 +123,7 @@ def test_signal_to_one_node_while_models_load_ends_both(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_script_that_saves_on_each_node(tmp_path: Path) -> None:
-    """A checkpoint is one all the same, and both nodes resume from it; the script gets a warning."""
+    """There is one checkpoint for both nodes, which resume from it; the script gets a warning."""
     output = tmp_path / "run"
     arguments = ("--settings", '{"save_on_each_node": true}', "--save-strategy", "steps", "--save-steps", "4")
     jobs = two_agents(output, *arguments, "--step-ms", "70")

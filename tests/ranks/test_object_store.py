@@ -1,4 +1,4 @@
-"""A run with an object store behind it: preempted, its disk emptied, resumed; and a store that fails."""
+"""Runs with an object store: interrupted, the local disk emptied, resumed; and a store that fails."""
 
 import copy
 import os
@@ -36,7 +36,7 @@ def server(moto: MotoServer) -> MotoServer:
     ]
 )
 def any_server(request: pytest.FixtureRequest) -> Iterator[MotoServer | CephRgw]:
-    """moto, Ceph RGW, and Ceph RGW behind a network in which one request in twenty fails."""
+    """moto, Ceph RGW, and Ceph RGW over a network in which one request in twenty fails."""
     if request.param != "bad":
         yield request.getfixturevalue(request.param)
         return
@@ -67,7 +67,7 @@ def in_store(server: MotoServer | CephRgw, prefix: str) -> list[int]:
 
 
 def test_resumed_on_an_emptied_disk(any_server: MotoServer | CephRgw, tmp_path: Path) -> None:
-    """Preempted, every local file gone, the same command: fetched, bit-equal, and `final/` can be loaded."""
+    """All local files are deleted: the checkpoint is fetched, the result is bit-equal, `final/` loads."""
     prefix = f"emptied-{uuid.uuid4().hex}"
     reference = tmp_path / "reference"
     job = safepoint(reference, "--nproc-per-node", "2", program=tiny(reference, *_ARGUMENTS))
@@ -102,7 +102,7 @@ def test_resumed_on_an_emptied_disk(any_server: MotoServer | CephRgw, tmp_path: 
 def test_a_damaged_newest_in_the_store_means_the_older_one(
     server: MotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flipped byte is found while it arrives; a missing file before anything is fetched; the older one is used."""
+    """A flipped byte or a missing file is found, and the older checkpoint is used."""
     local, output = tmp_path / "local", tmp_path / "run"
     job = safepoint(local, "--nproc-per-node", "2", "--save-steps", "4", program=tiny(local, *_ARGUMENTS))
     with no_orphans(job):
@@ -131,7 +131,7 @@ def test_a_damaged_newest_in_the_store_means_the_older_one(
 
 @pytest.mark.long
 def test_a_store_that_goes_away_stops_nothing(tmp_path: Path) -> None:
-    """Uploads fail, training goes on; at the end the local checkpoint stands, is named, and goes up the next time."""
+    """Uploads fail and training continues; the message names the local checkpoint; the next run uploads it."""
     with moto_server(tmp_path) as server:
         output = tmp_path / "run"
         options = ("--save-steps", "5", "--grace", "8")
@@ -156,7 +156,7 @@ def test_a_store_that_goes_away_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_upload_failure_stops_the_run_when_asked_to(server: MotoServer, tmp_path: Path) -> None:
-    """Another run takes the location over: with `stop` this one saves and ends with 13, naming the reason."""
+    """Another run claims the location: with `stop` this run saves and exits with 13."""
     output = tmp_path / "run"
     job = start(
         server, "taken", output, "--on-upload-failure", "stop", arguments=("--step-ms", "100", "--epochs", "50")
@@ -172,7 +172,7 @@ def test_upload_failure_stops_the_run_when_asked_to(server: MotoServer, tmp_path
 
 @pytest.mark.long
 def test_a_killed_mover_is_started_again(server: MotoServer, tmp_path: Path) -> None:
-    """SIGKILL to the mover: training does not notice, and everything arrives. The keys are those of a connection."""
+    """The uploader is killed: training continues, and everything is uploaded with the keys of a connection."""
     output = tmp_path / "run"
     connections = tmp_path / "safepoint" / "connections.toml"
     connections.parent.mkdir()
@@ -218,7 +218,7 @@ def _movers(job: Job) -> list[int]:
 def test_a_place_that_cannot_be_used_is_refused_before_training(
     location: str, changes: dict[str, str], code: int, said: str, server: MotoServer, tmp_path: Path
 ) -> None:
-    """Each with its own message and exit code, before a model is loaded."""
+    """Each cause has its message and exit code, before a model is loaded."""
     output = tmp_path / "run"
     variables = {**server.variables, **changes}
     options = ("--output-dir", location, "--local-dir", str(output))
@@ -232,7 +232,7 @@ def test_a_place_that_cannot_be_used_is_refused_before_training(
 
 @pytest.mark.long
 def test_from_scratch_is_refused_where_nothing_can_be_moved_aside(server: MotoServer, tmp_path: Path) -> None:
-    """The bucket keeps what it has; exit code 11 and the way out."""
+    """The bucket is unchanged; exit code 11, and the message says what to do."""
     output = tmp_path / "run"
     job = start(server, "scratch", output, "--save-steps", "5")
     with no_orphans(job):

@@ -1,4 +1,4 @@
-"""Progress of real runs: what the file, the job folder, the port and the platform receive, for every kind of end."""
+"""The progress of real runs in the file, the job folder, the port and the platform, for every kind of end."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ def served(port: int) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def polled(port: int, last_file: Path) -> Iterator[list[dict[str, Any]]]:
-    """What somebody gets who asks again and again, as the controller does.
+    """The answers to a client that polls, as the controller does.
 
     Args:
         port: of the metrics.
@@ -69,7 +69,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
-    """Below 100 % until the job has ended well; after the resume the time left is of this attempt's pace."""
+    """Below 100 % until the job has ended well; after a resume the time left is of the new pace."""
     output, job_dir, said = tmp_path / "run", tmp_path / "job", tmp_path / "termination-log"
     job_dir.mkdir()
     said.touch()
@@ -138,7 +138,7 @@ def test_interrupted_and_resumed_progress_never_falls(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_rank_that_dies_is_told_and_so_is_the_end(tmp_path: Path) -> None:
-    """Killed once, the training starts again; a program that fails ends as failed, with its error."""
+    """A killed rank is reported and restarted; a program that fails is reported with its error."""
     output, job_dir = tmp_path / "run", tmp_path / "job"
     job_dir.mkdir()
     job = safepoint(
@@ -167,7 +167,7 @@ def test_a_rank_that_dies_is_told_and_so_is_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_ranks_that_overstay_the_grace_period_are_told_by_the_launcher(tmp_path: Path) -> None:
-    """They are stopped in every thread, and cannot say anything."""
+    """All threads of the ranks are stopped, so the launcher reports the end."""
     output = tmp_path / "run"
     job = safepoint(output, "--grace", "2", program=tiny(output, "--step-ms", "100"))
     with no_orphans(job):

@@ -1,4 +1,4 @@
-"""Checkpoints by the clock: one rank looks at it, and all save the same step."""
+"""Checkpoints by time: the first rank reads the clock, and all ranks save the same step."""
 
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ LOOP = Path(__file__).parent.parent / "programs" / "loop.py"
 
 
 def test_a_trainer_saves_by_time(tmp_path: Path) -> None:
-    """Instead of by the script's steps; between two checkpoints there is the time that was asked for."""
+    """--save-every replaces the script's steps; the checkpoints have the interval that was set."""
     output = tmp_path / "run"
     program = tiny(output, "--max-steps", "60", "--step-ms", "50", "--save-strategy", "steps", "--save-steps", "1")
     job = safepoint(output, *TWO, "--save-every", "1s", program=program)
@@ -30,7 +30,7 @@ def test_a_trainer_saves_by_time(tmp_path: Path) -> None:
 
 
 def test_a_best_model_needs_checkpoints_of_its_own(tmp_path: Path) -> None:
-    """By the clock the evaluated steps have none: refused before the model is loaded."""
+    """By time, evaluated steps have no checkpoint: refused before the model is loaded."""
     output = tmp_path / "run"
     program = tiny(output, "--best", "--eval-strategy", "steps", "--save-strategy", "steps", "--save-steps", "5")
     job = safepoint(output, "--save-every", "10m", program=program)
@@ -41,7 +41,7 @@ def test_a_best_model_needs_checkpoints_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_session_saves_by_time(tmp_path: Path) -> None:
-    """Likewise, whatever the script says of steps."""
+    """--save-every replaces the session's `save_steps`."""
     output = tmp_path / "run"
     program = [str(LOOP), "--out", str(output), "--step-ms", "50", "--epochs", "12", "--save-steps", "1"]
     job = safepoint(output, *TWO, "--save-every", "1s", program=program)

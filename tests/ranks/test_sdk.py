@@ -1,4 +1,4 @@
-"""Jobs from Python: what Red Hat's articles and documentation show, with another import and a tiny model."""
+"""Jobs from Python: the examples of Red Hat's articles and documentation, with another import and a tiny model."""
 
 import dataclasses
 import time
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 def train_func(model_path, dataset_path, pause_s=0.0):  # type: ignore[no-untyped-def]
-    """The article's, with its paths as arguments; each step can be made longer."""
+    """The function of the article, with its paths as arguments; each step can be made longer."""
     import time
 
     from datasets import load_from_disk
@@ -60,7 +60,7 @@ def train_func(model_path, dataset_path, pause_s=0.0):  # type: ignore[no-untype
 
 
 def train_fn(model_path, accumulation=1, pause_s=0.0):  # type: ignore[no-untyped-def]
-    """Of the documentation nothing is shown but its name; a plain Trainer starts sooner than TRL's."""
+    """The documentation shows only the function's name; a plain Trainer starts sooner than TRL's."""
     import time
 
     import torch
@@ -96,7 +96,7 @@ def ingredients(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainerClient]:
-    """Of a machine of the test's own; none of its processes is left behind."""
+    """A client for a machine of its own; no process is left behind."""
     for name, text in environment().items():
         monkeypatch.setenv(name, text)
     for name in ("STATE", "CONFIG", "CACHE"):
@@ -145,7 +145,7 @@ def events_of(client: TrainerClient, name: str, reason: str) -> list[str]:
 
 
 def test_the_article_on_a_claim(client: TrainerClient, ingredients: Path, tmp_path: Path) -> None:
-    """Two nodes, checkpoints every 10 steps, paused and resumed as in the dashboard."""
+    """Two nodes, a checkpoint every 10 steps, paused and resumed as in the dashboard."""
     checkpoint_config = PeriodicCheckpointConfig(
         save_strategy="steps",
         save_steps=10,
@@ -191,7 +191,7 @@ def test_the_article_on_a_claim(client: TrainerClient, ingredients: Path, tmp_pa
 
 
 class Bucket:
-    """A server with its keys in a connection; the secret is one that nothing else contains."""
+    """A server whose keys are in a connection; no other file contains the secret."""
 
     def __init__(self, server: "MotoServer | CephRgw", config: Path) -> None:
         self.server = server
@@ -213,7 +213,7 @@ class Bucket:
         return str(self.server.location(self.prefix))
 
     def places_of_keys(self, folder: Path) -> list[str]:
-        """Where any of the keys stands: in files below a folder, or in the title of a process."""
+        """The files below a folder and the command lines of processes that contain a key."""
         keys = [self.variables[name].encode() for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
         titles = [Path(f"/proc/{process}/cmdline") for process in processes_in_all()]
         found: list[str] = []
@@ -239,7 +239,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, client: TrainerClient
 def test_the_article_in_an_object_store(
     client: TrainerClient, bucket: Bucket, ingredients: Path, tmp_path: Path
 ) -> None:
-    """Checkpoints and the final model arrive there; its keys are in the processes' environment and nowhere else."""
+    """Checkpoints and the model are uploaded; keys are only in the environment of processes."""
     trainer = TransformersTrainer(
         func=train_func,
         func_args={
@@ -276,7 +276,7 @@ def test_the_article_in_an_object_store(
 
 @pytest.mark.long
 def test_chapter_6_saves_by_epochs(client: TrainerClient, ingredients: Path, tmp_path: Path) -> None:
-    """An output folder is enough: two nodes with a rank for each GPU that was asked for, the three newest epochs."""
+    """With only an output folder: two nodes, a rank for each requested GPU, the three newest epochs."""
     trainer = TransformersTrainer(
         func=train_fn,
         func_args={"model_path": str(ingredients / "model")},
@@ -308,7 +308,7 @@ def test_chapter_6_saves_by_epochs(client: TrainerClient, ingredients: Path, tmp
 def test_chapter_6_in_an_object_store(
     client: TrainerClient, bucket: Bucket, ingredients: Path, config: PeriodicCheckpointConfig, steps: list[int]
 ) -> None:
-    """Both strategies, suspended once; what had not begun to go to the store then is left to the newer one."""
+    """Both strategies, suspended once; a waiting older upload is replaced by the newer one."""
     trainer = TransformersTrainer(
         func=train_fn,
         func_args={"model_path": str(ingredients / "model"), "pause_s": 0.3},
@@ -338,7 +338,7 @@ def test_chapter_6_in_an_object_store(
 
 @pytest.mark.long
 def test_scaled_up_and_down(client: TrainerClient, ingredients: Path, tmp_path: Path) -> None:
-    """1 → 2 → 1 nodes: each time it goes on from the step where it was stopped, and a step sees the same samples."""
+    """1 → 2 → 1 nodes: each time it resumes where it stopped, and each step sees the same samples."""
     trainer = TransformersTrainer(
         train_fn,
         {"model_path": str(ingredients / "model"), "accumulation": 2, "pause_s": 0.3},
@@ -364,7 +364,7 @@ def test_scaled_up_and_down(client: TrainerClient, ingredients: Path, tmp_path: 
 
 @pytest.mark.long
 def test_a_function_that_fails(client: TrainerClient) -> None:
-    """Kubeflow's own trainer, too: an error of both kinds, and the traceback in the logs."""
+    """A failing function raises both kinds of error, also with Kubeflow's trainer; logs have the traceback."""
     name = client.train(trainer=kubeflow.CustomTrainer(func=fails))
     with pytest.raises(RuntimeError, match=f"job {name} is Failed: exit code 1"):
         client.wait_for_job_status(name, timeout=300 * PATIENCE, polling_interval=1)

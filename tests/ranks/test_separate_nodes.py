@@ -1,4 +1,4 @@
-"""Two agents as two nodes, each with a folder of its own, and one object store behind both (docs/adr/0008)."""
+"""Two agents as two nodes with a folder each, and one object store (docs/adr/0008)."""
 
 import shutil
 import signal
@@ -90,7 +90,7 @@ def finish(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same training, never interrupted."""
+    """The same training without an interruption."""
     output = tmp_path_factory.mktemp("reference") / "run"
     job = safepoint(output, "--nproc-per-node", "2", program=tiny(output, *_ARGUMENTS))
     with no_orphans(job):
@@ -106,7 +106,7 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
     nodes: tuple[Path, Path],
     reference: Path,
 ) -> None:
-    """Preempted and resumed, bit-equal; fetched is what no node has any more, and nothing else."""
+    """The resumed run is bit-equal, and fetches only files that no node has."""
     step = preempted(any_server, prefix, nodes)
     name = checkpoint_name(step)
     parts = [read_part(folder / name) for folder in nodes]
@@ -145,7 +145,7 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
 def test_a_damaged_part_comes_from_the_store(
     server: MotoServer, prefix: str, nodes: tuple[Path, Path], reference: Path
 ) -> None:
-    """One flipped bit in one node's file: that file alone is fetched."""
+    """One bit is flipped in a file of one node: only that file is fetched."""
     step = preempted(server, prefix, nodes)
     path = nodes[0] / checkpoint_name(step) / "optimizer.pt"
     data = bytearray(path.read_bytes())
@@ -160,7 +160,7 @@ def test_a_damaged_part_comes_from_the_store(
 def test_what_one_node_alone_has_is_not_a_checkpoint(
     server: MotoServer, prefix: str, nodes: tuple[Path, Path], reference: Path
 ) -> None:
-    """A node's newest part is gone, from the store too: the one before it is resumed from, and said."""
+    """A part of the newest checkpoint is lost: the older one is used, with a warning."""
     step = preempted(server, prefix, nodes)
     older = int(list_checkpoints(nodes[0])[1].name.split("-")[1])
     shutil.rmtree(nodes[1] / checkpoint_name(step))
@@ -175,7 +175,7 @@ def test_what_one_node_alone_has_is_not_a_checkpoint(
 
 
 def test_everything_is_killed(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
-    """SIGKILL of both nodes after a save: resumed from a checkpoint that both hold."""
+    """After SIGKILL of both nodes, the run resumes from a checkpoint that both hold."""
     jobs = start(server, prefix, nodes, "--save-steps", "3", arguments=("--step-ms", "60", "--epochs", "200"))
     with no_orphans(*jobs):
         jobs[0].wait_for_event("saved", count=2)
@@ -189,7 +189,7 @@ def test_everything_is_killed(server: MotoServer, prefix: str, nodes: tuple[Path
 
 
 def test_retention_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
-    """Each node prunes its own parts, the first one the store; what callbacks add belongs to the checkpoint."""
+    """Each node prunes its parts, the first node the store; files of callbacks belong to the checkpoint."""
     jobs = start(
         server,
         prefix,
@@ -210,7 +210,7 @@ def test_retention_on_every_node(server: MotoServer, prefix: str, nodes: tuple[P
 
 
 def test_the_best_model_is_loaded_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
-    """`load_best_model_at_end` finds the whole checkpoint on each of them."""
+    """`load_best_model_at_end` finds the whole checkpoint on each node."""
     arguments = ("--step-ms", "20", "--max-steps", "12", "--best", "--eval-strategy", "steps", "--eval-steps", "4")
     arguments += ("--save-strategy", "steps", "--save-steps", "4")
     jobs = start(server, prefix, nodes, arguments=arguments)
@@ -222,7 +222,7 @@ def test_the_best_model_is_loaded_on_every_node(server: MotoServer, prefix: str,
 
 
 def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) -> None:
-    """Parts on disks that die with their nodes are no checkpoint: both nodes say 13, and what to do."""
+    """Both nodes exit with 13 and say what to do: a part is lost with its node."""
     port = str(free_port())
     jobs = [
         safepoint(
@@ -238,7 +238,7 @@ def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) 
 
 
 def test_both_nodes_are_told_at_once(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
-    """SIGTERM to both: each waits for the other's part within its own grace, and the whole is in the store."""
+    """SIGTERM to both: each waits for the other's part, and the checkpoint is in the store."""
     jobs = start(server, prefix, nodes, "--save-steps", "50", arguments=("--step-ms", "60", "--epochs", "200"))
     with no_orphans(*jobs):
         jobs[0].wait_for_step(4)

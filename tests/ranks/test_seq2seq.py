@@ -35,7 +35,7 @@ def _interrupt(output: Path, mark: str, *options: str, token_s: float, all_ranks
 
 
 def test_a_run_is_stopped_while_it_generates(tmp_path: Path) -> None:
-    """Between two batches of an evaluation, and inside one that is longer than the grace period."""
+    """Between two batches of an evaluation, and inside a batch that is longer than the grace period."""
     reference, output = tmp_path / "reference", tmp_path / "run"
     job = _start(reference)
     with no_orphans(job):

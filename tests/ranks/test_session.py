@@ -1,4 +1,4 @@
-"""Hand-written loops in a session: stopped or killed anywhere, they end with the very same bits."""
+"""Hand-written loops in a session: after a stop or a kill at any point, the result is bit-equal."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ Start = Callable[..., Job]
 
 
 def _plain(output: Path, *arguments: str) -> Job:
-    """As anybody starts a script."""
+    """Start a script with plain Python."""
     command = [sys.executable, str(LOOP), "--out", str(output), *arguments]
     return Job(command, output, log=output.parent / f"{output.name}.log", env=environment())
 
@@ -59,7 +59,7 @@ STARTS: dict[str, tuple[Start, int]] = {
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long if way in _LONG else []) for way in STARTS])
 def test_stopped_and_killed_it_ends_with_the_same_bits(way: str, tmp_path: Path) -> None:
-    """A signal in the first epoch, SIGKILL of everything in the second, and the same command each time."""
+    """A signal in the first epoch, SIGKILL of all in the second; the same command each time."""
     start, num_ranks = STARTS[way]
     reference = start(tmp_path / "reference", "--step-ms", "0")
     with no_orphans(reference):
@@ -93,7 +93,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(way: str, tmp_path: Path)
 
 @pytest.mark.parametrize("way", [pytest.param("accelerate", marks=pytest.mark.long), "python"])
 def test_adapters_end_with_the_same_bits(way: str, tmp_path: Path) -> None:
-    """Stopped once; the checkpoint holds no weight of the frozen model, the end has all of them."""
+    """The checkpoint has no weight of the frozen model; `final/` has all of them."""
     start, num_ranks = STARTS[way]
     reference = start(tmp_path / "reference", "--lora", "--step-ms", "0")
     with no_orphans(reference):
@@ -119,7 +119,7 @@ def test_adapters_end_with_the_same_bits(way: str, tmp_path: Path) -> None:
 
 
 def test_every_session_of_a_script_saves_its_end(tmp_path: Path) -> None:
-    """Also when another one has saved as many steps before it."""
+    """Each session saves its end, also after another one that saved the same step."""
     output = tmp_path / "run"
     command = [sys.executable, str(LOOP.parent / "folds.py"), "--out", str(output)]
     job = Job(command, output, log=tmp_path / "run.log", env=environment())
@@ -129,7 +129,7 @@ def test_every_session_of_a_script_saves_its_end(tmp_path: Path) -> None:
 
 
 def test_plain_python_waits_for_the_store(moto: MotoServer, tmp_path: Path) -> None:
-    """The last checkpoint and the final model are there when the script ends."""
+    """When the script ends, the last checkpoint and the final model are in the store."""
     output, prefix = tmp_path / "run", f"plain-{uuid.uuid4().hex}"
     where = {"SAFEPOINT_OUTPUT_DIR": str(moto.location(prefix)), "SAFEPOINT_LOCAL_DIR": str(output)}
     command = [sys.executable, str(LOOP), "--out", str(output), "--step-ms", "0", "--epochs", "1"]
@@ -143,7 +143,7 @@ def test_plain_python_waits_for_the_store(moto: MotoServer, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
-    """The same command again: it loads the end, and ends."""
+    """The same command again loads the end and exits."""
     output = tmp_path / "run"
     first = _plain(output, "--step-ms", "0")
     with no_orphans(first):
@@ -157,7 +157,7 @@ def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_goes_on_from_memory(tmp_path: Path) -> None:
-    """With a snapshot of every step, the launcher's restart loses one at most."""
+    """With a snapshot of every step, a restart loses at most one step."""
     output = tmp_path / "run"
     program = [str(LOOP), "--out", str(output), "--step-ms", "100"]
     job = safepoint(output, "--nproc-per-node", "2", "--snapshot-steps", "1", program=program)
@@ -173,7 +173,7 @@ def test_a_killed_rank_goes_on_from_memory(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_options_say_when_to_save_and_what_stays(tmp_path: Path) -> None:
-    """The last step of each epoch, and the newest checkpoint alone."""
+    """The last step of each epoch is saved, and only the newest checkpoint stays."""
     output = tmp_path / "run"
     program = [str(LOOP), "--out", str(output), "--step-ms", "0", "--save-steps", "4"]
     job = safepoint(output, "--save-strategy", "epoch", "--save-total-limit", "1", program=program)
@@ -185,7 +185,7 @@ def test_options_say_when_to_save_and_what_stays(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_accelerate_on_another_number_of_ranks(tmp_path: Path) -> None:
-    """Ended after one epoch on two ranks, it goes on for two more on one."""
+    """After one epoch on two ranks, the run continues on one rank for two epochs."""
     output = tmp_path / "run"
     for ranks, epochs in (("2", "1"), ("1", "3")):
         program = [str(LOOP), "--accelerate", "--out", str(output), "--step-ms", "0", "--epochs", epochs]
@@ -197,7 +197,7 @@ def test_accelerate_on_another_number_of_ranks(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_said(tmp_path: Path) -> None:
-    """No data, no step, another model, and a checkpoint that a Trainer has written: no traceback, and what to do."""
+    """Each mistake has a message with what to do, and no traceback."""
     commit(prepared(tmp_path / "foreign"), 10)
     program = [sys.executable, str(LOOP.with_name("mistakes.py")), str(tmp_path)]
     for part in ("first", "mistakes"):
@@ -214,7 +214,7 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_store_is_tried_before_anything_is_loaded(tmp_path: Path) -> None:
-    """A server that is not there is found out in seconds, by a session too."""
+    """An unreachable server is reported within seconds, before anything is loaded."""
     options = ("--output-dir", "s3://checkpoints/run", "--local-dir", str(tmp_path / "run"))
     variables = {
         "AWS_ACCESS_KEY_ID": "id",

@@ -1,4 +1,4 @@
-"""Sessions on another number of ranks: the same weights and moments, no sample twice and none left out."""
+"""Sessions on another number of ranks: the same weights and moments, no sample seen twice or left out."""
 
 import itertools
 import os
@@ -42,7 +42,7 @@ def _check_begun_as_ended(output: Path, step: int) -> None:
 
 
 def _stop_in_the_first_epoch(output: Path, num_ranks: int, program: list[str]) -> int:
-    """The last rank gets the signal; what is returned is the step that was saved."""
+    """Send the signal to the last rank; returns the step that was saved."""
     job = safepoint(output, "--nproc-per-node", str(num_ranks), program=program)
     with no_orphans(job):
         job.wait_for_mark("train 4")
@@ -54,7 +54,7 @@ def _stop_in_the_first_epoch(output: Path, num_ranks: int, program: list[str]) -
 
 @pytest.mark.parametrize(("kind", "before", "after"), PAIRS)
 def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: Path) -> None:
-    """Stopped in the first epoch on so many ranks, ended on others."""
+    """Stopped in the first epoch, resumed on another number of ranks."""
     output = tmp_path / "run"
     step = _stop_in_the_first_epoch(output, before, _program(output, kind))
     assert committed_steps(output)[-1] == step
@@ -76,7 +76,7 @@ def test_another_number_of_ranks(kind: str, before: int, after: int, tmp_path: P
 
 @pytest.mark.long
 def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
-    """It has no moments, before and after; another sharded model is refused, with the difference."""
+    """It has no moments before and after; another sharded model is refused, with the difference."""
     output = tmp_path / "run"
     step = _stop_in_the_first_epoch(output, 1, _program(output, "fsdp", "--unused"))
     refused = safepoint(output, program=_program(output, "fsdp", "--unused", "--width", "40"))
@@ -94,7 +94,7 @@ def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "before", "after"), [("fsdp", 2, 1), ("ddp", 2, 1), ("fsdp", 1, 3)])
 def test_adapters_without_their_base(kind: str, before: int, after: int, tmp_path: Path) -> None:
-    """Checkpoints hold the adapters alone; on the same base all goes on as it was, on another one nothing does."""
+    """Checkpoints hold only adapters; they resume on the same base, and another base is refused."""
     output = tmp_path / "run"
     step = _stop_in_the_first_epoch(output, before, _program(output, kind, "--lora"))
     names = _names_in(output / f"checkpoint-{step}", kind)
@@ -113,7 +113,7 @@ def test_adapters_without_their_base(kind: str, before: int, after: int, tmp_pat
 
 
 def _names_in(checkpoint: Path, kind: str) -> list[str]:
-    """Of a model's weights."""
+    """The names of a model's weights."""
     if kind == "ddp":
         return list(torch.load(checkpoint / "model.pt", weights_only=True))
     metadata = FileSystemReader(checkpoint / "sharded").read_metadata()

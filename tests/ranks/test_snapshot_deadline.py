@@ -1,4 +1,4 @@
-"""A deadline shorter than the running step: the newest snapshot is committed, and the next start goes on from it."""
+"""A deadline shorter than the running step: the newest snapshot is committed, and the next start resumes from it."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def _assert_goes_on(output: Path, step: int, *options: str) -> None:
     ],
 )
 def test_newest_snapshot_is_committed_in_time(num_ranks: int, receiver: str, pace: str, tmp_path: Path) -> None:
-    """A step of 20 s, a grace of 5 s: exit code 75 with the snapshot before it, whichever process got the signal."""
+    """A step of 20 s and a grace period of 5 s: exit code 75, with the snapshot before the step."""
     output = tmp_path / "run"
     ranks = ("--nproc-per-node", str(num_ranks))
     done = 2 if pace == "sudden" else 1
@@ -65,7 +65,7 @@ def test_newest_snapshot_is_committed_in_time(num_ranks: int, receiver: str, pac
 
 @pytest.mark.long
 def test_a_durable_snapshot_needs_no_second_commit(tmp_path: Path) -> None:
-    """When the newest snapshot is a checkpoint already, the ranks just leave with it."""
+    """The newest snapshot is already a checkpoint: the ranks exit without another commit."""
     output = tmp_path / "run"
     program = tiny(output, *_SLOW, "--slow-from", "2", "--save-strategy", "steps", "--save-steps", "2")
     job = safepoint(output, "--nproc-per-node", "2", "--grace", "5", "--snapshot-steps", "1", program=program)

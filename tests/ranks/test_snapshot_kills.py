@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: at most one step is lost each time, and in the end nothing of the run differs."""
+"""SIGKILL at random moments: at most one step is lost each time, and the result is the same."""
 
 import os
 import random
@@ -52,7 +52,7 @@ def _program(output: Path, *arguments: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing happens to, and that saves nothing."""
+    """A run without interruptions and without saves."""
     output = tmp_path_factory.mktemp("reference") / "run"
     job = safepoint(output, *_TWO, program=_program(output, "--save-strategy", "no"))
     with no_orphans(job):
@@ -61,7 +61,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _resumed(output: Path, start: int) -> int:
-    """The step from which the job's `start`th start went on."""
+    """The step from which the job's `start`th start resumed."""
     step = num_started = 0
     for event in read_events(output):
         if event["event"] in {"resumed", "resumed_from_memory"}:
@@ -85,7 +85,7 @@ def assert_all_valid(output: Path) -> None:
 
 
 def _kill_some(job: Job, start: int, dice: random.Random) -> int:
-    """Kill all ranks, or one, between the `start`th start's beginning and a second later; the step they were at."""
+    """Kill all ranks, or one, within a second after the `start`th start has begun; returns their step."""
     job.wait_for_event("attempt_started", count=start)
     begun = _num_marks(job.output)
     if dice.random() < 0.8:
@@ -102,9 +102,7 @@ def _num_marks(output: Path) -> int:
 
 
 def test_killed_ranks_lose_one_step_at_most(reference: Path, tmp_path: Path) -> None:
-    """With a save at every step, any process killed at any time: one step is lost at most, and the result is the
-    same.
-    """
+    """Any process is killed at any time: at most one step is lost, and the result is the same."""
     dice = _dice()
     output = tmp_path / "run"
     job = safepoint(output, *_TWO, "--max-restarts", "1000", program=_program(output, "--step-ms", "60"))
@@ -145,7 +143,7 @@ def _said(folder: Path) -> list[tuple[str, int]]:
 @pytest.mark.timeout(120 + 20 * max(_NUM_KILLS, 6))
 @pytest.mark.long
 def test_killed_plain_loop_loses_one_step_at_most(tmp_path: Path) -> None:
-    """A `Checkpointer` that saves every step: the next process begins one step back at most."""
+    """A `Checkpointer` saves every step: the next process begins at most one step back."""
     dice = _dice()
     folder, log = tmp_path / "run", tmp_path / "log"
     expected = num_lines = lost = 0
@@ -196,7 +194,7 @@ def assert_equal(ours: object, theirs: object, path: str = "state") -> None:
 
 @pytest.mark.parametrize("when", ["writing", pytest.param("idle", marks=pytest.mark.long)])
 def test_killed_keeper_is_replaced(reference: Path, when: str, tmp_path: Path) -> None:
-    """Without its keeper training goes on and saves by itself; the next keeper has the saves after that."""
+    """Without its keeper, training saves synchronously; a new keeper takes the later saves."""
     output, temp = tmp_path / "run", tmp_path / "temp"
     temp.mkdir()
     every = () if when == "writing" else ("--save-steps", "8")

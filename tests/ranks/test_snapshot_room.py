@@ -1,4 +1,4 @@
-"""Snapshots where memory or disk are short: training goes on, and says what is different."""
+"""Snapshots with too little memory or disk: training continues, and reports what is different."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ EVERY_STEP = ("--save-strategy", "steps", "--save-steps", "1", "--grad-accum", "
 
 
 def _wrapped(shell: str, output: Path, *options: str, program: list[str], **changes: str) -> Job:
-    """A job begun by a shell that prepares something, and then is the launcher."""
+    """A job that a shell starts after it has prepared something."""
     command = ["sh", "-c", f'{shell} && exec "$@"', "sh", *_RUN, *options, *program]
     return Job(command, output, log=output.parent / "log", env=environment(**changes))
 
@@ -40,7 +40,7 @@ def _assert_valid(output: Path) -> None:
 
 
 def test_a_pods_small_shm_is_not_needed(tmp_path: Path) -> None:
-    """64 MB of /dev/shm and a state of 110 MB: nothing of ours is there or among the temporary files."""
+    """With 64 MB of /dev/shm and a state of 110 MB, no file of a snapshot is in /dev/shm or /tmp."""
     mount = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs -o size=64m tmpfs /dev/shm"]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no file system can be mounted here: /dev/shm of 64 MB is NOT tested")
@@ -86,9 +86,7 @@ def _memory_group(limit_bytes: int) -> Iterator[Path]:
 
 @pytest.mark.long
 def test_a_memory_limit_makes_saves_synchronous(tmp_path: Path) -> None:
-    """Room for the training and not for a snapshot: saves are synchronous, a warning has the sizes, no rank is
-    killed.
-    """
+    """With too little memory for a snapshot, saves are synchronous, and a warning has the sizes."""
     output = tmp_path / "run"
     # Weights, gradients twice and moments, 750 MB, fit beside the programs; a snapshot of 450 MB does not, too.
     with _memory_group(1500 << 20) as group:
@@ -130,7 +128,7 @@ def _small_disk(folder: Path, size: str) -> Iterator[None]:
 
 
 def test_a_full_disk_costs_saves_and_not_the_training(tmp_path: Path) -> None:
-    """The keeper finds the disk full: said as an event, the older checkpoint stands, and later saves work again."""
+    """An event reports the full disk, the older checkpoint stays, and later saves succeed."""
     output, marks = tmp_path / "run", tmp_path / "marks"
     marks.mkdir()
     with _small_disk(output, "64m"):
@@ -159,7 +157,7 @@ def test_a_full_disk_costs_saves_and_not_the_training(tmp_path: Path) -> None:
 
 
 def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
-    """The disk is full and stays so: training ends, and the exit code and a message say so."""
+    """The disk stays full: training ends with a message and an exit code other than 0."""
     output, marks = tmp_path / "run", tmp_path / "marks"
     marks.mkdir()
     with _small_disk(output, "64m"):
@@ -175,7 +173,7 @@ def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_loop_without_a_launcher_does_not_end_well_either(num_ranks: int, tmp_path: Path) -> None:
-    """Only the script's own process can report it, and of several the first."""
+    """The script's own process reports it; of several ranks, the first."""
     output, script = tmp_path / "run", tmp_path / "script.py"
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if num_ranks == 2 else ()
     script.write_text(
@@ -207,7 +205,7 @@ def test_a_loop_without_a_launcher_does_not_end_well_either(num_ranks: int, tmp_
 
 
 def _fill_until_a_save_fails(job: Job, path: Path) -> dict[str, Any]:
-    """Again and again: a save that was under way may still end, and its pruning gives space back. The event of it."""
+    """Fill the disk until a save fails, and return its event."""
 
     def failed() -> dict[str, Any] | None:
         _fill(path, leave_bytes=2 << 20)
@@ -217,7 +215,7 @@ def _fill_until_a_save_fails(job: Job, path: Path) -> dict[str, Any]:
 
 
 def _fill(path: Path, *, leave_bytes: int) -> None:
-    """Write until so many bytes are left, or fewer, where a save takes them meanwhile."""
+    """Write until so many bytes are left; a save may take some of them meanwhile."""
     with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             disk = os.statvfs(path.parent)

@@ -66,7 +66,7 @@ def _end(job: Job, code: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Gives the output of a run that nothing happens to; made once for each strategy and kind."""
+    """The output of an uninterrupted run; made once for each strategy and kind."""
 
     @functools.cache
     def make(strategy: str, kind: str) -> Path:
@@ -81,7 +81,7 @@ def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_interrupted_is_uninterrupted(
     strategy: str, kind: str, case: str, reference_of: Any, moto: MotoServer, tmp_path: Path
 ) -> None:
-    """Weights, optimizer and every logged figure are those of the reference."""
+    """Weights, optimizer and every logged value equal those of the reference."""
     skip_without_deepspeed(strategy)
     reference: Path = reference_of(strategy, kind)
     output = tmp_path / "run"
@@ -108,7 +108,7 @@ def _periodic(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
 
 
 def _signal(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
-    """One rank first, the launcher half a second later, while all are in the same step of 2 s."""
+    """Signal one rank, then the launcher half a second later, during the same step of 2 s."""
     job = _start(output, strategy, kind, "--step-ms", "1000", "--slow-from", "3")
     with no_orphans(job):
         job.wait_for_mark("train 3")
@@ -168,7 +168,7 @@ def _object_store(output: Path, strategy: str, kind: str, moto: MotoServer) -> N
 
 
 def _weights_at_the_end(output: Path, strategy: str, kind: str) -> dict[str, torch.Tensor]:
-    """As the program itself has saved them; those of ZeRO as DeepSpeed reads the last checkpoint."""
+    """The weights that the program has saved; under ZeRO those that DeepSpeed reads from the last checkpoint."""
     if strategy.startswith("fsdp"):
         return torch.load(output / "end" / "whole.pt", weights_only=False)["weights"]
     if strategy.startswith("zero"):
@@ -177,7 +177,7 @@ def _weights_at_the_end(output: Path, strategy: str, kind: str) -> dict[str, tor
 
 
 def _assert_can_be_loaded(model: Path, theirs: dict[str, torch.Tensor], kind: str) -> None:
-    """`final/` is what `from_pretrained` reads, and its weights are those at the end."""
+    """`from_pretrained` reads `final/`, and its weights are those at the end."""
     if kind == "lora":
         assert (model / "adapter_config.json").is_file()
         ours = load_file(model / "adapter_model.safetensors")
@@ -205,7 +205,7 @@ _INTERRUPT = {
     [pytest.param(name, marks=pytest.mark.long) for name in ("fsdp", "zero1", "zero2", "zero3")],
 )
 def test_a_checkpoint_in_pieces_is_exported(strategy: str, moto: MotoServer, tmp_path: Path) -> None:
-    """What `safepoint checkpoints export` writes is what the strategy's own tool makes of it, from a store too."""
+    """`safepoint checkpoints export` writes the same as the strategy's own tool, also from a store."""
     skip_without_deepspeed(strategy)
     output, model = tmp_path / "run", tmp_path / "model"
     _end(_start(output, strategy, "full", "--save-strategy", "steps", "--save-steps", "16"))
@@ -260,7 +260,7 @@ def _by_deepspeed(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_state(output: Path, reference: Path) -> None:
-    """All tensors and numbers at the end, and everything that was logged."""
+    """All tensors and numbers at the end, and everything that was logged, are equal."""
     ours, theirs = ([_without_flos(entry) for entry in logged(folder, "end")] for folder in (output, reference))
     assert ours == theirs
     names = sorted(path.name for path in (reference / "end").glob("*") if path.suffix in {".pt", ".safetensors"})
@@ -271,7 +271,7 @@ def assert_same_state(output: Path, reference: Path) -> None:
 
 
 def _without_flos(entry: dict[str, Any]) -> dict[str, Any]:
-    """Under ZeRO-3 the Trainer counts the weights that happen to be gathered."""
+    """Under ZeRO-3 the Trainer counts only the weights that are gathered at the time."""
     return {name: value for name, value in entry.items() if name != "total_flos"}
 
 

@@ -1,4 +1,4 @@
-"""What scripts do with the Trainer: each is preempted, resumed, and the run that nothing happened to."""
+"""Features of the Trainer in scripts: each run is interrupted, resumed, and compared with an uninterrupted one."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def _settings(**values: object) -> tuple[str, str]:
 
 
 def _start(output: Path, program: list[str], *options: str, **env: str) -> Job:
-    """Two ranks; one where the program is compiled, which takes minutes and once for all runs of a test."""
+    """Start two ranks, or one if the program is compiled, which takes minutes once for all runs of a test."""
     if "torch_compile" in "".join(program):
         return safepoint(
             output, *options, program=program, TORCHINDUCTOR_CACHE_DIR=str(output.parent / "code"), **env
@@ -41,7 +41,7 @@ def _finish(output: Path, *arguments: str, **env: str) -> Job:
 
 
 def _interrupt(output: Path, mark: str, *arguments: str, **env: str) -> Job:
-    """SIGTERM to the last rank once it has come to `mark` in this attempt."""
+    """Send SIGTERM to the last rank when it has reached `mark` in this attempt."""
     attempts = len(read_events(output, "attempt_started"))
     for path in output.glob("marks-*"):
         path.unlink()
@@ -78,7 +78,7 @@ FEATURES = {
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_survives_an_interruption(feature: str, tmp_path: Path) -> None:
-    """Weights, optimizer and log are those of the reference; every checkpoint has what the script adds."""
+    """Weights, optimizer and log equal the reference; every checkpoint has the script's files."""
     reference, output = tmp_path / "reference", tmp_path / "run"
     _finish(reference, *FEATURES[feature])
     _interrupt(output, "train 6", *FEATURES[feature])
@@ -100,7 +100,7 @@ def test_a_feature_survives_an_interruption(feature: str, tmp_path: Path) -> Non
 
 
 def test_several_trainers_in_one_script(tmp_path: Path) -> None:
-    """Interrupted in the first, at its end and in the second; each goes on where it was."""
+    """Interrupted in the first, at its end and in the second; each resumes where it stopped."""
     arguments = ("--trainers", "2", "--epochs", "1", "--grad-accum", "1")
     reference, output = tmp_path / "reference", tmp_path / "run"
     second = tmp_path / "run-1"
@@ -127,7 +127,7 @@ def test_several_trainers_in_one_script(tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
-    """save_only_model=True: before the first step, with the reason and what to do."""
+    """save_only_model=True is refused before the first step, with what to do."""
     output = tmp_path / "run"
     job = safepoint(output, program=tiny(output, *_settings(save_only_model=True)))
     with no_orphans(job):
@@ -145,7 +145,7 @@ def hub() -> FakeHub:
 
 
 def test_pushes_to_the_hub_are_the_scripts_own(hub: FakeHub, tmp_path: Path) -> None:
-    """As many as without Safepoint, and of the same; an interruption pushes nothing, nor is Safepoint's pushed."""
+    """The same pushes as without Safepoint; an interruption pushes nothing."""
     arguments = (
         *("--save-strategy", "steps", "--save-steps", "4"),
         *_settings(push_to_hub=True, hub_model_id="somebody/model", hub_strategy="checkpoint", hub_always_push=True),

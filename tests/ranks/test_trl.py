@@ -30,7 +30,7 @@ def ingredients(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Script:
-    """One of TRL's.
+    """One script of TRL.
 
     Args:
         name: in `trl.scripts`.
@@ -98,7 +98,7 @@ def program(case: str, ingredients: Path, output: Path) -> list[str]:
     "case", [pytest.param(name, marks=pytest.mark.long if name != "sft" else []) for name in SCRIPTS]
 )
 def test_a_script_survives_an_interruption(case: str, ingredients: Path, tmp_path: Path) -> None:
-    """SIGTERM to one rank: one checkpoint, 75, and the resumed run's model and log are the uninterrupted run's."""
+    """SIGTERM to one rank: one checkpoint, exit code 75; the resumed run's model and log are equal."""
     script = SCRIPTS[case]
     reference, output = tmp_path / "reference", tmp_path / "run"
 
@@ -140,7 +140,7 @@ def test_a_script_survives_an_interruption(case: str, ingredients: Path, tmp_pat
 
 
 def assert_same_tensors(output: Path, reference: Path) -> None:
-    """Of the final model, and of the optimizer's state at the end."""
+    """The final model and the optimizer's state at the end are equal."""
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (output, reference))
     assert all((ours[key] == theirs[key]).all() for key in theirs)
     ours, theirs = (

@@ -26,7 +26,7 @@ def interrupted(output: Path, ranks: int, *options: str) -> int:
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long)])
 def test_global_batch_is_kept_by_accumulation(before: int, after: int, tmp_path: Path) -> None:
-    """Every step after the change sees the samples it would have seen: the losses follow the reference."""
+    """Every step after the change sees the same samples: the losses follow the reference."""
     accumulation = {2: "2", 1: "4"}
     reference = tmp_path / "reference"
     job = safepoint(
@@ -54,7 +54,7 @@ def test_global_batch_is_kept_by_accumulation(before: int, after: int, tmp_path:
 
 @pytest.mark.long
 def test_what_was_adapted_stays_so_on_the_same_ranks(tmp_path: Path) -> None:
-    """A second start on the other number of ranks, of the script that asks for what it always asked for."""
+    """A second start with the script's unchanged settings keeps the adapted accumulation."""
     options = (*_OPTIONS, "--grad-accum", "2")
     reference, output = tmp_path / "reference", tmp_path / "run"
     job = safepoint(reference, *_TWO, program=tiny(reference, *options))
@@ -74,7 +74,7 @@ def test_what_was_adapted_stays_so_on_the_same_ranks(tmp_path: Path) -> None:
 
 
 def assert_same_steps(output: Path, reference: Path) -> None:
-    """Each step has seen its samples; learning rates are equal, losses but for rounding."""
+    """Each step has seen its samples; learning rates are equal, and losses equal up to rounding."""
     assert samples(output) == samples(reference)
     ours, theirs = logged(output), logged(reference)
     assert [entry.get("step") for entry in ours] == [entry.get("step") for entry in theirs]
@@ -85,7 +85,7 @@ def assert_same_steps(output: Path, reference: Path) -> None:
 
 @pytest.mark.long
 def test_a_step_of_other_micro_batches_sees_its_samples(tmp_path: Path) -> None:
-    """Also with a loader that keeps a state of its own, which counts batches and does not fit any more."""
+    """Also with a loader whose own state counts batches and no longer fits."""
     options = (*_OPTIONS, "--samples", "160", "--epochs", "1", "--data", "stateful")
     before, after = (("--batch-size", str(batch), "--grad-accum", str(8 // batch)) for batch in (4, 2))
     reference, output = tmp_path / "reference", tmp_path / "run"
@@ -101,7 +101,7 @@ def test_a_step_of_other_micro_batches_sees_its_samples(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_batch_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    """11 with the reason and the option that allows it; with the option the run goes on, also in later starts."""
+    """Exit code 11 names the option that allows it; with the option, this and later starts run."""
     output = tmp_path / "run"
     changed = (*_OPTIONS, "--grad-accum", "1", "--batch-size", "3")
     step = interrupted(output, 2, *_OPTIONS, "--grad-accum", "1")
@@ -121,7 +121,7 @@ def test_a_batch_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
 
 
 def assert_each_sample_once_per_epoch(output: Path, changed_at: int, *, before: int, after: int) -> None:
-    """But for those that the first step of another size sees again, because it begins where such a step begins."""
+    """Except samples that the first step of another size sees again, because of where it begins."""
     seen = samples(output)
     again = changed_at * before % after
     num_steps = (72 - changed_at * before + again) // after

@@ -1,4 +1,4 @@
-"""ZeRO on another number of ranks, or another stage: what is loaded is what was saved, element by element.
+"""ZeRO on another number of ranks, or another stage: what is loaded equals what was saved, element by element.
 
 Every run here trains without dropout, so that what follows the change can be compared, too; it starts with other
 weights than the first one, so that what is not loaded differs.
@@ -79,7 +79,7 @@ def end(job: Job, code: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Gives the output of a run on as many ranks as it began with; made once."""
+    """The output of a run whose number of ranks does not change; made once."""
 
     @functools.cache
     def make(strategy: str, ranks: int, kind: str) -> Path:
@@ -92,7 +92,7 @@ def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 
 def interrupted(reference: Path, output: Path) -> Path:
-    """As if the run of `reference` had been killed soon after its first checkpoint."""
+    """The folder as if the run of `reference` had been killed soon after its first checkpoint."""
     output.mkdir()
     shutil.copytree(reference / f"checkpoint-{STEP}", output / f"checkpoint-{STEP}")
     return output
@@ -102,7 +102,7 @@ def interrupted(reference: Path, output: Path) -> Path:
 def test_everything_goes_on(
     before: str, ranks_before: int, after: str, ranks_after: int, kind: str, reference_of: Any, tmp_path: Path
 ) -> None:
-    """Weights, moments, learning rates; and the samples of each step are those of a run without a change."""
+    """Weights, moments, learning rates, and the samples of each step equal those of a run without a change."""
     reference: Path = reference_of(before, ranks_before, kind)
     output = interrupted(reference, tmp_path / "run")
     # PEFT itself refuses adapters of another model.
@@ -126,7 +126,7 @@ def test_everything_goes_on(
 
 
 def assert_same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """All that ZeRO has split, what is not trained, and the settings and steps of the optimizer's groups."""
+    """All that ZeRO has split, the weights that are not trained, and the optimizer's groups are equal."""
     assert ours["trained"].keys() == theirs["trained"].keys()
     for name, states in theirs["trained"].items():
         assert states["exp_avg"].any(), f"{name} was not trained"
@@ -140,7 +140,7 @@ def assert_same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def assert_goes_on_alike(output: Path, reference: Path, *, tolerance: float) -> None:
-    """All learning rates are equal; sums of other ranks are rounded in other ways."""
+    """Learning rates are equal; losses differ by rounding, because ranks add in another order."""
     ours, theirs = logged(output, "end"), logged(reference, "end")
     assert [entry.get("learning_rate") for entry in ours] == [entry.get("learning_rate") for entry in theirs]
     for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
@@ -156,7 +156,7 @@ def assert_goes_on_alike(output: Path, reference: Path, *, tolerance: float) -> 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
 def test_the_copy_is_what_deepspeeds_own_tool_makes(strategy: str, reference_of: Any, tmp_path: Path) -> None:
-    """Every weight and every moment."""
+    """Every weight and every moment is equal."""
     checkpoint = reference_of(strategy, 3, "full") / f"checkpoint-{STEP}"
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     code = (
@@ -193,7 +193,7 @@ def test_the_copy_is_what_deepspeeds_own_tool_makes(strategy: str, reference_of:
 
 
 def test_a_batch_that_cannot_be_kept_is_refused(reference_of: Any, tmp_path: Path) -> None:
-    """Before anything is copied, with the reason."""
+    """It is refused with the reason, before anything is copied."""
     output = interrupted(reference_of("zero2", 2, "full"), tmp_path / "run")
     job = start(output, "zero2", 3, "full", "--batch-size", "5", accumulation=1)
     end(job, 11)
@@ -203,7 +203,7 @@ def test_a_batch_that_cannot_be_kept_is_refused(reference_of: Any, tmp_path: Pat
 
 
 def test_another_model_is_refused(reference_of: Any, tmp_path: Path) -> None:
-    """With the weight that differs; nothing of the copy stays."""
+    """The message names the weight that differs; nothing of the copy is left."""
     output = interrupted(reference_of("zero2", 2, "full"), tmp_path / "run")
     job = start(output, "zero2", 3, "full", "--hidden", "32", accumulation=6)
     end(job, 11)
@@ -212,7 +212,7 @@ def test_another_model_is_refused(reference_of: Any, tmp_path: Path) -> None:
 
 
 def test_a_kill_while_it_is_copied_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
-    """The next start deletes what was begun, and goes on."""
+    """The next start deletes the unfinished copy and continues."""
     skip_without_deepspeed("zero2")
     output, large = tmp_path / "run", ("--hidden", "512")
     end(start(output, "zero2", 2, "full", *large))
@@ -247,7 +247,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
 def test_the_best_model_of_other_ranks_is_loaded_at_the_end(strategy: str, tmp_path: Path) -> None:
-    """It is verified and copied then; what is loaded is that checkpoint."""
+    """The best checkpoint is verified, copied and loaded at the end."""
     skip_without_deepspeed(strategy)
     output = tmp_path / "run"
     best = ("--best", "--eval-strategy", "steps", "--eval-steps", str(STEP))
@@ -264,7 +264,7 @@ def test_the_best_model_of_other_ranks_is_loaded_at_the_end(strategy: str, tmp_p
 
 @pytest.mark.parametrize("ranks_after", [1, 3])
 def test_a_base_that_was_split_when_it_was_loaded(ranks_after: int, tmp_path: Path) -> None:
-    """Its digest covers one rank's part; other ranks compare that part, and refuse another base."""
+    """Its digest covers one rank's part; on other ranks that part is compared."""
     skip_without_deepspeed("zero3")
     output = tmp_path / "run"
     split = ("--split-at-load",)

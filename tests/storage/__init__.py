@@ -1,1 +1,1 @@
-"""Every store keeps the promises of `safepoint.storage.store.Store`."""
+"""Every store implements the contract of `safepoint.storage.store.Store`."""

@@ -1,4 +1,4 @@
-"""The three places that every test of the contract runs on."""
+"""The three stores that every contract test runs on."""
 
 import uuid
 from pathlib import Path
@@ -21,5 +21,5 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
 def server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
-    """An S3 server, for what only object stores do."""
+    """An S3 server, for tests of object stores only."""
     return request.getfixturevalue(request.param)

@@ -1,4 +1,4 @@
-"""Each sentence of the `Store` Protocol, on a folder, on moto and on Ceph RGW."""
+"""The contract of the Protocol `Store`, tested on a folder, on moto and on Ceph RGW."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ _BAD = ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "a\nb", "a\x00"]
 
 
 def test_what_was_written_is_read(store: Store) -> None:
-    """Content, size and version agree, and a new content has a new version."""
+    """Content, size and version agree, and new content has a new version."""
     first = store.write("folder/key", b"one")
     assert bytes(store.read("folder/key")) == b"one"
     found = store.stat("folder/key")
@@ -31,7 +31,7 @@ def test_what_was_written_is_read(store: Store) -> None:
 
 
 def test_an_empty_object_is_one(store: Store, tmp_path: Path) -> None:
-    """Zero bytes are written, uploaded, listed and read."""
+    """An object of zero bytes can be written, uploaded, listed and read."""
     store.write("empty", b"")
     (tmp_path / "nothing").touch()
     store.upload("uploaded", tmp_path / "nothing")
@@ -41,7 +41,7 @@ def test_an_empty_object_is_one(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", _ODD)
 def test_odd_names_are_kept(key: str, store: Store) -> None:
-    """A name that needs escaping somewhere comes back as it was."""
+    """A name that has to be escaped in requests is returned unchanged."""
     store.write(key, b"content")
     assert [item.key for item in store.list()] == [key]
     assert bytes(store.read(key)) == b"content"
@@ -52,7 +52,7 @@ def test_odd_names_are_kept(key: str, store: Store) -> None:
 
 @pytest.mark.parametrize("key", _BAD)
 def test_keys_that_could_leave_the_place_are_refused(key: str, store: Store, tmp_path: Path) -> None:
-    """Before anything is sent or opened, in every method."""
+    """Every method refuses such a key before it sends or opens anything."""
     (tmp_path / "file").touch()
     for call in (
         lambda: store.stat(key),
@@ -67,7 +67,7 @@ def test_keys_that_could_leave_the_place_are_refused(key: str, store: Store, tmp
 
 
 def test_what_is_missing_is_said_to_be(store: Store) -> None:
-    """Reading and asking raise; deleting what is gone is fine; listing yields nothing."""
+    """For an absent object, reading raises, deleting succeeds, and listing yields nothing."""
     for call in (lambda: store.stat("a/b"), lambda: store.read("a/b"), lambda: store.read("a", start=1, length=1)):
         with pytest.raises(ObjectNotFoundError):
             call()
@@ -76,7 +76,7 @@ def test_what_is_missing_is_said_to_be(store: Store) -> None:
 
 
 def test_listing_knows_folders_and_order(store: Store) -> None:
-    """Below `a/` only, sorted by key, nested ones too; `ab` is not below `a`."""
+    """A listing of `a/` has its objects at any depth, sorted by key, and no objects below `ab`."""
     for key in ("b", "a/2", "ab/1", "a/1/x", "a/10", "a-b"):
         store.write(key, b"")
     assert [item.key for item in store.list("a")] == ["a/1/x", "a/10", "a/2"]
@@ -85,14 +85,14 @@ def test_listing_knows_folders_and_order(store: Store) -> None:
 
 
 def test_more_objects_than_a_page_holds(store: Store) -> None:
-    """More than a thousand are all listed, once each."""
+    """A listing of more than a thousand objects has each of them once."""
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(lambda number: store.write(f"many/{number:04}", b""), range(1101)))
     assert [item.key for item in store.list("many")] == [f"many/{number:04}" for number in range(1101)]
 
 
 def test_ranges(store: Store) -> None:
-    """Exactly the bytes that were asked for, or an error that says how many there are."""
+    """A range yields exactly the requested bytes, or an error that names the size of the object."""
     data = bytes(range(256))
     store.write("range", data)
     assert bytes(store.read("range", start=10, length=20)) == data[10:30]
@@ -104,7 +104,7 @@ def test_ranges(store: Store) -> None:
 
 
 def test_a_stream_hands_over_each_byte_once(store: Store) -> None:
-    """In order, whatever the range; an object that ends before it is an error, and so is none."""
+    """A stream yields each byte of a range once, in order; an object that is too short or absent is an error."""
     data = os.urandom(3_000_000)
     store.write("stream", data)
     for start, length in ((0, len(data)), (1, 2_999_999), (1_048_576, 1_048_577), (2_999_999, 1), (5, 0)):
@@ -120,7 +120,7 @@ def test_a_stream_hands_over_each_byte_once(store: Store) -> None:
 
 
 def test_a_condition_that_does_not_hold_writes_nothing(store: Store) -> None:
-    """Absent, and still this version."""
+    """Both conditions, "absent" and "of this version", are checked."""
     first = store.write("key", b"1", condition=ABSENT)
     with pytest.raises(ConditionError):
         store.write("key", b"2", condition=ABSENT)
@@ -136,7 +136,7 @@ def test_a_condition_that_does_not_hold_writes_nothing(store: Store) -> None:
 
 @pytest.mark.parametrize("kind", ["absent", "version"])
 def test_of_several_writers_one_wins(kind: str, store: Store) -> None:
-    """Twenty threads, one condition: one success, nineteen ConditionErrors, the winner's content."""
+    """Of twenty threads with one condition, one succeeds and nineteen get a ConditionError."""
     condition = ABSENT if kind == "absent" else Condition(version=store.write("key", b"before"))
     together = threading.Barrier(20)
 
@@ -155,7 +155,7 @@ def test_of_several_writers_one_wins(kind: str, store: Store) -> None:
 
 
 def test_a_reader_sees_the_old_or_the_new(store: Store) -> None:
-    """While a writer replaces an object, every read is one of its contents, whole."""
+    """While a writer replaces an object, every read returns one complete content."""
     contents = [bytes([number]) * 100_000 for number in range(20)]
     store.write("key", contents[0])
     done = threading.Event()
@@ -176,7 +176,7 @@ def test_a_reader_sees_the_old_or_the_new(store: Store) -> None:
 
 
 def test_a_listing_is_whole_while_neighbours_come_and_go(store: Store) -> None:
-    """Objects that stand the whole time are in every listing; objects of a folder that comes and goes arrive."""
+    """Objects that exist all the time are in every listing, while others appear and disappear."""
     standing = [f"standing/{number}" for number in range(3)]
     for key in standing:
         store.write(key, b"stands")
@@ -201,7 +201,7 @@ def test_a_listing_is_whole_while_neighbours_come_and_go(store: Store) -> None:
 
 
 def test_a_large_file_is_uploaded(store: Store, tmp_path: Path) -> None:
-    """In several parts where the store has parts; progress adds up; it replaces what was there; the source stays."""
+    """A file is uploaded, in parts where the store has parts; progress adds up, and the source stays."""
     source = tmp_path / "large"
     data = os.urandom(40 << 20)
     source.write_bytes(data)
@@ -217,7 +217,7 @@ def test_a_large_file_is_uploaded(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, 1000, 16 << 20, (16 << 20) + 1, (40 << 20) + 7])
 def test_a_stream_is_uploaded(size_bytes: int, store: Store) -> None:
-    """From one buffer that is filled again and again; progress adds up; it replaces what was there."""
+    """A stream that reuses one buffer is uploaded; progress adds up, and the old object is replaced."""
     data = os.urandom(size_bytes)
     store.write("key", b"before")
     moved: list[int] = []
@@ -230,7 +230,7 @@ def test_a_stream_is_uploaded(size_bytes: int, store: Store) -> None:
 @pytest.mark.parametrize("size_bytes", [1000, 40 << 20])
 @pytest.mark.parametrize("says_more", [-1, 1, 9 << 20])
 def test_a_stream_of_another_length_is_refused(size_bytes: int, says_more: int, store: Store) -> None:
-    """What was there stays, and nothing is left after a sweep."""
+    """A stream with another length than announced changes nothing; a sweep leaves nothing of it."""
     data = os.urandom(size_bytes)
     store.write("key", b"before")
     content = Content(size_bytes=size_bytes + says_more, pour=stream_of(data).pour)
@@ -242,12 +242,12 @@ def test_a_stream_of_another_length_is_refused(size_bytes: int, says_more: int, 
 
 
 class TornError(Exception):
-    """What ends a stream in these tests."""
+    """Ends a stream in these tests."""
 
 
 @pytest.mark.parametrize("size_bytes", [1000, 40 << 20])
 def test_what_a_stream_raises_comes_out(size_bytes: int, store: Store) -> None:
-    """As it is; what was there stays, and nothing is left after a sweep."""
+    """An exception of the stream reaches the caller; a sweep leaves nothing of the upload."""
 
     def pour(sink) -> None:
         stream_of(os.urandom(size_bytes - 1)).pour(sink)
@@ -262,7 +262,7 @@ def test_what_a_stream_raises_comes_out(size_bytes: int, store: Store) -> None:
 
 
 def source_of(kind: str, path: Path, size_bytes: int) -> tuple[Path | Content, bytes]:
-    """Something to upload, and its bytes."""
+    """A source to upload, and its bytes."""
     data = os.urandom(size_bytes)
     path.write_bytes(data)
     return (path if kind == "file" else stream_of(data)), data
@@ -271,7 +271,7 @@ def source_of(kind: str, path: Path, size_bytes: int) -> tuple[Path | Content, b
 @pytest.mark.parametrize("kind", ["file", "stream"])
 @pytest.mark.parametrize("size_bytes", [1000, 20 << 20])
 def test_a_fence_stops_what_is_not_visible_yet(size_bytes: int, kind: str, store: Store, tmp_path: Path) -> None:
-    """What the fence raises comes out, the old content stays, and after a sweep nothing is left."""
+    """An exception of the fence reaches the caller; the old content stays, and a sweep leaves nothing."""
     source, data = source_of(kind, tmp_path / "source", size_bytes)
 
     def fence() -> None:
@@ -292,7 +292,7 @@ def test_a_fence_stops_what_is_not_visible_yet(size_bytes: int, kind: str, store
 @pytest.mark.parametrize("kind", ["file", "stream"])
 @pytest.mark.parametrize("size_bytes", [1000, 20 << 20])
 def test_a_zombie_cannot_write_over_its_successor(size_bytes: int, kind: str, store: Store, tmp_path: Path) -> None:
-    """It stands still right after its fence; its successor sweeps and writes; then the zombie goes on, in vain."""
+    """A writer stops after its fence; its successor sweeps and writes; then the first writer fails."""
     if store.location.scheme == "file":
         pytest.skip("a folder's last step is a rename, which nothing can fence; its lock keeps zombies out")
     zombie, _ = source_of(kind, tmp_path / "zombie", size_bytes)
@@ -320,7 +320,7 @@ def _only_once(action):
 
 
 def test_threads_do_not_mix(store: Store, tmp_path: Path) -> None:
-    """Eight threads upload, write and read their own keys at once."""
+    """Eight threads upload, write and read their own keys at the same time."""
 
     def work(number: int) -> bool:
         source = tmp_path / f"source-{number}"
@@ -336,6 +336,6 @@ def test_threads_do_not_mix(store: Store, tmp_path: Path) -> None:
 
 
 def test_the_access_check_leaves_nothing(store: Store) -> None:
-    """It writes, reads, lists and deletes."""
+    """The access check writes, reads, lists and deletes an object, and leaves nothing."""
     check_access(store)
     assert list(store.list()) == []

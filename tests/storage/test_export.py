@@ -1,4 +1,4 @@
-"""`safepoint checkpoints export` from and to object stores: the same model, nothing on a disk, nothing half done."""
+"""`safepoint checkpoints export` from and to object stores: the same model, nothing on a disk, complete or absent."""
 
 import json
 import os
@@ -43,7 +43,7 @@ _PIECES = "pytorch_model_fsdp_0"
 
 @pytest.fixture
 def reachable(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The server, by the variables that commands read."""
+    """The variables with which commands reach the server."""
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
     return server
@@ -51,7 +51,7 @@ def reachable(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
 
 @pytest.fixture
 def bucket(reachable: Server) -> str:
-    """A prefix of its own, as text."""
+    """The URI of a new prefix."""
     return str(reachable.location(f"export/{uuid.uuid4().hex}"))
 
 
@@ -76,7 +76,7 @@ def weights(num_mb: int = 0) -> dict[str, torch.Tensor]:
 
 
 def files_in_pieces(folder: Path, num_mb: int = 0) -> dict[str, bytes]:
-    """What a checkpoint of FSDP holds, in files."""
+    """The files of a checkpoint of FSDP."""
     dcp.save({"model": weights(num_mb)}, checkpoint_id=folder / _PIECES)
     return {
         **{f"{_PIECES}/{path.name}": path.read_bytes() for path in (folder / _PIECES).iterdir()},
@@ -105,7 +105,7 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> OutputFolder:
 
 
 def uploaded(output: OutputFolder, where: str) -> str:
-    """The checkpoint's copy in an object store."""
+    """A copy of the checkpoint in an object store."""
     inventory, _ = open_inventory(str(output.root))
     copying.copy(inventory, inventory.item(), parse_location(where))
     return f"{where}/checkpoint-10"
@@ -115,7 +115,7 @@ def uploaded(output: OutputFolder, where: str) -> str:
 def test_the_model_is_the_same_wherever_it_goes(
     source: str, output: OutputFolder, bucket: str, tmp_path: Path
 ) -> None:
-    """Folder to folder, as it always was, is the reference; the rest of a checkpoint stays behind."""
+    """Each export equals the one from folder to folder, and has only the model."""
     checkpoint = str(output.root / "checkpoint-10")
     assert call("export", checkpoint, tmp_path / "reference")[0] == 0
     expected = in_folder(tmp_path / "reference")
@@ -135,7 +135,7 @@ def test_the_model_is_the_same_wherever_it_goes(
 
 
 def test_what_safepoint_has_not_written(bucket: str, tmp_path: Path) -> None:
-    """Pieces without a manifest, named themselves, in a store and in a folder."""
+    """A sharded checkpoint without a manifest is exported from a store and from a folder."""
     for name, data in files_in_pieces(tmp_path / "saved").items():
         (tmp_path / "foreign" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "foreign" / name).write_bytes(data)
@@ -155,7 +155,7 @@ def test_what_safepoint_has_not_written(bucket: str, tmp_path: Path) -> None:
 
 
 def test_what_is_being_uploaded_is_not_exported(bucket: str, tmp_path: Path) -> None:
-    """Its files may be of two checkpoints."""
+    """A checkpoint that is being uploaded is refused: its files may be of two checkpoints."""
     for name, data in files_in_pieces(tmp_path / "saved").items():
         store_at(f"{bucket}/run/checkpoint-7").write(name, data)
     store_at(f"{bucket}/run").write(f"{UNFINISHED}/checkpoint-7", b"")
@@ -165,7 +165,7 @@ def test_what_is_being_uploaded_is_not_exported(bucket: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("source", [pytest.param("folder", marks=_LONG), "store"])
 def test_final_of_a_run_gets_its_manifest(source: str, output: OutputFolder, bucket: str) -> None:
-    """As at the end of a training: the commands know it, and it is written once."""
+    """An export to `final/` of a run has a manifest, as at the end of a training, and is written once."""
     checkpoint = str(output.root / "checkpoint-10") if source == "folder" else uploaded(output, f"{bucket}/run")
     code, text = call("export", checkpoint, f"{bucket}/run/final")
     assert code == 0, text
@@ -182,7 +182,7 @@ def test_final_of_a_run_gets_its_manifest(source: str, output: OutputFolder, buc
 @pytest.mark.parametrize("target", ["model", pytest.param("run/final", marks=_LONG)])
 @pytest.mark.parametrize("where", [pytest.param("folder", marks=_LONG), "store"])
 def test_one_flipped_bit_means_no_model(where: str, target: str, output: OutputFolder, bucket: str) -> None:
-    """Found while the bytes pass, or before; nothing is left, and a good checkpoint goes to the same place."""
+    """A flipped bit ends the export, and nothing is left; then a valid checkpoint is exported to the same place."""
     checkpoint = str(output.root / "checkpoint-10")
     stored = uploaded(output, f"{bucket}/run")
     large = max((output.root / "checkpoint-10").rglob("*"), key=lambda path: path.stat().st_size)
@@ -202,7 +202,7 @@ def test_one_flipped_bit_means_no_model(where: str, target: str, output: OutputF
 
 
 def test_a_checkpoint_that_changes_while_it_is_read(bucket: str, output: OutputFolder, monkeypatch) -> None:
-    """The retention of a running training takes it away, or a run writes it again: no model of two checkpoints."""
+    """A run deletes or rewrites the checkpoint meanwhile: the model is never a mix of two checkpoints."""
     if not (output.root / "checkpoint-10" / _PIECES).is_dir():
         pytest.skip("the digest of each whole file is checked while it passes")
     checkpoint = uploaded(output, f"{bucket}/run")
@@ -224,7 +224,7 @@ def test_a_checkpoint_that_changes_while_it_is_read(bucket: str, output: OutputF
 
 @pytest.fixture
 def slow(reachable: Server) -> Iterator[tuple[FaultProxy, dict[str, str]]]:
-    """A way to the server that takes a second for each 8 MB."""
+    """A connection to the server that takes a second for each 8 MB."""
     with FaultProxy(f"127.0.0.1:{reachable.port}", bytes_per_s=8e6) as proxy:
         yield proxy, {**os.environ, **reachable.variables, "AWS_ENDPOINT_URL_S3": proxy.endpoint}
 
@@ -247,7 +247,7 @@ def wait_for(what: Callable[[], object]) -> None:
 def test_killed_in_the_middle(
     target: str, output: OutputFolder, slow: tuple[FaultProxy, dict[str, str]], bucket: str
 ) -> None:
-    """Absent for loaders, and deleted by the next export, which is complete."""
+    """The model of a killed export is absent for readers; the next export deletes it and is complete."""
     proxy, variables = slow
     checkpoint = str(output.root / "checkpoint-10")
     killed = begin_export(checkpoint, f"{bucket}/{target}", variables)
@@ -272,7 +272,7 @@ def test_killed_in_the_middle(
 def test_repair_takes_away_what_a_killed_export_has_left(
     target: str, slow: tuple[FaultProxy, dict[str, str]], bucket: str, tmp_path: Path
 ) -> None:
-    """For places to which no export comes back; what is young may be alive."""
+    """`repair` deletes what a killed export has left, if it is old enough."""
     proxy, variables = slow
     output = prepared(tmp_path / "out")
     commit(output, 10, {0: WHOLE})
@@ -292,7 +292,7 @@ def test_repair_takes_away_what_a_killed_export_has_left(
 
 
 def test_interrupted_by_a_person(slow: tuple[FaultProxy, dict[str, str]], bucket: str, tmp_path: Path) -> None:
-    """Control-C takes away what is there."""
+    """Ctrl-C deletes what was written."""
     proxy, variables = slow
     output = prepared(tmp_path / "out")
     commit(output, 10, {0: WHOLE})
@@ -309,7 +309,7 @@ def test_interrupted_by_a_person(slow: tuple[FaultProxy, dict[str, str]], bucket
 
 
 def test_of_two_exports_to_one_place_the_later_one_counts(bucket: str, tmp_path: Path) -> None:
-    """The first hears of it before its next file, and takes nothing of the second away."""
+    """The first export stops before its next file, and deletes nothing of the second one."""
     first, second = prepared(tmp_path / "first"), prepared(tmp_path / "second")
     commit(first, 10, {0: WHOLE})
     other = {**WHOLE, "model-00002-of-00002.safetensors": b"other"}
@@ -331,7 +331,7 @@ def test_of_two_exports_to_one_place_the_later_one_counts(bucket: str, tmp_path:
 
 
 def test_a_run_that_begins_ends_an_export_to_its_final(bucket: str, tmp_path: Path) -> None:
-    """Its location is claimed: nothing more is written there."""
+    """A run that claims the location ends an export to its `final/`."""
     output = prepared(tmp_path / "out")
     commit(output, 10, {0: WHOLE})
     inventory, _ = open_inventory(str(output.root))
@@ -349,7 +349,7 @@ def test_a_run_that_begins_ends_an_export_to_its_final(bucket: str, tmp_path: Pa
 
 
 def test_a_network_that_breaks(output: OutputFolder, reachable: Server, bucket: str, tmp_path: Path, monkeypatch):
-    """One request in ten fails; the model is the right one."""
+    """One request in ten fails, and the exported model is right."""
     stored = uploaded(output, f"{bucket}/run")
     assert call("export", output.root / "checkpoint-10", tmp_path / "model")[0] == 0
     with FaultProxy(f"127.0.0.1:{reachable.port}", seed=11) as proxy:
@@ -382,7 +382,7 @@ _TENSOR_MB = 1024 * 1024 * 4 / 1e6
 @pytest.mark.parametrize("layout", ["pieces", pytest.param("whole", marks=_LONG)])
 @pytest.mark.parametrize("source", ["folder", "store"])
 def test_neither_disk_nor_memory(source: str, layout: str, reachable: Server, bucket: str, tmp_path: Path) -> None:
-    """Of 320 MB: at most 5 % on any disk, and the largest tensor and 64 MB in memory."""
+    """A model of 320 MB takes at most 5 % of that on any disk, and in memory the largest tensor and 64 MB."""
     if source == "store" and isinstance(reachable, MotoServer):
         pytest.skip("moto reads the whole object for each range of it")
     output = prepared(tmp_path / "out")
@@ -415,7 +415,7 @@ def test_neither_disk_nor_memory(source: str, layout: str, reachable: Server, bu
 
 
 def test_the_measure_sees_memory() -> None:
-    """Also when the parent process has more."""
+    """The measurement sees the memory of the process, also when its parent has more."""
     ballast = bytes(300_000_000)
     program = f"{MEASURE}\nbegin_measure()\nx = bytearray(200_000_000)\nprint(grown_mb())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -423,7 +423,7 @@ def test_the_measure_sees_memory() -> None:
 
 
 def test_a_shortened_object_is_said_to_be(bucket: str, output: OutputFolder) -> None:
-    """Before anything is written."""
+    """An object that is too short is reported before anything is written."""
     stored = uploaded(output, f"{bucket}/run")
     store = store_at(stored)
     key = max(store.list(), key=lambda item: item.size_bytes).key

@@ -1,4 +1,4 @@
-"""An object store behind a network that breaks: the right content, or the right error in time; never wrong bytes."""
+"""An object store over a network that fails: the right content, or the right error in time, never wrong bytes."""
 
 import os
 import uuid
@@ -44,7 +44,7 @@ def store(proxy: FaultProxy, server: MotoServer | CephRgw) -> Store:
 
 @pytest.mark.parametrize("fault", _PASSING, ids=lambda fault: f"{fault.kind}-{fault.status}")
 def test_a_fault_that_passes_is_not_seen(fault: Fault, store: Store, proxy: FaultProxy, tmp_path: Path) -> None:
-    """Each request of each method meets the fault once, and everything is as if it had not been."""
+    """Each request of each method fails once, and the result is the same as without the fault."""
     source = tmp_path / "source"
     source.write_bytes(os.urandom(40 << 20))
 
@@ -76,7 +76,7 @@ def test_a_fault_that_passes_is_not_seen(fault: Fault, store: Store, proxy: Faul
 def test_any_answer_of_an_upload_may_be_lost(
     kind: str, nth: int, store: Store, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    """Beginning, parts, completing: whichever answer is lost, the object is there, whole."""
+    """One answer to an upload's requests is lost, and the object is complete."""
     source, data = tmp_path / "source", os.urandom(36 << 20)
     source.write_bytes(data)
     store.write("big", b"before")
@@ -86,7 +86,7 @@ def test_any_answer_of_an_upload_may_be_lost(
 
 
 def test_a_lost_answer_does_not_turn_another_writers_object_into_ours(store: Store, proxy: FaultProxy) -> None:
-    """The first try failed on the way, another writer came in between: that is a ConditionError."""
+    """Another writer writes between two tries: ConditionError."""
     store.write("key", b"theirs")
     proxy.add(Fault(kind=Kind.RESET_AFTER_BODY, method="PUT", nth=1))
     with pytest.raises(ConditionError):
@@ -96,7 +96,7 @@ def test_a_lost_answer_does_not_turn_another_writers_object_into_ours(store: Sto
 
 @pytest.mark.parametrize("kind", [Kind.STATUS, Kind.RESET_BEFORE_BODY, Kind.TRUNCATED, Kind.STALL])
 def test_a_fault_that_lasts_ends_at_the_deadline(kind: Kind, store: Store, proxy: FaultProxy) -> None:
-    """With TransientError, and the number of tries in its message where there were several."""
+    """A lasting fault raises TransientError, with the number of tries if there were several."""
     store.write("key", bytes(10_000))
     proxy.add(Fault(kind=kind, seconds=30))
     begun = clock.monotonic_s()
@@ -110,7 +110,7 @@ def test_a_fault_that_lasts_ends_at_the_deadline(kind: Kind, store: Store, proxy
 
 
 def test_a_refusal_is_not_repeated(store: Store, proxy: FaultProxy) -> None:
-    """403 is an answer and not a fault in transit."""
+    """A request that is answered with 403 is not repeated."""
     proxy.add(Fault(kind=Kind.STATUS, status=403))
     with pytest.raises(AccessDeniedError):
         store.write("key", b"")
@@ -118,7 +118,7 @@ def test_a_refusal_is_not_repeated(store: Store, proxy: FaultProxy) -> None:
 
 
 def test_one_request_in_five_fails(store: Store, proxy: FaultProxy, tmp_path: Path) -> None:
-    """Forty objects and three large ones through a very bad network, all of them right."""
+    """Forty objects and three large ones arrive unchanged over a network that fails often."""
     add_mixture(proxy, 0.2)
     for number in range(40):
         store.write(f"small/{number}", f"{number}".encode(), condition=ABSENT)

@@ -1,4 +1,4 @@
-"""SIGKILL of everything at random moments of save, commit, upload, prune and start."""
+"""SIGKILL at random moments of save, commit, upload, prune and start."""
 
 import os
 import random
@@ -29,7 +29,7 @@ _WRITER = Path(__file__).parent.parent / "programs" / "writer.py"
 
 
 class Run:
-    """One writer after the other in one place."""
+    """Writers that follow each other in one location."""
 
     def __init__(self, server: MotoServer | CephRgw, folder: Path) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class Run:
         self.uploaded = 0
 
     def trial(self, attempt: int, dice: random.Random) -> str:
-        """Start, kill after a random time, and return what the writer said."""
+        """Start a writer, kill it after a random time, and return what it printed."""
         log = self.folder / "log"
         with log.open("wb") as stream:
             process = subprocess.Popen(
@@ -70,7 +70,7 @@ class Run:
         return log.read_text()
 
     def check_stands(self, text: str) -> None:
-        """Nothing torn counts, and there are as many as the policy promises."""
+        """All checkpoints are complete, and there are as many as the policy keeps."""
         assert "rejected" not in text, text
         self.num_local += len(_numbers(text, "committed")) + len(_numbers(text, "fetched"))
         valid = [path for path in list_checkpoints(self.local) if verify(path).is_valid]
@@ -94,7 +94,7 @@ class Run:
         check(working, step)
 
     def check_nothing_is_left(self) -> None:
-        """What the dead have left is gone, after a start that got as far as its own first work."""
+        """What killed writers left is deleted after a start that began its own work."""
         control = self.local / ".safepoint"
         assert list((control / "trash").iterdir()) == []
         assert len(list((control / "work").iterdir())) <= 1, "only the last attempt's own working folder"
@@ -117,7 +117,7 @@ def _children(pid: int) -> list[int]:
 
 @pytest.mark.timeout(60 + 20 * _KILLS)
 def test_kills_at_random_moments(server: MotoServer | CephRgw, tmp_path: Path) -> None:
-    """Never a resume from anything torn, never fewer than the policy, nothing orphaned after the next start."""
+    """No resume uses an incomplete checkpoint, retention holds, and the next start leaves nothing behind."""
     seed = int(os.environ.get("SAFEPOINT_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
     print(f"SAFEPOINT_TEST_SEED={seed}")
     dice = random.Random(seed)
@@ -137,7 +137,7 @@ def test_kills_at_random_moments(server: MotoServer | CephRgw, tmp_path: Path) -
 
 
 def _finish(run: Run, attempt: int) -> None:
-    """A start that ends right after it has cleaned up."""
+    """Start a writer that ends after it has cleaned up."""
     process = subprocess.Popen(
         [sys.executable, str(_WRITER), str(run.local), str(run.location), str(attempt)],
         env={**os.environ, **run.variables},

@@ -1,4 +1,4 @@
-"""What only object stores do: uploads that go on where they were cut, credentials, memory."""
+"""What only object stores do: uploads that continue after a failure, credentials, and bounded memory."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def new_store(server: Server) -> ObjectStore:
 
 
 class CutError(Exception):
-    """What ends an upload in these tests."""
+    """Ends an upload in these tests."""
 
 
 def cut_after(num_parts: int):
@@ -47,7 +47,7 @@ def cut_after(num_parts: int):
 
 
 def test_a_cut_upload_goes_on(server: Server, tmp_path: Path) -> None:
-    """Cut in the middle, then repeated by another store object: the parts that arrived are not sent again."""
+    """Another store object repeats an interrupted upload, and sends only the missing parts."""
     store, source = new_store(server), tmp_path / "source"
     source.write_bytes(os.urandom(100 << 20))
     with pytest.raises(CutError):
@@ -63,7 +63,7 @@ def test_a_cut_upload_goes_on(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_cut_stream_goes_on(server: Server) -> None:
-    """Its bytes come again from the beginning; the parts that had arrived are counted and not sent again."""
+    """An interrupted stream is read again from the beginning, and only the missing parts are sent."""
     store = new_store(server)
     data = os.urandom(60 << 20)
     with pytest.raises(CutError):
@@ -81,7 +81,7 @@ def test_a_cut_stream_goes_on(server: Server) -> None:
 
 
 def test_a_stream_takes_nothing_over_from_another(server: Server) -> None:
-    """Of a cut one with other bytes: every part that differs is sent again."""
+    """A stream with other bytes than the interrupted one sends every part that differs."""
     store = new_store(server)
     data = os.urandom(40 << 20)
     with pytest.raises(CutError):
@@ -93,7 +93,7 @@ def test_a_stream_takes_nothing_over_from_another(server: Server) -> None:
 
 
 def test_a_stream_without_keys_of_ones_own(server: Server) -> None:
-    """Where obstore finds the credentials, it sends the parts."""
+    """When obstore finds the credentials, it sends the parts."""
     store = new_store(server)
     store._requests = None
     data = os.urandom((60 << 20) + 5)
@@ -120,7 +120,7 @@ def _torn(store: ObjectStore, key: str, data: bytes) -> None:
 
 
 def test_memory_of_a_stream_is_bounded(server: Server) -> None:
-    """Half a gigabyte that is nowhere as a whole goes up with less than 64 MB."""
+    """A stream of half a gigabyte is uploaded with less than 64 MB of memory."""
     store = new_store(server)
     program = f"""
 {MEASURE}
@@ -158,7 +158,7 @@ def _printed(program: str, server: Server, *arguments: str) -> str:
 
 
 def test_parts_of_another_content_are_not_taken_over(server: Server, tmp_path: Path) -> None:
-    """The file changed between the two: everything is sent again, and nothing of the first is left."""
+    """The file has changed since the first try: every part is sent, and none of the first is left."""
     store, source = new_store(server), tmp_path / "source"
     source.write_bytes(os.urandom(40 << 20))
     with pytest.raises(CutError):
@@ -170,7 +170,7 @@ def test_parts_of_another_content_are_not_taken_over(server: Server, tmp_path: P
 
 
 def test_a_sweep_keeps_what_is_to_go_on(server: Server, tmp_path: Path) -> None:
-    """Uploads below a kept folder stay, all others go; `checkpoint-1` does not keep `checkpoint-10`."""
+    """A sweep keeps uploads below a kept folder only; `checkpoint-1` does not keep `checkpoint-10`."""
     store, source = new_store(server), tmp_path / "source"
     source.write_bytes(os.urandom(40 << 20))
     for key in ("checkpoint-1/model", "checkpoint-10/model", "other"):
@@ -181,7 +181,7 @@ def test_a_sweep_keeps_what_is_to_go_on(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_swept_upload_cannot_be_finished(server: Server, tmp_path: Path) -> None:
-    """Its writer hears it, and nothing appears."""
+    """The writer of a swept upload gets an error, and no object appears."""
     store, source = new_store(server), tmp_path / "source"
     source.write_bytes(os.urandom(20 << 20))
     with pytest.raises(ObjectNotFoundError):
@@ -194,7 +194,7 @@ def _swept(store: ObjectStore) -> None:
 
 
 def test_memory_is_bounded(server: Server, tmp_path: Path) -> None:
-    """Half a gigabyte goes up and comes down with less than a quarter of one more in memory."""
+    """Half a gigabyte is uploaded and downloaded with less than a quarter of that in memory."""
     store, source = new_store(server), tmp_path / "source"
     with source.open("wb") as file:
         for _ in range(32):
@@ -218,7 +218,7 @@ print(grown_mb())
 
 
 def test_a_missing_bucket_is_named(server: Server) -> None:
-    """With the location and a hint, and at once."""
+    """A missing bucket is reported at once, with the location and a hint."""
     store = open_store(parse_location("s3://no-such-bucket/x"), StorageOptions.from_environment(server.variables))
     with pytest.raises(ObjectNotFoundError, match="no such bucket") as caught:
         check_access(store)
@@ -226,7 +226,7 @@ def test_a_missing_bucket_is_named(server: Server) -> None:
 
 
 def test_a_host_that_is_not_there(server: Server) -> None:
-    """The deadline holds, and the message says what to check."""
+    """An unreachable host is reported at the deadline, with what to check."""
     variables = {**server.variables, "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}
     store = open_store(server.location("x"), StorageOptions.from_environment(variables))
     begun = clock.monotonic_s()
@@ -246,7 +246,7 @@ def test_a_host_that_is_not_there(server: Server) -> None:
     ],
 )
 def test_wrong_keys_and_missing_permission(changes: dict[str, str], said: str, rgw: CephRgw, tmp_path: Path) -> None:
-    """Each has its own message, for small requests and for multipart ones; no secret is in it."""
+    """Each has its own message, for small requests and multipart uploads, without any secret."""
     store = rgw.store("denied", **changes)
     with pytest.raises(AccessDeniedError, match=said) as caught:
         check_access(store)
@@ -264,7 +264,7 @@ def test_wrong_keys_and_missing_permission(changes: dict[str, str], said: str, r
 
 
 def test_every_error_is_a_storage_error(server: Server) -> None:
-    """Nothing of the library's own errors comes out."""
+    """No exception of the library reaches the caller."""
     store = new_store(server)
     with pytest.raises(StorageError):
         store.read("nothing", start=5, length=5)

@@ -1,4 +1,4 @@
-"""Encrypted connections: an unknown certificate is refused with a word of its own, a named one is trusted."""
+"""Encrypted connections: an unknown certificate is refused with a message of its own, and a named one is trusted."""
 
 import http.server
 import threading
@@ -17,7 +17,7 @@ from tests.support.certificates import encrypted, make_certificates
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
-    """Takes every put, and has one object of ten bytes."""
+    """A server that accepts every PUT, and has one object of ten bytes."""
 
     protocol_version = "HTTP/1.1"
 
@@ -63,7 +63,7 @@ def reach(endpoint: str, **options: object) -> Store:
 
 
 def use(store: Store) -> bytes:
-    """One request through the library and one of our own."""
+    """Send one request through the library and one of our own."""
     store.write("key", b"data", deadline_s=clock.monotonic_s() + 10)
     received = bytearray()
     store.stream("key", received.extend, start=0, length=10, deadline_s=clock.monotonic_s() + 10)
@@ -71,7 +71,7 @@ def use(store: Store) -> bytes:
 
 
 def test_an_unknown_certificate_is_refused(endpoint: str) -> None:
-    """At once, with the way out, and not as something that passes."""
+    """It is refused at once, with what to do, and is not a transient error."""
     store = reach(endpoint)
     for request in (
         lambda: store.write("key", b""),
@@ -84,10 +84,10 @@ def test_an_unknown_certificate_is_refused(endpoint: str) -> None:
 
 
 def test_a_named_certificate_is_trusted(endpoint: str, certificates: Path) -> None:
-    """By both clients."""
+    """Both clients trust it."""
     assert use(reach(endpoint, ca_bundle=str(certificates / "ca.pem"))) == b"0123456789"
 
 
 def test_verification_can_be_turned_off(endpoint: str) -> None:
-    """For test systems; the start of a run warns of it."""
+    """Test systems can turn verification off; the start of a run prints a warning."""
     assert use(reach(endpoint, verify_tls=False)) == b"0123456789"

@@ -1,4 +1,4 @@
-"""What a checkpoint of adapters may hold."""
+"""Checks what a checkpoint of adapters holds."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from safepoint.checkpoint.weights.torch_file import read_torch_file
 
 
 def assert_without_base(checkpoint: Path) -> dict[str, str]:
-    """It is valid, has adapters, and nothing of the model below, which is many times as large.
+    """The checkpoint is valid, has adapters, and has no weight of the base model, which is many times larger.
 
     Returns:
         What it says of that model.

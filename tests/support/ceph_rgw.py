@@ -1,4 +1,4 @@
-"""A real S3 server on loopback: Ceph RGW from Debian's packages, in a folder of its own, in memory.
+"""A real S3 server on loopback: Ceph RGW from Debian's packages, in its own folder, in memory.
 
     python -m tests.support.ceph_rgw install      # apt-get, as root
     python -m tests.support.ceph_rgw serve        # prints the variables to reach it, until it is interrupted
@@ -32,13 +32,13 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def unavailable() -> str | None:
-    """Why there is no Ceph RGW here, or None when there is."""
+    """Why Ceph RGW cannot run here, or None if it can."""
     missing = [name for name in _BINARIES if shutil.which(name) is None]
     return f"{', '.join(missing)} not found; `make test-s3` installs it on Debian, as root" if missing else None
 
 
 def install() -> str | None:
-    """Install the packages; returns why that is not possible, or None."""
+    """Install the packages. Returns why that is not possible, or None."""
     if unavailable() is None:
         return None
     if shutil.which("apt-get") is None:
@@ -62,7 +62,7 @@ def install() -> str | None:
 
 
 class CephRgw:
-    """One cluster in `folder`, which should be short: its sockets lie there."""
+    """One cluster in `folder`. The path has to be short, because its sockets are there."""
 
     bucket = "checkpoints"
     keys = ("HFKEY7Q2ZK4M9", "hf-secret-7q2zk4m9")  # found nowhere else, so that tests can look for them
@@ -104,7 +104,7 @@ class CephRgw:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a job needs to reach it."""
+        """The environment variables with which a job reaches the server."""
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.keys[0],
@@ -221,7 +221,7 @@ rgw_thread_pool_size = 64
 
 @contextlib.contextmanager
 def ceph_rgw() -> Iterator[CephRgw]:
-    """A running server; everything of it is gone afterwards."""
+    """A running server; all its processes and files are removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="rgw-"))
     server = CephRgw(folder)
     try:

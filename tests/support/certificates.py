@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def make_certificates(folder: Path) -> Path:
-    """Put `ca.pem`, and `server.pem`, a key and the certificate for 127.0.0.1 that the CA signed, into `folder`."""
+    """Write `ca.pem` and `server.pem` into `folder`: a CA, and the key and certificate for 127.0.0.1."""
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     ca = _unsigned("CA", "CA", ca_key).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
@@ -39,7 +39,7 @@ def _unsigned(subject: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x50
 def encrypted(
     handler: type[http.server.BaseHTTPRequestHandler], certificates: Path
 ) -> http.server.ThreadingHTTPServer:
-    """A server on a free port of this machine, not yet serving."""
+    """A TLS server on a free port of this machine that does not serve yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.pem")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

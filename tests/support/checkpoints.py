@@ -1,4 +1,4 @@
-"""Makes small committed checkpoints without training anything."""
+"""Makes small committed checkpoints without training."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def prepared(root: Path) -> OutputFolder:
 
 
 def written(output: OutputFolder, step: int, files: dict[int, dict[str, bytes]] | None = None) -> WorkingCheckpoint:
-    """What the ranks have written, before it is sealed."""
+    """The checkpoint that the ranks have written, before it is sealed."""
     working = WorkingCheckpoint(output, attempt_id="attempt", step=step)
     for rank, contents in (FILES if files is None else files).items():
         folder = working.rank_root(rank) / working.name
@@ -66,7 +66,7 @@ def commit(output: OutputFolder, step: int, files: dict[int, dict[str, bytes]] |
 
 
 def keep_final(output: OutputFolder, **contents: bytes) -> Path:
-    """The final model as the uploader finds it; `config_json` stands for `config.json`."""
+    """Write a final model for the uploader; `config_json` is the content of `config.json`."""
     working = WorkingCheckpoint(output, attempt_id="attempt", step=9, target=final_folder(output))
     folder = working.rank_root(0) / working.name
     for name, content in contents.items():
@@ -77,7 +77,7 @@ def keep_final(output: OutputFolder, **contents: bytes) -> Path:
 
 
 def name_added_files(folder: Path) -> list[str]:
-    """What a save does when callbacks have added files to its checkpoint; the files' paths."""
+    """Do what a save does after callbacks have added files to its checkpoint; returns their paths."""
     manifest = read_manifest(folder)
     added = find_added_files(folder, manifest)
     replace_record(folder, extend_manifest(manifest, added), added)

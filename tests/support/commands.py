@@ -23,12 +23,12 @@ class Outcome:
 
     @property
     def exit_error(self) -> Any:
-        """The last line on stderr, as a program reads it."""
+        """The JSON document in the last line of stderr."""
         return json.loads(self.stderr.splitlines()[-1])
 
 
 def safepoint(*arguments: object, command: Any = None) -> Outcome:
-    """`command` is what is called instead of Safepoint's own."""
+    """Run a command and capture its output; `command` replaces Safepoint's own entry point."""
     log = logging.getLogger("safepoint")
     logging_before = log.handlers[:], log.level, log.propagate
     stdout, stderr = io.StringIO(), io.StringIO()

@@ -1,4 +1,4 @@
-"""The context of a rank, without signal handlers and without a keeper."""
+"""The context of a rank without signal handlers and without a keeper."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _LONE = Place()
 
 
 def rank_context(place: Place = _LONE, *, reported: list[Event] | None = None, **settings: Any) -> RankContext:
-    """The context of the rank at `place`; what it reports is appended to `reported`."""
+    """The context of the rank at `place`; its reports are appended to `reported`."""
     context = make_context(RunSettings(**settings), place)
     if reported is not None:
         context.reporter.report = reported.append

@@ -1,4 +1,4 @@
-"""DeepSpeed as tests have it: in a folder of its own, because wherever it is installed, every Trainer imports it."""
+"""DeepSpeed for tests, in its own folder: where it is installed, every Trainer imports it."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ _BUILD = "from deepspeed.ops.op_builder import ShareMemCommBuilder as Builder; B
 
 
 def deepspeed_variables() -> dict[str, str]:
-    """For a process that is to find it, with what it has compiled for this installation."""
+    """The environment variables with which a process finds DeepSpeed and its compiled operations."""
     path = os.pathsep.join([str(_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"PYTHONPATH": path, "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions")}
 
@@ -35,7 +35,7 @@ def _why_not() -> str | None:
 
 
 def skip_without_deepspeed(strategy: str) -> None:
-    """Skip a test of ZeRO, with the reason, where it cannot run; what it needs is built then."""
+    """Build what DeepSpeed needs, or skip a test of ZeRO with the reason."""
     if strategy.startswith("zero") and (reason := _why_not()) is not None:
         pytest.skip(reason)
 

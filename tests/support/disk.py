@@ -1,11 +1,11 @@
-"""How much lies on a disk at most while something runs."""
+"""Measures the most disk space that is used while something runs."""
 
 import threading
 from pathlib import Path
 
 
 class DiskWatch:
-    """The most bytes that files below some folders have had; a context manager."""
+    """Records the largest total size of the files in some folders; a context manager."""
 
     def __init__(self, *folders: Path) -> None:
         self.before_bytes = _size_of(folders)

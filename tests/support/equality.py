@@ -1,4 +1,4 @@
-"""Whether two finished runs are the same run, bit for bit."""
+"""Compares two finished runs bit for bit."""
 
 import json
 from collections import defaultdict
@@ -19,13 +19,13 @@ _TIMES = {
 
 
 def logged(output: Path, end: str = "final") -> list[dict[str, Any]]:
-    """Everything the run logged, without what a clock says."""
+    """Everything that the run logged, without times."""
     entries = json.loads((output / end / "log.json").read_text())
     return [{name: value for name, value in entry.items() if name not in _TIMES} for entry in entries]
 
 
 def samples(output: Path) -> dict[int, list[int]]:
-    """By step, the samples that all ranks together have seen, where they tell (`--tell-samples`)."""
+    """The samples that all ranks have seen in each step, if they print them (`--tell-samples`)."""
     seen: dict[int, list[int]] = defaultdict(list)
     for path in output.glob("samples-*"):
         for line in path.read_text().splitlines():
@@ -35,7 +35,7 @@ def samples(output: Path) -> dict[int, list[int]]:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two nests of tensors and plain values are equal bit for bit, in the same order."""
+    """Whether two nested values of tensors and plain values are equal bit for bit, in the same order."""
     if isinstance(one, torch.Tensor):
         if not isinstance(other, torch.Tensor) or (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
@@ -49,12 +49,12 @@ def same(one: object, other: object) -> bool:
 
 
 def finals(output: Path, num_ranks: int) -> list[dict[str, object]]:
-    """What each rank left at the end as `final-RANK.pt`."""
+    """What each rank saved at the end as `final-RANK.pt`."""
     return [torch.load(output / f"final-{rank}.pt", weights_only=False) for rank in range(num_ranks)]
 
 
 def assert_same_run(output: Path, reference: Path) -> None:
-    """Final weights, optimizer state and every logged figure are equal."""
+    """Final weights, optimizer state and every logged value are equal."""
     assert logged(output) == logged(reference)
     ours, theirs = (load_file(folder / "final" / "model.safetensors") for folder in (output, reference))
     assert ours.keys() == theirs.keys()

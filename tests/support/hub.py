@@ -1,4 +1,4 @@
-"""The few requests of the Hugging Face Hub that a push makes, answered on loopback."""
+"""The requests to the Hugging Face Hub that a push makes, answered on loopback."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ class Commit:
 
 @dataclass
 class FakeHub:
-    """Repositories that exist as soon as they are named."""
+    """A server on which every repository exists as soon as it is named."""
 
     endpoint: str = ""
     commits: list[Commit] = field(default_factory=list)
@@ -32,11 +32,11 @@ class FakeHub:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a job needs to push there."""
+        """The environment variables with which a job pushes there."""
         return {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
 
     def answer(self, path: str, body: bytes) -> object:
-        """The JSON answer to one request, None when it is not known."""
+        """The JSON answer to one request; None for an unknown request."""
         path = path.partition("?")[0]
         if path == "/api/repos/create":
             return {"url": f"{self.endpoint}/somebody/{json.loads(body)['name']}"}
@@ -63,7 +63,7 @@ class FakeHub:
 
 @contextmanager
 def fake_hub() -> Iterator[FakeHub]:
-    """Serve one until the block ends."""
+    """Run a server until the block ends."""
     hub = FakeHub()
 
     class Handler(BaseHTTPRequestHandler):

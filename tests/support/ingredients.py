@@ -1,4 +1,4 @@
-"""A tiny language model, its tokenizer and small data sets of every kind that TRL's trainers read, all made here."""
+"""Makes a tiny language model, its tokenizer, and small data sets for each of TRL's trainers."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def vowels(completions, **_):
 
 
 def make_ingredients(folder: Path) -> None:
-    """Write `model`, one folder for each kind of rows, and `rewards.py`, into `folder`."""
+    """Write `model`, a folder for each kind of data set, and `rewards.py`, into `folder`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 

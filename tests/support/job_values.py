@@ -1,4 +1,4 @@
-"""Jobs as values, for tests that start none."""
+"""Job records for tests that start no job."""
 
 import contextlib
 import subprocess
@@ -32,7 +32,7 @@ def job_record(
     age: int = 0,
     **figures: Any,
 ) -> JobRecord:
-    """A job as the history has it; the greater `age`, the earlier it was submitted."""
+    """A job as the history stores it; a larger `age` means that it was submitted earlier."""
     spec = job_spec(name, cpu_per_node=cpu, gpu_per_node=gpu, priority=priority)
     created = f"2026-01-01T00:00:00.{500 - age:03d}Z"
     return JobRecord(name=name, spec=spec, state=state, wanted=wanted, created=created, changed=created, **figures)
@@ -50,7 +50,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def supervised(name: str) -> Iterator[None]:
-    """As far as commands can see the job has a supervisor; it does nothing."""
+    """Make commands believe that the job has a supervisor, which does nothing."""
     job_folder(name).mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-c", _HOLD, str(supervisor_lock(name))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

@@ -1,4 +1,4 @@
-"""Starts real `safepoint run` jobs, watches their event stream, signals them, and never leaves one behind."""
+"""Starts real `safepoint run` jobs, reads their events, sends signals, and leaves no process behind."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ _POLL_S = 0.01
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a job: one thread a rank, the usual grace, no settings of the test process."""
+    """The environment of a job: one thread a rank, the default grace period, no settings of the test process."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -87,7 +87,7 @@ class Job:
         self.wait_for(f"{mark} ({count})", found)
 
     def rank_pids(self, attempt: int | None = None) -> list[int]:
-        """The ranks' processes, of the newest attempt unless another one is named."""
+        """The pids of the ranks of an attempt, by default the newest."""
         started = self.events("attempt_started")
         if attempt is not None:
             started = [event for event in started if event["attempt"] == attempt]
@@ -103,7 +103,7 @@ class Job:
             raise AssertionError(f"the job did not end within {timeout_s} s\n{self.text}") from None
 
     def keeper_pids(self) -> list[int]:
-        """The launcher's keeper, while it lives."""
+        """The keepers of the launcher that run."""
         folder = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with contextlib.suppress(OSError):
             pids = map(int, folder.read_text().split())
@@ -111,7 +111,7 @@ class Job:
         return []
 
     def kill_everything(self) -> None:
-        """SIGKILL to the launcher, every rank and the keeper, at once."""
+        """Send SIGKILL to the launcher, every rank and the keeper."""
         pids = [self.process.pid, *self.keeper_pids()]
         with contextlib.suppress(IndexError):
             pids += self.rank_pids()
@@ -125,7 +125,7 @@ class Job:
 def safepoint(
     output: Path, *options: str, program: list[str] | None = None, log: Path | None = None, **env: str
 ) -> Job:
-    """Start `safepoint run` on the tiny script, or on another program."""
+    """Start `safepoint run` with the tiny script, or with another program."""
     program = program or [str(TINY), "--out", str(output)]
     command = [sys.executable, "-m", "safepoint.cli.main", "run", *options, *program]
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -146,12 +146,12 @@ def read_events(output: Path, name: str | None = None) -> list[dict[str, Any]]:
 
 
 def committed_steps(output: Path) -> list[int]:
-    """Steps of the folders with a manifest."""
+    """The steps of the folders with a manifest."""
     return sorted(int(path.parent.name.split("-")[1]) for path in output.glob("checkpoint-*/safepoint-manifest.json"))
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has a thread that runs: what is killed keeps its files until its last thread has ended."""
+    """Whether the process has a running thread: a killed process keeps its files until its last thread has ended."""
     try:
         is_zombie = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
         return not is_zombie or len(os.listdir(f"/proc/{pid}/task")) > 1
@@ -168,7 +168,7 @@ def wait_until_gone(pids: list[int], timeout_s: float = 20) -> None:
 
 @contextlib.contextmanager
 def no_orphans(*jobs: Job) -> Iterator[None]:
-    """Whatever happens in the block, no process of the jobs outlives it."""
+    """No process of the jobs survives the block."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Jobs on this machine as a test has them: in a state folder of their own, and none left behind."""
+"""Jobs on this machine in a test's own state folder, without processes left behind."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ class Place:
         return self._spec(name, program, settings, fields)
 
     def script(self, name: str, code: str, **fields: Any) -> JobSpec:
-        """A job that runs a few lines of Python which have nothing to do with training."""
+        """A job that runs a few lines of Python without training."""
         path = self.root / f"{name}.py"
         path.write_text(code)
         return self._spec(name, (str(path),), fields.pop("settings", {"grace_s": 2.0}), fields)
@@ -66,7 +66,7 @@ class Place:
         return JobSpec(name=name, program=tuple(program), settings=RunSettings(**settings), **fields)
 
     def wait_for(self, what: str, found: Callable[[], Any], name: str, timeout_s: float = 120) -> Any:
-        """What `found` returns, as soon as that is something; the job must not end before."""
+        """Wait until `found` returns a value, and return it; the job must not end before."""
         deadline = time.monotonic() + timeout_s * PATIENCE
         while True:
             is_over = self.jobs.job(name).state.is_over
@@ -77,7 +77,7 @@ class Place:
             time.sleep(_POLL_S)
 
     def wait_for_mark(self, name: str, step: int, rank: int = 0) -> None:
-        """Until the loop has begun the step for the first time."""
+        """Wait until the loop has begun the step for the first time."""
 
         def found() -> bool:
             with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ class Place:
         self.wait_for(f"step {step}", found, name)
 
     def wait_for_saved(self, name: str, step: int = 1) -> int:
-        """Until a step, at least this one, is committed; returns the newest."""
+        """Wait until this step, or a later one, is committed; returns the newest."""
         return self.wait_for(f"a checkpoint of step {step}", lambda: max(self.steps(name, step), default=0), name)
 
     def steps(self, name: str, least: int = 1) -> list[int]:
@@ -95,7 +95,7 @@ class Place:
         return sorted(step for path in found if (step := int(path.parent.name.split("-")[1])) >= least)
 
     def complete(self, name: str, timeout_s: float = 150) -> JobRecord:
-        """Wait until it is complete, and see that this is all that is left of it."""
+        """Wait until the job is complete, and check that none of its processes is left."""
         try:
             job = self.jobs.wait(name, [JobState.COMPLETE], timeout_s=timeout_s * PATIENCE)
         except Exception as error:
@@ -106,12 +106,12 @@ class Place:
         return job
 
     def launchers(self, name: str) -> list[int]:
-        """Of the attempt that runs, by node."""
+        """The launchers of the current attempt, by node."""
         with History() as history:
             return [node.process.pid for node in history.nodes(name, self.jobs.job(name).attempt)]
 
     def processes(self, name: str, kind: str) -> list[int]:
-        """All processes of a kind: `supervisor`, `launcher`, `keeper`, `rank`, `mover`, or `all` of them."""
+        """All processes of one kind: `supervisor`, `launcher`, `keeper`, `rank`, `mover`, or `all` of them."""
         if kind == "supervisor":
             return [pid for pid in [supervisor_pid(name)] if pid is not None]
         if kind == "launcher":
@@ -131,18 +131,18 @@ class Place:
         return found
 
     def kill(self, name: str, *kinds: str) -> list[int]:
-        """SIGKILL to all processes of these kinds at once."""
+        """Send SIGKILL to all processes of these kinds."""
         pids = [pid for kind in kinds for pid in self.processes(name, kind)]
         assert pids, f"{name} has no {kinds}\n{self.story(name)}"
         kill(pids)
         return pids
 
     def printed(self, name: str, rank: int = 0) -> list[str]:
-        """The lines of a rank."""
+        """The lines that a rank has printed."""
         return [line.text for line in self.jobs.logs(name) if line.source == f"rank {rank}"]
 
     def story(self, name: str) -> str:
-        """All that is known of a job, for the message of a test that fails."""
+        """All that is known of a job, for the message of a failed test."""
         lines = [str(self.jobs.job(name))]
         lines += [
             f"{event.time} {event.actor}: {event.name} {event.cause} {event.detail}"
@@ -155,14 +155,14 @@ class Place:
         return "\n".join(lines)
 
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
-        """What the ranks said into the output folder."""
+        """The events that the ranks wrote into the output folder."""
         with contextlib.suppress(FileNotFoundError):
             lines = (self.output(name) / ".safepoint" / "events.jsonl").read_text().split("\n")[:-1]
             return [record for line in lines if (record := json.loads(line))["event"] == event]
         return []
 
     def end(self) -> list[str]:
-        """End whatever still lives; returns the jobs that were over and had processes all the same."""
+        """End all remaining processes; returns the jobs that had ended and still had processes."""
         guilty: list[str] = []
         for job in self.jobs.jobs():
             pids = processes_of(job_folder(job.name))
@@ -177,7 +177,7 @@ class Place:
 
 @contextlib.contextmanager
 def jobs_in(root: Path, *, cpu_slots: int = 8) -> Iterator[Place]:
-    """Jobs below `root`, on a machine of so many cores; nothing of them outlives the block."""
+    """Jobs below `root`, on a machine with a given number of cores; no process of them survives the block."""
     before = dict(os.environ)
     places = {"XDG_STATE_HOME": root / "state", "XDG_CONFIG_HOME": root / "config", "XDG_CACHE_HOME": root / "cache"}
     slots = {"SAFEPOINT_CPU_SLOTS": str(cpu_slots), "SAFEPOINT_GPU_SLOTS": "0"}
@@ -197,5 +197,5 @@ def jobs_in(root: Path, *, cpu_slots: int = 8) -> Iterator[Place]:
 
 
 def tell_to_stop(pid: int) -> None:
-    """As a machine does that shuts down."""
+    """Send the signal that a machine sends at shutdown."""
     os.kill(pid, signal.SIGTERM)

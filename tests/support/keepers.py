@@ -1,4 +1,4 @@
-"""The keepers of jobs, and what a job may leave: processes, sockets, temporary folders."""
+"""The keepers of jobs, and what a job may leave behind: processes, sockets, temporary folders."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ _POLL_S = 0.002
 
 
 def keepers_of(pid: int) -> list[int]:
-    """Keepers that a launcher, a torchrun agent, or a single process has started, by the name they listen under."""
+    """The keepers that a launcher, a torchrun agent or a single process has started, by their names."""
     names = (f'"safepoint-{os.getuid()}-{pid}-'.encode(), f'"safepoint-{os.getuid()}-of-{pid}-'.encode())
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -30,7 +30,7 @@ def keepers_of(pid: int) -> list[int]:
 
 
 def commands_with(name: str) -> list[bytes]:
-    """The command lines of processes in which a keeper's name occurs."""
+    """The command lines of processes that contain a keeper's name."""
     found: list[bytes] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -39,14 +39,14 @@ def commands_with(name: str) -> list[bytes]:
 
 
 def sockets_of(pid: int) -> list[str]:
-    """Sockets under the names of such keepers."""
+    """The sockets with the names of these keepers."""
     names = (f"@safepoint-{os.getuid()}-{pid}-", f"@safepoint-{os.getuid()}-of-{pid}-")
     lines = Path("/proc/net/unix").read_text().splitlines()
     return [line.split()[-1] for line in lines if any(name in line for name in names)]
 
 
 def memory_of(pid: int) -> list[str]:
-    """The blocks of shared memory that a process has open, as the system names them."""
+    """The names of the shared memory blocks that a process has open."""
     found: list[str] = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ def memory_of(pid: int) -> list[str]:
 
 
 def assert_nothing_left(job: Job, temp: Path, keepers: list[int]) -> None:
-    """No keeper, no socket, and no temporary folder of ours once the job and its keepers are gone."""
+    """No keeper, socket or temporary folder is left when the job and its keepers have ended."""
     wait_until_gone(keepers)
     assert not keepers_of(job.process.pid)
     deadline = (
@@ -70,12 +70,12 @@ def assert_nothing_left(job: Job, temp: Path, keepers: list[int]) -> None:
 
 
 def writing_under_way(output: Path) -> bool:
-    """Whether somebody writes a checkpoint at this moment."""
+    """Whether a process is writing a checkpoint now."""
     return any((output / ".safepoint" / "work").glob("**/checkpoint-*/merged/*"))
 
 
 def stop_while_writing(job: Job, timeout_s: float = 60) -> int:
-    """SIGSTOP the keeper in the middle of a write; returns its pid."""
+    """Send SIGSTOP to the keeper in the middle of a write; returns its pid."""
     deadline = time.monotonic() + timeout_s * PATIENCE
     while time.monotonic() < deadline:
         assert job.process.poll() is None, job.text
@@ -98,7 +98,7 @@ def _wait_until_stopped(pid: int) -> None:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process does nothing while the block runs."""
+    """The process is stopped while the block runs."""
     os.kill(pid, signal.SIGSTOP)
     _wait_until_stopped(pid)
     try:
@@ -109,7 +109,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def kill(*pids: int) -> None:
-    """SIGKILL, at once."""
+    """Send SIGKILL."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -126,7 +126,7 @@ def last_mark(output: Path, num_ranks: int = 1) -> int:
 
 
 def expect_saves_beside_training(job: Job) -> None:
-    """Training goes on while the keeper, held up, cannot have written anything."""
+    """Training continues while the keeper is stopped and cannot write anything."""
     [keeper] = keepers_of(job.process.pid)
     with stopped(keeper):
         saved = len(job.events("saved"))

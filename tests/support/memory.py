@@ -1,4 +1,4 @@
-"""Memory: of a process, measured by itself, and what has a name in the system.
+"""The memory of a process, measured by itself, and the named shared memory of the system.
 
 `getrusage` will not do: a process inherits the maximum of its parent.
 """
@@ -27,7 +27,7 @@ def grown_mb():
 
 
 def shared_files() -> set[str]:
-    """Files in /dev/shm, without folders, semaphores and what other processes share of torch's."""
+    """The files in /dev/shm, without folders, semaphores and torch's own files of other processes."""
     mine = f"torch_{os.getpid()}_"
     return {
         entry.name

@@ -1,4 +1,4 @@
-"""moto's server, with what S3 promises and moto does not keep: of requests with one condition, one succeeds.
+"""moto's server with conditions as in S3: of several requests with one condition, one succeeds.
 
     python -P moto_process.py -H HOST -p PORT
 

@@ -1,4 +1,4 @@
-"""An S3 server in a process of its own: moto, which knows neither authentication nor integrity."""
+"""An S3 server in its own process: moto, which checks neither authentication nor integrity."""
 
 import http.client
 import socket
@@ -19,7 +19,7 @@ _PROGRAM = Path(__file__).with_name("moto_process.py")
 
 
 class MotoServer:
-    """One server on loopback; its buckets are gone when it stops."""
+    """One server on loopback; its buckets are deleted when it stops."""
 
     bucket = "checkpoints"
 
@@ -50,7 +50,7 @@ class MotoServer:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a job needs to reach it."""
+        """The environment variables with which a job reaches the server."""
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_ACCESS_KEY_ID": "key",

@@ -1,4 +1,4 @@
-"""How many times longer than usual tests wait: for a machine that is busy with other work."""
+"""How many times longer than usual tests wait, for a machine that is busy with other work."""
 
 import os
 

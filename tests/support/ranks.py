@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: the collective calls of `Peers` without a process group."""
+"""Ranks as threads of one process, with the collective calls of `Peers` and without a process group."""
 
 import pickle
 import threading
@@ -12,7 +12,7 @@ from safepoint.foundation.environment import Place
 
 
 class _Meeting:
-    """Where a fixed number of threads exchange values."""
+    """Lets a fixed number of threads exchange values."""
 
     def __init__(self, count: int) -> None:
         self.barrier = threading.Barrier(count, timeout=30)
@@ -78,7 +78,7 @@ class Meetings:
 def run_ranks(
     count: int, function: Callable[[ThreadPeers], Any], *, local_ranks: Sequence[int] | None = None
 ) -> list[Any]:
-    """Call `function` on `count` ranks at once.
+    """Call `function` on `count` ranks at the same time.
 
     Returns:
         By rank, what it returned, or the exception that it raised. A rank that leaves a collective call out makes all

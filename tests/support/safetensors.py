@@ -1,11 +1,11 @@
-"""Makes safetensors files byte by byte, without the library that the code under test does not use either."""
+"""Makes safetensors files byte by byte, without the library, which the tested code does not use either."""
 
 import json
 from collections.abc import Mapping
 
 
 def tensor_file(tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:
-    """The file for name → (dtype, shape, bytes)."""
+    """A file for name → (dtype, shape, bytes)."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     body = b""
     for name, (dtype, shape, data) in tensors.items():

@@ -1,4 +1,4 @@
-"""Images turned into the files that they stand for, and the memory that they are turned into."""
+"""Turns images into the files that they describe, and into memory."""
 
 import ctypes
 from pathlib import Path
@@ -47,7 +47,7 @@ def render(image: Image) -> bytes:
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether two states are equal to the last bit, types, strides, sharing of tensors' memory and all."""
+    """Whether two states are equal bit for bit, with types, strides and shared storage of tensors."""
     tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
     if not _same(ours, theirs, tensors):
         return False
@@ -86,17 +86,17 @@ def _same_tensor(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """What the tensor shows of its storage."""
+    """The bytes of its storage that the tensor shows."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def saved_and_loaded(state: Any, folder: Path, *, weights_only: bool = True) -> Any:
-    """What `torch.save` makes of `state`, read again."""
+    """The state after `torch.save` and `torch.load`."""
     torch.save(state, folder / "by_torch.pt")
     return torch.load(folder / "by_torch.pt", weights_only=weights_only)
 
 
 def piece_of(tensor: torch.Tensor) -> Piece:
-    """The whole storage of a tensor."""
+    """The whole storage of a tensor as a piece."""
     storage = tensor.untyped_storage()
     return Piece(0, storage.nbytes(), storage.data_ptr(), storage.data_ptr(), storage, "cpu")

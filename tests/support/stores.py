@@ -1,4 +1,4 @@
-"""Stores for tests of what lies above them: a folder, with faults that a test puts into it."""
+"""Stores for tests of higher layers: a folder in which a test can inject faults."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from safepoint.storage.location import Location, Scheme
 
 
 class FaultyStore(LocalStore):
-    """A folder; `before` is called with the name and the key of each call, and may raise."""
+    """A store in a folder; `before` is called with the name and the key of each call, and may raise."""
 
     def __init__(self, root: Path, before: Callable[[str, str], None] = lambda name, key: None) -> None:
         super().__init__(Location(scheme=Scheme.FILE, path=str(root)))

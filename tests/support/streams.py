@@ -6,7 +6,7 @@ _BLOCK_BYTES = 3_000_001
 
 
 def stream_of(data: bytes, block_bytes: int = _BLOCK_BYTES) -> Content:
-    """`data` in blocks of one buffer, which is overwritten as soon as the sink has returned."""
+    """`data` in blocks of one buffer, which is overwritten as soon as the caller has returned."""
 
     def pour(sink: Sink) -> None:
         buffer = bytearray(block_bytes)

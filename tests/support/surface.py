@@ -60,7 +60,7 @@ _OPEN = {
 
 
 def surface() -> dict[str, Any]:
-    """All of it, in an order of its own."""
+    """The whole surface, sorted."""
     return {
         "commands": {" ".join(path): _parameters(command) for path, command in walk(root())},
         "variables": sorted(_variables()),
@@ -96,7 +96,7 @@ def _parameters(command: TyperCommand) -> dict[str, Any]:
 
 
 def _signatures(value: Any) -> Any:
-    """Of a function, or of a class's own methods; values that differ by machine are named."""
+    """Signatures of a function, or of a class's own methods; values that differ by machine get a name."""
     if not isinstance(value, type):
         return _signature(value) if callable(value) else type(value).__name__
     methods = {name: method for name, method in vars(value).items() if not name.startswith("_") and callable(method)}
@@ -178,7 +178,7 @@ def _variables() -> set[str]:
 
 
 def _documents() -> dict[str, Any]:
-    """What every command prints with `--json`, made in a folder of its own."""
+    """The `--json` output of every command, made in a folder of its own."""
     with tempfile.TemporaryDirectory() as text, mock.patch.dict(os.environ):
         for name in [name for name in os.environ if name.startswith(("SAFEPOINT_", "PET_", "AWS_"))]:
             del os.environ[name]
@@ -220,7 +220,7 @@ def _asked(folder: Path) -> dict[str, Any]:
 
 
 def _asked_of_jobs(folder: Path) -> dict[str, Any]:
-    """What commands say of jobs that are in the history only: no supervisor is started."""
+    """The output of commands about jobs that are only in the history; no supervisor is started."""
     (folder / "train.py").touch()
     with (
         mock.patch.object(local_jobs, "start_supervisor"),
@@ -258,14 +258,14 @@ def _asked_of_jobs(folder: Path) -> dict[str, Any]:
 
 
 def _forget(jobs: LocalJobs, name: str) -> bool:
-    """In the place of a supervisor."""
+    """Replaces the start of a supervisor."""
     with History() as history:
         history.forget(name)
     return True
 
 
 def _shape(*documents: Any) -> Any:
-    """Keys and types: those of everything that stands in one place, together."""
+    """The keys and types of all values at one place."""
     objects = [document for document in documents if isinstance(document, dict)]
     lists = [document for document in documents if isinstance(document, list)]
     kinds = {_kind(document) for document in documents if not isinstance(document, dict | list)}

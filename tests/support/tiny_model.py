@@ -1,11 +1,11 @@
-"""A tiny Qwen2 with a byte-level tokenizer, made here: nothing is downloaded."""
+"""Makes a tiny Qwen2 with a byte-level tokenizer, without a download."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 
 def save_tiny_model(folder: Path, texts: Sequence[str]) -> None:
-    """Into `folder`, for `from_pretrained`; the tokenizer is trained on the texts."""
+    """Save it into `folder`, for `from_pretrained`; the tokenizer is trained on the texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 

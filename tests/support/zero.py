@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of DeepSpeed's ZeRO, of any number of ranks, made without DeepSpeed."""
+"""Makes checkpoints in the layout of DeepSpeed's ZeRO, for any number of ranks, without DeepSpeed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ States = dict[str, dict[str, torch.Tensor]]
 
 
 def random_states(moments: Sequence[str] = MOMENTS) -> States:
-    """By weight: itself as `fp32`, and its moments."""
+    """Random values for each weight: the weight as `fp32`, and its moments."""
     return {name: {state: torch.randn(shape) for state in ("fp32", *moments)} for name, shape in WEIGHTS.items()}
 
 
@@ -37,7 +37,7 @@ def write_zero(
     buffers: Sequence[str] = (),
     frozen: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
-    """Write what `ranks` ranks would have written into the checkpoint `folder`.
+    """Write the files of `ranks` ranks into the checkpoint `folder`.
 
     Args:
         folder: of the checkpoint; it is made.
@@ -138,7 +138,7 @@ def _paddings(group: Sequence[str], alignment: int) -> list[int]:
 
 
 def _cut_group(tensors: Sequence[torch.Tensor], ranks: int, paddings: Sequence[int]) -> list[torch.Tensor]:
-    """One after the other, then into equal parts."""
+    """The weights one after the other, divided into equal parts."""
     pieces = [
         torch.nn.functional.pad(one.flatten(), (0, after)) for one, after in zip(tensors, paddings, strict=True)
     ]
@@ -148,6 +148,6 @@ def _cut_group(tensors: Sequence[torch.Tensor], ranks: int, paddings: Sequence[i
 
 
 def _cut_weights(tensors: Sequence[torch.Tensor], ranks: int, _: Sequence[int]) -> list[torch.Tensor]:
-    """Each into equal parts."""
+    """Each weight divided into equal parts."""
     cut = [torch.nn.functional.pad(one.flatten(), (0, -one.numel() % ranks)).chunk(ranks) for one in tensors]
     return [torch.cat([parts[rank] for parts in cut]) for rank in range(ranks)]
