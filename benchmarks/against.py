@@ -1,4 +1,4 @@
-"""One benchmark in two checkouts, in turns: what a change costs, as the median ratio of each printed figure.
+"""Runs one benchmark in two checkouts, in turns, and prints the median ratio of each figure: the cost of a change.
 
     python benchmarks/against.py OTHER_CHECKOUT bench_vote.py --pairs 10 -- --blocks 8
 

@@ -37,7 +37,7 @@ def command(product: str, num_ranks: int) -> list[str]:
 def run_job(
     product: str, num_ranks: int, save_steps: int, folder: Path, options: argparse.Namespace, *more: str
 ) -> list[float]:
-    """The moment at which each step ended."""
+    """Run a job; returns the time at which each step ended."""
     output, times = folder / "output", folder / "times"
     program = [str(PROGRAM), "--out", str(output), "--mb", str(options.mb), "--tokens", str(options.tokens)]
     program += ["--max-steps", str(warm_steps(options) + options.steps), "--save-steps", str(save_steps)]
@@ -56,7 +56,7 @@ def run_job(
 
 
 def warm_steps(options: argparse.Namespace) -> int:
-    """The first save, which looks at everything for the first time, is before the measured steps."""
+    """The steps up to the first save, which are not measured."""
     return 2 * options.save_steps
 
 

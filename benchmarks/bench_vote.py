@@ -1,4 +1,4 @@
-"""What the vote costs an optimizer step: two real ranks over gloo, all variants interleaved in one run.
+"""Measures what the vote costs an optimizer step: two real ranks over gloo, all variants interleaved in one run.
 
 Each step is a forward and backward part, an all-reduce as for gradients, and an optimizer part. The variants:
 
@@ -83,7 +83,7 @@ def busy_for(matrix: torch.Tensor, num_products: int) -> None:
 
 
 def calibrate(matrix: torch.Tensor, seconds: float) -> int:
-    """How many products take `seconds`; the fastest of several tries, as if nothing else ran."""
+    """How many products take `seconds`: the fastest of several tries."""
     tries = []
     for _ in range(7):
         started_s = time.perf_counter()
@@ -93,7 +93,7 @@ def calibrate(matrix: torch.Tensor, seconds: float) -> int:
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds on the clock, and of them this thread's processor time."""
+    """Seconds on the clock, and seconds of this thread's processor time."""
     started_s, started_cpu_s = time.perf_counter(), time.thread_time()
     call()
     return time.perf_counter() - started_s, time.thread_time() - started_cpu_s

@@ -1,4 +1,4 @@
-"""One process of `bench_export.py`: writes a checkpoint in pieces, or turns one into a model in one way."""
+"""One process of `bench_export.py`: writes a sharded checkpoint, or exports one in one way."""
 
 import contextlib
 import io
@@ -73,7 +73,7 @@ def from_store_into_store(source: Path, target: Path) -> None:
 
 
 def over_folder_into_store(source: Path, target: Path) -> None:
-    """What has to be done without streaming: a copy of the model on the disk."""
+    """The work without streaming: export to the disk, then upload."""
     from safepoint.storage.location import parse_location
     from safepoint.storage.opening import open_store
 
@@ -85,7 +85,7 @@ def over_folder_into_store(source: Path, target: Path) -> None:
 
 
 def stream_into_store(source: Path, target: Path) -> None:
-    """As many bytes from memory."""
+    """Upload as many bytes from memory."""
     from safepoint.storage.location import parse_location
     from safepoint.storage.opening import open_store
     from safepoint.storage.store import Content, Sink

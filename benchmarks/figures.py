@@ -1,4 +1,4 @@
-"""What every benchmark prints in the same way: the machine, how busy it is, medians, minima and ratios."""
+"""What all benchmarks print: the machine, its load, medians, minima and ratios."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import torch
 
 
 def print_machine(title: str) -> None:
-    """The heading; figures from a busy machine must be readable as such."""
+    """Print the heading with the machine and its load."""
     print(f"\n== {title}")
     print(
         f"   {os.cpu_count()} cores, {platform.machine()}, {'GPU' if torch.cuda.is_available() else 'no GPU'}, "
@@ -19,7 +19,7 @@ def print_machine(title: str) -> None:
 
 
 def print_load(when: str) -> None:
-    """The load average: above the number of cores, other work slowed the figures down."""
+    """Print the load average. Above the number of cores, other work has slowed the figures down."""
     one, five, fifteen = os.getloadavg()
     print(f"   load average {when}: {one:.2f} {five:.2f} {fifteen:.2f}")
 
@@ -37,7 +37,7 @@ def row(label: str, values: Sequence[float], *, unit: str, scale: float = 1.0) -
 
 
 def verdict(label: str, *, value: float, goal: float, at_most: bool, unit: str) -> str:
-    """One line that says whether a goal is met; nothing fails when it is not."""
+    """Print whether a goal is met; a goal that is missed is no failure."""
     met = value <= goal if at_most else value >= goal
     sign = "≤" if at_most else "≥"
     return f"   {label:<46} {value:.3f} {unit} (goal {sign} {goal:g} {unit}): {'met' if met else 'MISSED'}"

@@ -1,4 +1,4 @@
-"""The processes that one measurement started, however they were started: found by a variable in their environment.
+"""The processes that one measurement has started, found by a variable in their environment.
 
 Neither a fork of a fork nor a session of its own hides a process from it; one that clears its environment would.
 """
@@ -12,7 +12,7 @@ MARK = "HF_BENCH_FAMILY"
 
 
 def family(mark: str) -> list[int]:
-    """Every process of this user that was started with the mark, by id."""
+    """The processes of this user that were started with the mark, by pid."""
     wanted = f"{MARK}={mark}".encode()
     found: list[int] = []
     for entry in Path("/proc").iterdir():
@@ -28,7 +28,7 @@ def family(mark: str) -> list[int]:
 
 
 def pss_bytes(mark: str) -> int:
-    """Resident memory of the family; a page that several map counts once, divided among them."""
+    """Resident memory of the processes; a page that several of them map counts once."""
     total = 0
     for pid in family(mark):
         try:
@@ -40,7 +40,7 @@ def pss_bytes(mark: str) -> int:
 
 
 def end(mark: str, *, grace_s: float) -> list[str]:
-    """End what is left of a family, after a moment for it to end by itself; the commands that had to be ended."""
+    """Wait a moment, then end the remaining processes; returns their commands."""
     await_end(mark, grace_s)
     left = [command_of(pid) for pid in family(mark)]
     for sent in (signal.SIGTERM, signal.SIGKILL):

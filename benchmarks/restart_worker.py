@@ -108,7 +108,7 @@ def load(options: argparse.Namespace) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path, way: str) -> None:
-    """As the Trainer does it, into new memory; or mapped, and copied when somebody writes to it."""
+    """Load it as the Trainer does, into new memory; or mapped, and copied when it is written to."""
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=way == "mapped")
     optimizer.load_state_dict(state)
     if way == "mapped":
@@ -125,7 +125,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def forget(path: Path) -> None:
-    """Out of the page cache."""
+    """Remove the file from the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Where the training thread's time goes in a save: functions of Safepoint and of the Trainer, timed from outside.
+"""Measures where the training thread spends its time in a save, by timing functions of Safepoint and the Trainer.
 
 A part's own time is its time less that of the parts inside it, so that the own times add up to the whole. Calls on
 other threads are not looked at.
@@ -18,7 +18,7 @@ WHOLE = "the rest of the boundary's save"
 
 
 class Parts:
-    """Collects calls; a list of (saves before it, clock seconds, processor seconds) for each part."""
+    """Collects calls: a list of (saves before it, clock seconds, processor seconds) for each part."""
 
     def __init__(self) -> None:
         self.own: dict[str, list[tuple[int, float, float]]] = defaultdict(list)

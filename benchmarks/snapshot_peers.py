@@ -1,4 +1,4 @@
-"""The systems that `bench_snapshot.py` compares, each behind the same few calls.
+"""The systems that `bench_snapshot.py` compares, each behind the same interface.
 
 Each peer is used as its documentation says for training on a CPU, with the settings that make it fastest there.
 Where a peer does not make its files durable, `durability` says so, and its clock stops when it calls itself done.
@@ -21,7 +21,7 @@ NO_FSYNC = "none"
 
 
 class System:
-    """One way of saving: `save` is what training waits for, `guard` goes around each `optimizer.step`."""
+    """One way of saving: training waits for `save`, and `guard` surrounds each `optimizer.step`."""
 
     durability: ClassVar[str] = "yes"
     remark: ClassVar[str] = ""
@@ -33,7 +33,7 @@ class System:
         self.start()
 
     def start(self) -> None:
-        """What a program does once, before its first step: processes, memory made ready where the system can."""
+        """Do what a program does once, before its first step: start processes, allocate memory."""
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -48,14 +48,14 @@ class System:
         return nullcontext()
 
     def wait_durable(self) -> None:
-        """Return when the last save is on disk, or when the system says that it is done."""
+        """Wait until the last save is on disk, or until the system reports that it is done."""
 
     def close(self) -> None:
         """End what `start` began."""
 
 
 class NoSave(System):
-    """Nothing at all; what it seems to cost is the noise of the measurement."""
+    """Saves nothing; its apparent cost is the noise of the measurement."""
 
     remark = "noise of this measurement"
 
@@ -107,7 +107,7 @@ class DcpSave(System):
 
 
 class DcpAsync(System):
-    """`async_save` as it comes: a stager for each save, nothing kept."""
+    """`async_save` with default settings: a new stager for each save."""
 
     durability = DCP_FILES_ONLY
 
@@ -129,7 +129,7 @@ class DcpAsync(System):
         )
 
     def planner(self) -> Any:
-        """A planner that reuses the plan of the save before; DCP keeps plans per class, not per planner."""
+        """A planner that reuses the plan of the previous save; DCP keeps plans per class, not per planner."""
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
         return DefaultSavePlanner(enable_plan_caching="async_stager" in self.options)
@@ -150,14 +150,14 @@ class DcpAsync(System):
 
 
 class DcpCached(DcpAsync):
-    """A stager that lives as long as the training, and reuses its memory; plans are reused too."""
+    """A stager that lives as long as the training and reuses its memory; plans are reused too."""
 
     def start(self) -> None:
         self.keep_stager()
 
 
 class DcpBeside(DcpAsync):
-    """The same, and the copy runs beside forward and backward; training waits for it before `optimizer.step`."""
+    """Like `DcpCached`, but the copy runs beside forward and backward; `optimizer.step` waits for it."""
 
     def start(self) -> None:
         self.keep_stager(beside=True)
@@ -171,7 +171,7 @@ class DcpBeside(DcpAsync):
 
 
 class DcpProcess(DcpAsync):
-    """The same stager in shared memory, written by a process; it starts with the first save."""
+    """Like `DcpCached`, in shared memory; a process, which starts with the first save, writes it."""
 
     def start(self) -> None:
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -308,7 +308,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def sweep(mark: str) -> None:
-    """Remove what DLRover leaves behind: sockets, and shared memory by name."""
+    """Delete what DLRover leaves behind: sockets and named shared memory."""
     shutil.rmtree(Path("/tmp/ckpt_sock") / mark, ignore_errors=True)
     for segment in Path("/dev/shm").glob(f"{mark}_*"):
         segment.unlink(missing_ok=True)

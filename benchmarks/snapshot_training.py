@@ -1,4 +1,4 @@
-"""The training that `bench_snapshot.py` interrupts with saves: a model of a given size, its AdamW state, its step."""
+"""The training of `bench_snapshot.py`: a model of a given size, its AdamW state, its step."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ BYTES_PER_PARAMETER = 12  # the parameter and two moments, fp32
 
 
 class Model(torch.nn.Module):
-    """57 parameters in the proportions of a small language model; with AdamW's state 228 tensors."""
+    """57 parameters in the proportions of a small language model: 228 tensors with AdamW's state."""
 
     def __init__(self, state_mb: int) -> None:
         super().__init__()
@@ -27,20 +27,20 @@ class Model(torch.nn.Module):
                 self.register_parameter(f"layer{layer}_{name}", torch.nn.Parameter(torch.randn(rows * width, width)))
 
     def forward(self) -> torch.Tensor:
-        """Never called; the Trainer requires a model to have one."""
+        """Never called; the Trainer requires it."""
         return self.embedding.sum()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """One step: the whole of it, and its end from before the guard to after `optimizer.step`."""
+    """The duration of a step, and of its end: from before the guard to after `optimizer.step`."""
 
     whole_s: float
     update_s: float
 
 
 class Training:
-    """Steps on one thread: as many matrix products as asked for, then a real, fused AdamW step.
+    """Steps on one thread: a number of matrix products, then a real, fused AdamW step.
 
     Gradients stay as they are. Work and not time is fixed, so that a step grows when a save takes its processor, its
     memory bandwidth or its interpreter lock.
@@ -58,7 +58,7 @@ class Training:
         self._left, self._right, self._product = (torch.randn(MATMUL_SIZE, MATMUL_SIZE) for _ in range(3))
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors of the state; the optimizer's step counters are some of them."""
+        """All tensors of the state, including the optimizer's step counters."""
         moments = [value for state in self.optimizer.state.values() for value in state.values()]
         return [*(parameter.detach() for parameter in self.model.parameters()), *moments]
 
@@ -66,7 +66,7 @@ class Training:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
     def step(self, guard: Callable[[], AbstractContextManager[object]]) -> StepTime:
-        """One step; `guard` is what the system under test wants around `optimizer.step`."""
+        """Do one step; `guard` is what the system under test needs around `optimizer.step`."""
         started_s = time.perf_counter()
         multiply(self._left, self._right, self._product, self._num_matmuls)
         computed_s = time.perf_counter()
@@ -82,7 +82,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, tim
 
 
 def matmuls_for(step_ms: float) -> int:
-    """How many products make that long a forward and backward part, on one thread, when nothing else runs."""
+    """How many products take that long on one thread when nothing else runs."""
     torch.set_num_threads(1)
     left, right, product = (torch.randn(MATMUL_SIZE, MATMUL_SIZE) for _ in range(3))
     fastest_s = float("inf")

@@ -1,4 +1,4 @@
-"""One system of `bench_snapshot.py`, or the machine's limits, measured in a process of its own.
+"""Measures one system of `bench_snapshot.py`, or the machine's limits, in its own process.
 
 Writes JSON lines to `--result`: what each save, each pair of training windows and the memory came to, or why there
 is nothing. Order of a system: start, two steps, the first save, `--saves` further ones with nothing beside them, then
@@ -33,7 +33,7 @@ Report = Callable[..., None]
 
 
 class Session:
-    """A system, the training it interrupts, and the numbering of the saves."""
+    """A system, the training that it saves, and the number of the current save."""
 
     def __init__(self, options: argparse.Namespace, report: Report) -> None:
         self._options = options
@@ -60,7 +60,7 @@ class Session:
         return [self._training.step(self._system.guard) for _ in range(count)]
 
     def _save(self) -> float:
-        """Start a save; how long the call took."""
+        """Start a save; returns how long the call took."""
         self._step += 1
         started_s = time.perf_counter()
         self._system.save(self._step)
@@ -118,7 +118,7 @@ class Session:
         }
 
     def _settle(self) -> None:
-        """Leave the disk as the next measurement wants it; and the state must have arrived there."""
+        """Wait until the state is on disk, and bring the disk into the state that the next measurement needs."""
         if self._options.system == "no save":
             return
         written = self._system.path(self._step)
@@ -135,7 +135,7 @@ class Session:
 
 
 def write_direct(target: Path, buffer: mmap.mmap, size: int) -> None:
-    """The whole buffer past the page cache, then fsync; its length is rounded up to what O_DIRECT takes."""
+    """Write the whole buffer with O_DIRECT, then fsync; its length is rounded up to what O_DIRECT takes."""
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT, 0o644)
     try:
         with memoryview(buffer) as view:
@@ -150,7 +150,7 @@ def write_direct(target: Path, buffer: mmap.mmap, size: int) -> None:
 
 
 def measure_limits(options: argparse.Namespace, report: Report) -> None:
-    """One thread's warm copy, the disk from warm memory, both as a bare save, and the commit of a small file."""
+    """A copy by one thread, the disk from warm memory, both together as a bare save, the commit of a small file."""
     tensors = Training(options.mb, 1).tensors()
     # Each tensor begins where a cache line does, as in torch's own archives; unaligned copies are a third slower.
     places = [0, *itertools.accumulate(round_up(tensor.numel() * 4, 64) for tensor in tensors)]
@@ -198,7 +198,7 @@ def round_up(number: int, step: int) -> int:
 
 
 def commit_s(folder: Path) -> float:
-    """A small file written, fsynced and renamed, and its folder fsynced."""
+    """Seconds to write, fsync and rename a small file, and to fsync its folder."""
     started_s = time.perf_counter()
     partial = folder / "small.partial"
     with partial.open("wb") as file:

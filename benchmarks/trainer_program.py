@@ -37,7 +37,7 @@ class Blocks(torch.utils.data.Dataset):
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Blocks without an index, each of which takes some milliseconds of work; knows its place."""
+    """A stream of blocks, each of which takes some milliseconds of work; it knows its position."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
@@ -59,7 +59,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 class Watch(TrainerCallback):
-    """Stretches steps to a least length, and writes down when each ended and its save was handed over."""
+    """Makes steps take a least time, and records when each ended and when its save was handed over."""
 
     def __init__(self, times: Path | None, least_s: float, *, tells_beginning: bool) -> None:
         self._file = times.open("a", buffering=1) if times else None
@@ -83,7 +83,7 @@ class Watch(TrainerCallback):
 
 
 def model_of(state_mb: int) -> Qwen2ForCausalLM:
-    """A Qwen2 whose state, with AdamW's, is about so large."""
+    """A Qwen2 whose state, with AdamW's, has about this size."""
     wanted = state_mb * 1_000_000 // BYTES_PER_PARAMETER
     # A layer has 2.5 widths² for attention and 9 for the network; embedding and head share their weights.
     width = max(64, round((wanted / (11.5 * NUM_LAYERS)) ** 0.5 / 64) * 64)

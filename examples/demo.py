@@ -1,8 +1,8 @@
-"""Preempt a training run and prove that nothing was lost.
+"""Interrupt a training run, resume it, and check that the result is the same as without the interruption.
 
 One training script runs three times on two ranks: once uninterrupted, once until one rank gets SIGTERM in
 the middle, and once more with the command of the second run. Then the two results are compared bit for bit.
-The exit code is 0 only if everything held. Needs Linux (it finds leftover processes in /proc), no GPU and no
+The exit code is 0 only if every check passed. Needs Linux (it finds leftover processes in /proc), no GPU and no
 network.
 """
 
@@ -62,7 +62,7 @@ class Check:
 
 
 class Status:
-    """One line that rewrites itself on a terminal, and an occasional line anywhere else."""
+    """A status line: rewritten in place on a terminal, printed from time to time elsewhere."""
 
     QUIET_S = 10.0
 
@@ -80,7 +80,7 @@ class Status:
 
 
 class Run:
-    """One start of `safepoint run` and what it tells about itself in its output folder."""
+    """One start of `safepoint run`, and what it writes into its output folder."""
 
     def __init__(self, name: str, log_name: str, status: Status) -> None:
         self.folder = OUTPUT / name
@@ -99,7 +99,7 @@ class Run:
             SCRIPT,
         ]
         self.command += ["--output-dir", folder, *SCRIPT_OPTIONS]
-        # One thread a rank, as torchrun sets it: ranks that fight for cores take twice as long.
+        # One thread a rank, as torchrun sets it: ranks that compete for cores take twice as long.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
         self.start = time.monotonic()
         with self.log.open("wb") as log:
@@ -131,7 +131,7 @@ class Run:
         return json.loads(path.read_text())
 
     def wait(self, until: Callable[[], bool] = lambda: False, *, limit_s: float = RUN_LIMIT_S) -> int | None:
-        """Return the exit code, or None as soon as `until` holds; show the progress meanwhile."""
+        """Return the exit code, or None as soon as `until` is true; show the progress meanwhile."""
         deadline = time.monotonic() + limit_s
         while (code := self.process.poll()) is None:
             if until():
@@ -168,7 +168,7 @@ def read_events(folder: Path) -> list[Event]:
 
 
 def descendants() -> list[int]:
-    """Return the living processes below this one, orphans included once it is their subreaper."""
+    """Return the living processes below this one, and orphans that the kernel has given to it."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -195,7 +195,7 @@ def command_line(pid: int) -> str:
 
 
 def wait_for_descendants(limit_s: float) -> list[int]:
-    """Return the processes that are still there after `limit_s`, or nothing as soon as all have gone."""
+    """Return the processes that still run after `limit_s`, or an empty list as soon as all have ended."""
     deadline = time.monotonic() + limit_s
     while (left := descendants()) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -204,7 +204,7 @@ def wait_for_descendants(limit_s: float) -> list[int]:
 
 @contextmanager
 def no_process_left() -> Iterator[None]:
-    """End whatever this program started, however it ends itself."""
+    """End every process that this program started, whatever ends this program."""
 
     def interrupt(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
@@ -282,7 +282,7 @@ def check_weights(reference: Path, preempted: Path) -> Check:
 
 
 def check_checkpoint(checkpoint: Path) -> Check:
-    """Compare the files that the manifest names with those that are there."""
+    """Compare the files that the manifest lists with the files that exist."""
     files = json.loads((checkpoint / "safepoint-manifest.json").read_text())["files"]
     differences = [
         f"{entry['path']}: not {entry['size_bytes']} bytes, as its manifest says"
@@ -297,7 +297,7 @@ def check_checkpoint(checkpoint: Path) -> Check:
 
 
 def check_processes() -> Check:
-    """Look for processes that outlive their run; give them a moment, their parent may have gone first."""
+    """Return the processes that outlive their run; wait a moment, because a parent may end before its children."""
     left = [f"{pid}: {command_line(pid)}" for pid in wait_for_descendants(5.0)]
     return Check(label="processes left behind", value=str(len(left)), held=not left, differences=left)
 

@@ -1,9 +1,9 @@
-"""Handwritten digits, classified by a loop of plain PyTorch that loses nothing.
+"""Classifies handwritten digits with a loop of plain PyTorch that can be interrupted and resumed.
 
-    python examples/digits.py                     # interrupt it with Ctrl-C or kill it, run it again: it goes on
-    safepoint run examples/digits.py               # restarted by itself when it crashes
+    python examples/digits.py            # interrupt it with Ctrl-C or kill it; the same command resumes
+    safepoint run examples/digits.py     # also restarts it when it crashes
 
-The images are scikit-learn's: 1797 scans of eight by eight pixels. What Safepoint adds are the lines with `run`.
+The images are scikit-learn's: 1797 scans of eight by eight pixels. Only the lines with `run` are for Safepoint.
 """
 
 import torch

@@ -51,7 +51,7 @@ def read_sources(max_bytes: int) -> Iterator[str]:
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE; the same texts give the same one, so every rank trains its own in memory."""
+    """Train a byte-level BPE. The same texts give the same tokenizer, so every rank trains its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
