@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -15,23 +16,19 @@ class Work(Generic[_T]):
     """
 
     def __init__(self, task: Callable[[], _T]) -> None:
-        self._task = task
-        self._done = threading.Event()
-        self._result: _T | None = None
-        self._error: BaseException | None = None
-        # A daemon, so that a hanging task does not keep the process from exiting.
-        threading.Thread(target=self._run, name="safepoint-bounded", daemon=True).start()
+        self._future = Future[_T]()
+        # A daemon, so that a hanging task does not keep the process from exiting, as one of an executor would.
+        threading.Thread(target=self._run, args=(task,), name="safepoint-bounded", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, task: Callable[[], _T]) -> None:
         try:
-            self._result = self._task()
+            self._future.set_result(task())
         except BaseException as error:  # noqa: BLE001  raised again by `result`
-            self._error = error
-        self._done.set()
+            self._future.set_exception(error)
 
     def is_done(self, limit_s: float) -> bool:
         """Whether it has returned or raised within `limit_s` seconds."""
-        return self._done.wait(limit_s)
+        return bool(wait([self._future], limit_s).done)
 
     def result(self, limit_s: float) -> _T | None:
         """What the task returned, or None when it is not done within `limit_s` seconds.
@@ -39,11 +36,7 @@ class Work(Generic[_T]):
         Raises:
             BaseException: what the task raised.
         """
-        if not self.is_done(limit_s):
-            return None
-        if self._error is not None:
-            raise self._error
-        return self._result
+        return self._future.result() if self.is_done(limit_s) else None
 
 
 def do_within(task: Callable[[], object], limit_s: float) -> bool:

@@ -113,7 +113,7 @@ class Configuration:
         found: dict[str, Setting] = {}
         for one in self.tables:
             if one.name == table:
-                found.update({setting.name: setting for setting in one.settings if setting.name not in found})
+                found = {setting.name: setting for setting in one.settings} | found
         return found
 
     @classmethod
@@ -209,7 +209,7 @@ def _tables(path: Path) -> Iterator[Table]:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(
             f"{path} is not valid TOML: {printable(str(error))}; nothing was done",
-            hint="correct it there; texts need quotation marks",
+            hint="correct it there; strings need quotation marks",
         ) from error
     for name in prefix:
         document = cast("dict[str, Any]", document).get(name, {}) if isinstance(document, dict) else document
@@ -254,20 +254,16 @@ def _walk(
 
 def _read(path: Path) -> str | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _unreadable(path, "it is not a file")
+            data = file.read(_MOST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         # A user without a home folder, as in many containers, may not be allowed to look for the file.
         if isinstance(error, PermissionError) and not os.path.lexists(path):
             return None
-        raise _unreadable(path, error.strerror or str(error)) from error
-    try:
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _unreadable(path, "it is not a file")
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     if len(data) > _MOST_BYTES:
         raise _unreadable(path, f"it has more than {_MOST_BYTES} bytes")
@@ -276,6 +272,11 @@ def _read(path: Path) -> str | None:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _unreadable(path, f"line {line} is not UTF-8") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; without O_NONBLOCK, opening a pipe would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _unreadable(path: Path, why: str) -> UsageError:

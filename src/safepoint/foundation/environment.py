@@ -1,8 +1,10 @@
-"""This process among its peers, from torchrun's variables."""
+"""Where this process runs: its place among its peers, its node, its current folder, and the modules it can import."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 
 from safepoint.errors import UsageError
 
@@ -81,3 +83,12 @@ def current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError as error:
         raise UsageError("the current folder was deleted", hint="change to one that exists") from error
+
+
+def is_importable(module: str, folder: str) -> bool:
+    """Whether `python -m module`, started in `folder`, would find it."""
+    # Only the first part: finding the rest would import the package.
+    try:
+        return PathFinder.find_spec(module.partition(".")[0], [folder, *sys.path]) is not None
+    except (ImportError, ValueError):
+        return False

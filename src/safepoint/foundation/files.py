@@ -28,16 +28,16 @@ _CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 def fsync_file(path: Path) -> None:
     """Make the content of `path` survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _fsync(path, os.O_NOFOLLOW)
 
 
 def fsync_folder(path: Path) -> None:
     """Make the names in `path` survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _fsync(path, os.O_DIRECTORY)
+
+
+def _fsync(path: Path, flag: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
     try:
         os.fsync(descriptor)
     finally:
@@ -250,8 +250,6 @@ def is_being_read(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False

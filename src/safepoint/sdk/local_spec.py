@@ -11,8 +11,8 @@ from typing import Any
 
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import Configuration
+from safepoint.foundation.environment import is_importable
 from safepoint.foundation.field_types import check_fields
-from safepoint.foundation.modules import is_importable
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.slots import count_slots
 from safepoint.jobs.model.function_source import take_function

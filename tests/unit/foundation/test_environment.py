@@ -1,10 +1,11 @@
-"""Where a process stands among its peers."""
+"""Where a process runs: among its peers, and which modules it can import."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from safepoint.foundation.environment import Place
+from safepoint.foundation.environment import Place, is_importable
 from safepoint.foundation.service_links import forget_service_links
 
 
@@ -40,3 +41,17 @@ def test_a_kubernetes_service_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     forget_service_links()
     assert "SAFEPOINT_METRICS_PORT" not in os.environ
     assert os.environ["SAFEPOINT_GRACE"] == "60"
+
+
+def test_what_python_would_find(tmp_path: Path) -> None:
+    """In the folder it starts in, and where everything is installed; nothing of it runs."""
+    (tmp_path / "mine.py").write_text("raise SystemExit('was run')")
+    assert is_importable("mine", str(tmp_path))
+    assert is_importable("json.tool", str(tmp_path))
+    assert not is_importable("mine", str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "no.such.mod", "", ".json"])
+def test_what_it_would_not(name: str, tmp_path: Path) -> None:
+    """Nor what is no name at all."""
+    assert not is_importable(name, str(tmp_path))

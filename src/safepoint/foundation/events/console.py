@@ -12,22 +12,23 @@ from safepoint.foundation import clock
 from safepoint.foundation.units import format_bytes, format_duration
 
 _LOGGER_NAME = "safepoint"
-_COLOURS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m"}
+_STYLES = {
+    logging.DEBUG: ("", "\033[2m"),
+    logging.WARNING: ("warning: ", "\033[33m"),
+    logging.ERROR: ("error: ", "\033[31m"),
+}
+"""What begins a line of each level, and its colour on a terminal."""
 
 
 class _Line(logging.Formatter):
     def __init__(self, *, colour: bool) -> None:
-        super().__init__("safepoint: %(message)s")
+        super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        if record.levelno >= logging.ERROR:
-            text = text.replace("safepoint: ", "safepoint: error: ", 1)
-        elif record.levelno >= logging.WARNING:
-            text = text.replace("safepoint: ", "safepoint: warning: ", 1)
-        start = _COLOURS.get(record.levelno, "\033[2m" if record.levelno < logging.INFO else "")
-        return f"{start}{text}\033[0m" if self._colour and start else text
+        kind, colour = _STYLES.get(record.levelno, ("", ""))
+        text = f"safepoint: {kind}{super().format(record)}"
+        return f"{colour}{text}\033[0m" if self._colour and colour else text
 
 
 class _CurrentStderr(logging.Handler):

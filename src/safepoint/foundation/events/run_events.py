@@ -6,7 +6,6 @@ from safepoint.foundation.events.stream import Event
 from safepoint.foundation.units import format_bytes, format_duration, plural, printable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Event, is_quiet=True):
     """A launcher was started on a node."""
 
@@ -30,7 +29,6 @@ class RankStarted:
     host: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted(Event):
     """The ranks have found each other and begin to train."""
 
@@ -48,7 +46,6 @@ class AttemptStarted(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRejected(Event, is_warning=True, cause="reason"):
     """A checkpoint is damaged and is not used."""
 
@@ -60,7 +57,6 @@ class CheckpointRejected(Event, is_warning=True, cause="reason"):
         return f"{self.path} is not used: {printable(self.file)}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Event):
     """The run resumes from a verified checkpoint."""
 
@@ -77,7 +73,6 @@ class Resumed(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedFromMemory(Event):
     """Restarted ranks resume from the snapshot that the previous ones left in memory."""
 
@@ -92,7 +87,6 @@ class ResumedFromMemory(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetAside(Event):
     """Checkpoints that this run does not continue were moved aside."""
 
@@ -103,7 +97,6 @@ class SetAside(Event):
         return f"{plural(self.num_checkpoints, 'checkpoint')} moved to {self.path}; nothing is deleted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchKept(Event):
     """Another number of ranks: gradient accumulation was adapted so that a step sees the same samples."""
 
@@ -120,7 +113,6 @@ class BatchKept(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SignalReceived(Event, is_quiet=True, cause="signal"):
     """A launcher, or a rank by itself, received a signal; signals that a launcher passes on are not repeated."""
 
@@ -132,7 +124,6 @@ class SignalReceived(Event, is_quiet=True, cause="signal"):
         return f"{who} received {self.signal}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineChoice(Event, is_quiet=True):
     """After a stop request: what is done with the running step, and why.
 
@@ -156,7 +147,6 @@ class DeadlineChoice(Event, is_quiet=True):
         return f"step {self.step} {does}: {self.needed_s:.1f} s are needed, {self.available_s:.1f} s are left"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Repartitioned(Event):
     """A ZeRO checkpoint was copied into a layout that another number of ranks, or another stage, can load."""
 
@@ -179,7 +169,6 @@ class Repartitioned(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event, cause="signal"):
     """All ranks agreed to stop here because at least one received a signal."""
 
@@ -191,7 +180,6 @@ class StopRequested(Event, cause="signal"):
         return f"{self.signal} on rank {self.rank}: all ranks stop at step {self.step}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepGivenUp(Event):
     """The rest of the running step would have missed the deadline; the previous step is saved instead."""
 
@@ -207,7 +195,6 @@ class StepGivenUp(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
     """The state of a step is in memory, or being copied there; with `is_wanted` it will become a checkpoint.
 
@@ -228,7 +215,6 @@ class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved(Event, cause="trigger"):
     """A checkpoint is committed: complete, durable, named in its manifest."""
 
@@ -246,7 +232,6 @@ class Saved(Event, cause="trigger"):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSuperseded(Event, is_warning=True, cause="trigger"):
     """A snapshot was waiting to be written, and a newer one replaced it."""
 
@@ -258,7 +243,6 @@ class SaveSuperseded(Event, is_warning=True, cause="trigger"):
         return f"step {self.step} ({self.trigger}) was not written: step {self.by} came before its turn"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveFailed(Event, is_warning=True, cause="reason"):
     """A save did not become a checkpoint; its files are deleted."""
 
@@ -271,7 +255,6 @@ class SaveFailed(Event, is_warning=True, cause="reason"):
         return f"step {self.step} ({self.trigger}) could not be saved: {self.reason}; {self.consequence}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resealed(Event):
     """A callback added files to a committed checkpoint; a new manifest names them."""
 
@@ -282,7 +265,6 @@ class Resealed(Event):
         return f"checkpoint of step {self.step} now also names {', '.join(self.files)}, added by a callback"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned(Event, cause="reason"):
     """Retention removed a checkpoint."""
 
@@ -294,7 +276,6 @@ class Pruned(Event, cause="reason"):
         return f"pruned {self.path}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Event, is_quiet=True, cause="reason"):
     """A rank, or the whole start, ended with an error; `rank` is None where no rank caused it.
 
@@ -310,7 +291,6 @@ class Failed(Event, is_quiet=True, cause="reason"):
         return f"failed with exit code {self.exit_code}: {self.reason}" + (f" ({self.error})" if self.error else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted(Event, is_warning=True, cause="reason"):
     """A rank failed, and the ranks were restarted."""
 
@@ -322,7 +302,6 @@ class Restarted(Event, is_warning=True, cause="reason"):
         return f"{self.reason}; restarting the ranks ({self.restart} of {plural(self.max_restarts, 'restart')})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepAbandoned(Event, is_warning=True, cause="reason"):
     """A step would have missed the deadline; the newest snapshot in memory was committed instead."""
 
@@ -335,7 +314,6 @@ class StepAbandoned(Event, is_warning=True, cause="reason"):
         return f"step {self.step} is given up: {self.reason}; {instead}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted(Event, cause="reason"):
     """The run ended after a stop request, with or without a checkpoint of the last step."""
 
@@ -349,7 +327,6 @@ class Interrupted(Event, cause="reason"):
         return f"interrupted at step {self.step}, not saved: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Event):
     """Training reached its end."""
 

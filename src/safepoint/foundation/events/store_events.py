@@ -1,12 +1,9 @@
 """What can happen between a folder and an object store, as typed records (docs/progress.md)."""
 
-from dataclasses import dataclass
-
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.units import format_bytes, format_duration
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Uploaded(Event):
     """A checkpoint is committed in the object store too."""
 
@@ -19,7 +16,6 @@ class Uploaded(Event):
         return f"uploaded {self.location}, {_pace(self.size_bytes, self.duration_s)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UploadFailed(Event, is_warning=True, cause="reason"):
     """A checkpoint could not be uploaded; the upload is repeated while the run lasts."""
 
@@ -32,7 +28,6 @@ class UploadFailed(Event, is_warning=True, cause="reason"):
         return f"{self.name_in_store} is not uploaded yet: {self.reason}; {where}the upload is repeated"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UploadSuperseded(Event):
     """A checkpoint is not uploaded, because a newer one replaced it."""
 
@@ -42,7 +37,6 @@ class UploadSuperseded(Event):
         return f"step {self.step} is not uploaded: a newer checkpoint replaced it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UploadUnfinished(Event, is_warning=True):
     """The run has ended, and its newest checkpoint is not in the object store."""
 
@@ -56,7 +50,6 @@ class UploadUnfinished(Event, is_warning=True):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FinalMissing(Event, is_warning=True):
     """The finished model is not in the object store; a checkpoint has the same weights."""
 
@@ -72,7 +65,6 @@ class FinalMissing(Event, is_warning=True):
         return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved: {again}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched(Event):
     """A checkpoint was fetched from the object store."""
 

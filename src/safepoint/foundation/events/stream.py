@@ -10,30 +10,31 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from safepoint.foundation import clock
 
 EVENTS_NAME = "events.jsonl"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Event(ABC):
-    """Base of every event; the class name in snake case is the event's name in JSON."""
+    """Base of every event; the class name in snake case is the event's name in JSON. Subclasses become dataclasses.
 
-    is_warning: ClassVar[bool] = False
-    is_quiet: ClassVar[bool] = False
-    """Whether it is written to the stream, and to the console only with `-v`."""
-    cause_field: ClassVar[str] = ""
-    """The field with the trigger, the signal or the reason: the record's `cause`."""
+    Args:
+        is_warning: whether it is a warning on the console.
+        is_quiet: whether it is written to the stream, and to the console only with `-v`.
+        cause: the field with the trigger, the signal or the reason: the record's `cause`.
+    """
+
+    is_warning: ClassVar[bool]
+    is_quiet: ClassVar[bool]
+    _cause_field: ClassVar[str]
 
     def __init_subclass__(cls, *, is_warning: bool = False, is_quiet: bool = False, cause: str = "") -> None:
-        # A dataclass with slots is created twice, the second time without these keywords: then they are set already.
-        cls.is_warning = cls.is_warning or is_warning
-        cls.is_quiet = cls.is_quiet or is_quiet
-        cls.cause_field = cls.cause_field or cause
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        cls.is_warning, cls.is_quiet, cls._cause_field = is_warning, is_quiet, cause
 
     @property
     def name(self) -> str:
@@ -48,7 +49,7 @@ class Event(ABC):
     @property
     def cause(self) -> str:
         """Why it happened; empty where the event has no such field."""
-        return str(getattr(self, self.cause_field)) if self.cause_field else ""
+        return str(getattr(self, self._cause_field)) if self._cause_field else ""
 
     @abstractmethod
     def _sentence(self) -> str: ...
@@ -70,13 +71,12 @@ class EventLog:
         """Append one line in one write, so that lines of several writers do not mix."""
         if not self._paths:
             return
-        fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
         record: dict[str, Any] = {"time": clock.utc_now(), "event": event.name}
         if self._actor:
             record["actor"] = self._actor
         if event.cause:
             record["cause"] = event.cause
-        line = json.dumps(record | fields, default=dataclasses.asdict) + "\n"
+        line = json.dumps(record | vars(event), default=dataclasses.asdict) + "\n"
         for path in self._paths:
             append_lines(path, line.encode())
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import UsageError
-from safepoint.foundation.environment import current_folder
-from safepoint.foundation.modules import is_importable
+from safepoint.foundation.environment import current_folder, is_importable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
