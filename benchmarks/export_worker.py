@@ -92,11 +92,11 @@ def stream_into_store(source: Path, target: Path) -> None:
 
     block, count = memoryview(bytearray(os.urandom(1 << 20))), int(os.environ["HF_BENCH_MB"])
 
-    def pour(sink: Sink) -> None:
+    def write_to(sink: Sink) -> None:
         for _ in range(count):
             sink(block)
 
-    content = Content(size_bytes=count << 20, pour=pour)
+    content = Content(size_bytes=count << 20, write_to=write_to)
     open_store(parse_location(os.environ["HF_BENCH_STORE"])).upload("model.safetensors", content)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from safepoint.errors import ConditionError, ObjectNotFoundError, StorageError
 from safepoint.foundation import clock
-from safepoint.storage.access import check_access
+from safepoint.storage.opening import check_access
 from safepoint.storage.store import ABSENT, Condition, Content, Store
 from tests.support.streams import stream_of
 
@@ -233,7 +233,7 @@ def test_a_stream_of_another_length_is_refused(size_bytes: int, says_more: int, 
     """A stream with another length than announced changes nothing; a sweep leaves nothing of it."""
     data = os.urandom(size_bytes)
     store.write("key", b"before")
-    content = Content(size_bytes=size_bytes + says_more, pour=stream_of(data).pour)
+    content = Content(size_bytes=size_bytes + says_more, write_to=stream_of(data).write_to)
     with pytest.raises(StorageError, match="a stream"):
         store.upload("key", content)
     store.sweep()
@@ -249,13 +249,13 @@ class TornError(Exception):
 def test_what_a_stream_raises_comes_out(size_bytes: int, store: Store) -> None:
     """An exception of the stream reaches the caller; a sweep leaves nothing of the upload."""
 
-    def pour(sink) -> None:
-        stream_of(os.urandom(size_bytes - 1)).pour(sink)
+    def write_to(sink) -> None:
+        stream_of(os.urandom(size_bytes - 1)).write_to(sink)
         raise TornError
 
     store.write("key", b"before")
     with pytest.raises(TornError):
-        store.upload("key", Content(size_bytes=size_bytes, pour=pour))
+        store.upload("key", Content(size_bytes=size_bytes, write_to=write_to))
     store.sweep()
     assert bytes(store.read("key")) == b"before"
     assert [item.key for item in store.list()] == ["key"]

@@ -10,10 +10,9 @@ import pytest
 
 from safepoint.errors import AccessDeniedError, ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
-from safepoint.storage.access import check_access
 from safepoint.storage.location import parse_location
 from safepoint.storage.object_store import ObjectStore
-from safepoint.storage.opening import open_store
+from safepoint.storage.opening import check_access, open_store
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import Content, Sink
 from safepoint.testing.fault_proxy import FaultProxy
@@ -112,11 +111,11 @@ def _cut() -> None:
 
 
 def _torn(store: ObjectStore, key: str, data: bytes) -> None:
-    def pour(sink: Sink) -> None:
-        stream_of(data[:-1]).pour(sink)
+    def write_to(sink: Sink) -> None:
+        stream_of(data[:-1]).write_to(sink)
         raise CutError
 
-    store.upload(key, Content(size_bytes=len(data), pour=pour))
+    store.upload(key, Content(size_bytes=len(data), write_to=write_to))
 
 
 def test_memory_of_a_stream_is_bounded(server: Server) -> None:
@@ -131,12 +130,12 @@ from safepoint.storage.store import Content
 store = open_store(parse_location(sys.argv[1]))
 store.write("warm", b"up")
 block = memoryview(bytearray(1 << 20))
-def pour(sink):
+def write_to(sink):
     for number in range(512):
         block[:8] = number.to_bytes(8, "little")
         sink(block)
 begin_measure()
-store.upload("big", Content(size_bytes=512 << 20, pour=pour))
+store.upload("big", Content(size_bytes=512 << 20, write_to=write_to))
 print(grown_mb())
 """
     grown_mb = float(_printed(program, server, str(store.location)))
@@ -176,7 +175,7 @@ def test_a_sweep_keeps_what_is_to_go_on(server: Server, tmp_path: Path) -> None:
     for key in ("checkpoint-1/model", "checkpoint-10/model", "other"):
         with pytest.raises(CutError):
             store.upload(key, source, progress=cut_after(1))
-    assert store.sweep(chosen=lambda key: not key.startswith("checkpoint-1/")) == 2
+    assert store.sweep(only=lambda key: not key.startswith("checkpoint-1/")) == 2
     assert store.sweep() == 1
 
 

@@ -8,7 +8,7 @@ _BLOCK_BYTES = 3_000_001
 def stream_of(data: bytes, block_bytes: int = _BLOCK_BYTES) -> Content:
     """`data` in blocks of one buffer, which is overwritten as soon as the caller has returned."""
 
-    def pour(sink: Sink) -> None:
+    def write_to(sink: Sink) -> None:
         buffer = bytearray(block_bytes)
         for begin in range(0, len(data), block_bytes):
             block = data[begin : begin + block_bytes]
@@ -16,7 +16,7 @@ def stream_of(data: bytes, block_bytes: int = _BLOCK_BYTES) -> Content:
             sink(memoryview(buffer)[: len(block)])
             buffer[:] = bytes(block_bytes)
 
-    return Content(size_bytes=len(data), pour=pour)
+    return Content(size_bytes=len(data), write_to=write_to)
 
 
 __all__ = ["stream_of"]

@@ -10,7 +10,7 @@ from safepoint.doctor.object_store import judge_store, look_at_store
 from safepoint.doctor.programs import examine_criu, judge_gpus, judge_torch, look_at_gpus, look_at_torch
 from safepoint.foundation.bounded import Work
 from safepoint.settings.output_place import OutputPlace
-from safepoint.storage.access import Tried
+from safepoint.storage.opening import Tried
 
 _FOLDER_S = 5.0
 _STORE_S = 8.0

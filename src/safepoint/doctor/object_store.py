@@ -5,9 +5,8 @@ from dataclasses import replace
 from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import StorageError
 from safepoint.foundation.units import format_duration
-from safepoint.storage.access import Tried, try_access
 from safepoint.storage.location import Location
-from safepoint.storage.opening import open_store
+from safepoint.storage.opening import Tried, open_store, try_access
 from safepoint.storage.options import StorageOptions
 
 _WITHIN_S = 6.0

@@ -1,22 +1,21 @@
-"""Folders of a store, read like a `pathlib.Path`: objects are listed once, ranges are fetched as needed.
+"""Folders of a store, read like a `pathlib.Path`: objects are listed once, ranges are read when they are needed.
 
-For readers that work on a folder of this machine and on an object store: they take a `ReadablePath`, which
-`pathlib.Path` and `StorePath` implement.
+Code that reads a folder of this machine and an object store alike takes a `ReadablePath`, which `pathlib.Path` and
+`StorePath` implement.
 """
 
-import threading
-from collections import OrderedDict
+import io
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Literal, Protocol, Self, cast
+from functools import lru_cache
+from typing import Any, BinaryIO, Literal, Protocol, Self, cast
 
 from safepoint.errors import ObjectNotFoundError, StorageError
-from safepoint.storage.raw_reader import RawReader
-from safepoint.storage.read_ahead import Stretch, stream_ahead
+from safepoint.storage.read_ahead import ByteRange, stream_ahead
 from safepoint.storage.store import Content, Store
 
 _BLOCK_BYTES = 16 << 10
 _MAX_CACHED_BLOCKS = 512
-_MAX_FETCH_BYTES = 64 << 10
 _MAX_FILE_BYTES = 1 << 30
 
 OnRead = Callable[[str, int, int], None]
@@ -68,8 +67,7 @@ class _Tree:
         self.prefix = prefix
         self.on_read = on_read
         self.found = self.list()
-        self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        self._lock = threading.Lock()
+        self.block = lru_cache(_MAX_CACHED_BLOCKS)(self._read_block)
 
     def list(self) -> dict[str, tuple[int, str]]:
         """Relative key → size and version."""
@@ -81,35 +79,18 @@ class _Tree:
 
     def read(self, key: str, start: int, length: int) -> bytes:
         """Exactly these bytes; small reads are served from cached blocks."""
-        if length > _MAX_FETCH_BYTES:
-            return self._fetch(key, start, length)
+        if length > _BLOCK_BYTES:
+            return self._read_range(key, start, length)
         first, last = start // _BLOCK_BYTES, (start + length - 1) // _BLOCK_BYTES
-        with self._lock:
-            blocks = {number: self._blocks.get((key, number)) for number in range(first, last + 1)}
-        missing = [number for number, block in blocks.items() if block is None]
-        if missing:
-            begin = missing[0] * _BLOCK_BYTES
-            end = min((missing[-1] + 1) * _BLOCK_BYTES, self.found[key][0])
-            data = self._fetch(key, begin, end - begin)
-            for number in range(missing[0], missing[-1] + 1):
-                offset = number * _BLOCK_BYTES - begin
-                blocks[number] = data[offset : offset + _BLOCK_BYTES]
-        with self._lock:
-            for number, block in blocks.items():
-                assert block is not None
-                self._blocks[key, number] = block
-                self._blocks.move_to_end((key, number))
-            while len(self._blocks) > _MAX_CACHED_BLOCKS:
-                self._blocks.popitem(last=False)
-        joined = b"".join(cast("dict[int, bytes]", blocks).values())
+        joined = b"".join(self.block(key, number) for number in range(first, last + 1))
         offset = start - first * _BLOCK_BYTES
         return joined[offset : offset + length]
 
-    def forget(self) -> None:
-        with self._lock:
-            self._blocks.clear()
+    def _read_block(self, key: str, number: int) -> bytes:
+        start = number * _BLOCK_BYTES
+        return self._read_range(key, start, min(_BLOCK_BYTES, self.found[key][0] - start))
 
-    def _fetch(self, key: str, start: int, length: int) -> bytes:
+    def _read_range(self, key: str, start: int, length: int) -> bytes:
         if self.on_read is not None:
             self.on_read(key, start, length)
         return bytes(self.store.read(self.full(key), start=start, length=length))
@@ -202,24 +183,75 @@ class StorePath:
         """See `ReadablePath`."""
         return cast("BinaryIO", _Reader(self._tree, self._key, self.size_bytes))
 
-    def stretch(self, start: int, length: int) -> Stretch:
+    def byte_range(self, start: int, length: int) -> ByteRange:
         """A range of the object, for `stream_ahead`."""
-        return Stretch(self._tree.store, self._tree.full(self._key), start, length)
+        return ByteRange(self._tree.store, self._tree.full(self._key), start, length)
 
     @property
     def content(self) -> Content:
         """The whole object."""
-        whole = self.stretch(0, self.size_bytes)
-        return Content(size_bytes=whole.length, pour=lambda sink: stream_ahead([whole], sink))
+        whole = self.byte_range(0, self.size_bytes)
+        return Content(size_bytes=whole.length, write_to=lambda sink: stream_ahead([whole], sink))
 
     def forget_blocks(self) -> None:
         """Empty the cache of blocks of the whole tree."""
-        self._tree.forget()
+        self._tree.block.cache_clear()
 
     def changed(self) -> str | None:
         """The key of an object that has changed since it was listed; None when there is none."""
         found = self._tree.list()
         return next((key for key, known in self._tree.found.items() if found.get(key) != known), None)
+
+
+class RawReader(io.RawIOBase):
+    """A file object of known length over a source of byte ranges, which a subclass reads.
+
+    Args:
+        size_bytes: of the file.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._place = 0
+
+    @abstractmethod
+    def read_range(self, start: int, length: int) -> bytes:
+        """At most that many bytes from there on; the range lies in the file and is not empty."""
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Set the position.
+
+        Raises:
+            OSError: it would be before the beginning.
+        """
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size_bytes}[whence]
+        if origin + offset < 0:
+            raise OSError("the position is before the beginning of the object")
+        self._place = origin + offset
+        return self._place
+
+    def tell(self) -> int:
+        """The position."""
+        return self._place
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill the buffer, or as much of it as there is; 0 at the end."""
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._size_bytes - self._place))
+        if not count:
+            return 0
+        data = self.read_range(self._place, count)
+        view[: len(data)] = data
+        self._place += len(data)
+        return len(data)
 
 
 class _Reader(RawReader):
@@ -238,7 +270,7 @@ def browse(store: Store, prefix: str = "", *, on_read: OnRead | None = None) -> 
     Args:
         store: the store.
         prefix: a key; empty for the store's own location.
-        on_read: called for every read from the store, except those of a `stretch`.
+        on_read: called for every read from the store, except those of a `byte_range`.
 
     Raises:
         StorageError: the store cannot be listed.

@@ -29,25 +29,18 @@ class LocalStore:
     """
 
     def __init__(self, location: Location) -> None:
-        self._location = location
-        self._root = location.folder
-
-    @property
-    def location(self) -> Location:
+        self.location = location
         """See `Store`."""
-        return self._location
+        self._root = location.folder
 
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """See `Store`."""
         folder = self._path(prefix) if prefix else self._root
         if folder.is_symlink() and prefix:
             return
-        try:
-            found = list(files.regular_files(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            raise _translated(error, folder) from error
+        found: list[tuple[str, os.stat_result]] = []
+        with _translating(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found += files.regular_files(folder)
         for path, status in found:
             if stat.S_ISREG(status.st_mode) and not _WORKING.fullmatch(path.rpartition("/")[2]):
                 yield _object(f"{prefix}/{path}" if prefix else path, status)
@@ -91,15 +84,48 @@ class LocalStore:
         self, key: str, data: bytes, *, condition: Condition | None = None, deadline_s: float | None = None
     ) -> str:
         """See `Store`."""
+        return self._create(
+            key, lambda descriptor: files.write_at(descriptor, memoryview(data), 0), condition=condition
+        )
+
+    def upload(
+        self,
+        key: str,
+        source: Path | Content,
+        *,
+        fence: Callable[[], None] | None = None,
+        progress: Progress | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """See `Store`; a folder takes the file as a whole."""
+
+        def fill(descriptor: int) -> None:
+            if isinstance(source, Content):
+                _receive(source, descriptor, progress)
+            else:
+                _copy(source, descriptor, progress)
+
+        self._create(key, fill, fence=fence)
+
+    def _create(
+        self,
+        key: str,
+        fill: Callable[[int], None],
+        *,
+        condition: Condition | None = None,
+        fence: Callable[[], None] | None = None,
+    ) -> str:
+        """Make an object durable and visible, and return its version; `fill` writes its content to a descriptor."""
         path = self._path(key)
         with _translating(path):
             working = _create_working(path)
             try:
-                with working.open("wb") as file:
-                    file.write(data)
-                    file.flush()
+                with working.open("wb", buffering=0) as file:
+                    fill(file.fileno())
                     os.fsync(file.fileno())
                     version = _version(os.fstat(file.fileno()))
+                if fence is not None:
+                    fence()
                 self._publish(working, path, condition)
             finally:
                 working.unlink(missing_ok=True)
@@ -123,32 +149,6 @@ class LocalStore:
             # By its descriptor: another process may delete the object at once, and the empty folder with it.
             os.fsync(folder)
 
-    def upload(
-        self,
-        key: str,
-        source: Path | Content,
-        *,
-        fence: Callable[[], None] | None = None,
-        progress: Progress | None = None,
-        deadline_s: float | None = None,
-    ) -> None:
-        """See `Store`; a folder takes the file as a whole."""
-        path = self._path(key)
-        with _translating(path):
-            working = _create_working(path)
-            try:
-                with working.open("wb", buffering=0) as writer:
-                    if isinstance(source, Content):
-                        _pour(source, writer.fileno(), progress)
-                    else:
-                        _copy(source, writer.fileno(), progress)
-                    os.fsync(writer.fileno())
-                if fence is not None:
-                    fence()
-                self._publish(working, path, None)
-            finally:
-                working.unlink(missing_ok=True)
-
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
         """See `Store`; folders that become empty go too."""
         path = self._path(key)
@@ -158,12 +158,10 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 return
             remains = path.parent
-            while _is_below(remains, self._root):
-                try:
+            with contextlib.suppress(OSError):  # it holds other objects
+                while remains != self._root:
                     remains.rmdir()
-                except OSError:
-                    break
-                remains = remains.parent
+                    remains = remains.parent
             # Missing when another process has just deleted the last object in it, and made that durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
@@ -171,7 +169,7 @@ class LocalStore:
     def sweep(
         self,
         *,
-        chosen: Callable[[str], bool] = lambda key: True,
+        only: Callable[[str], bool] = lambda key: True,
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
@@ -183,7 +181,7 @@ class LocalStore:
                     continue
                 folder, _, name = path.rpartition("/")
                 match = _WORKING.fullmatch(name)
-                if match and chosen(f"{folder}/{match[1]}".lstrip("/")):
+                if match and only(f"{folder}/{match[1]}".lstrip("/")):
                     (self._root / path).unlink(missing_ok=True)
                     num_swept += 1
         return num_swept
@@ -262,7 +260,7 @@ def _copy(source: Path, target: int, progress: Progress | None) -> None:
             raise StorageError(f"{source} changed while it was copied; nothing was written")
 
 
-def _pour(content: Content, target: int, progress: Progress | None) -> None:
+def _receive(content: Content, target: int, progress: Progress | None) -> None:
     done = 0
 
     def take(block: memoryview) -> None:
@@ -272,12 +270,8 @@ def _pour(content: Content, target: int, progress: Progress | None) -> None:
         if progress is not None:
             progress(len(block))
 
-    content.pour(take)
+    content.write_to(take)
     check_length(content, done)
-
-
-def _is_below(path: Path, root: Path) -> bool:
-    return path != root and path.is_relative_to(root)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,6 @@ from safepoint.storage.s3.multipart import LEAST_PART_BYTES, STREAM_MEMORY_BYTES
 from safepoint.storage.s3.requests import S3Requests
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.store import (
-    ABSENT,
     Condition,
     Content,
     Progress,
@@ -39,7 +38,7 @@ _SHORTEST_TRY_S = 0.25
 _SLOWEST_BYTES_PER_S = 64 << 10
 """A link below this counts as broken."""
 _NUM_FENCED_TRIES = 5
-_NUM_PATIENT_TRIES = 10
+_NUM_STREAM_TRIES = 10
 _BLOCK_BYTES = 16 << 20
 _T = TypeVar("_T")
 _Client = Any  # obstore's stores have no common public type with what they are made from
@@ -54,7 +53,8 @@ class ObjectStore:
     """
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
-        self._location = location
+        self.location = location
+        """See `Store`."""
         self._options = options
         self._clients: dict[float, _Client] = {}
         self._lock = threading.Lock()
@@ -63,11 +63,6 @@ class ObjectStore:
         self._requests = (
             S3Requests(location.bucket, options) if location.scheme is Scheme.S3 and options.has_keys else None
         )
-
-    @property
-    def location(self) -> Location:
-        """See `Store`."""
-        return self._location
 
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """See `Store`."""
@@ -102,10 +97,9 @@ class ObjectStore:
             return memoryview(b"")
 
         def get(client: _Client) -> memoryview:
-            if start == 0 and length is None:
-                return memoryview(obstore.get(client, key).bytes())
             if length is None:
-                return memoryview(obstore.get(client, key, options={"range": {"offset": start}}).bytes())
+                options: Any = {"range": {"offset": start}} if start else None
+                return memoryview(obstore.get(client, key, options=options).bytes())
             data = memoryview(obstore.get_range(client, key, start=start, length=length))
             if len(data) != length:
                 raise self._too_short(client, key, start + length)
@@ -182,19 +176,19 @@ class ObjectStore:
         """See `Store`."""
         check_key(key)
         size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
+        if size_bytes > LEAST_PART_BYTES and self._requests is not None:
+            self._upload_in_parts(self._requests, key, source, size_bytes, fence, progress, deadline_s)
+            return
         if size_bytes <= LEAST_PART_BYTES:
             data = _gathered(source) if isinstance(source, Content) else source.read_bytes()
             self._upload_small(key, data, fence, deadline_s)
-        elif self._requests is not None:
-            self._upload_in_parts(self._requests, key, source, size_bytes, fence, progress, deadline_s)
-            return
         elif isinstance(source, Content):
-            self._pour(key, source, fence, progress)
+            self._upload_stream(key, source, fence, progress)
             return
         else:
             if fence is not None:
                 fence()
-            chunk = part_bytes_of(source)
+            chunk = part_bytes_of(size_bytes, is_stream=False)
             # Path objects are read by obstore itself, part by part.
             self._call(
                 "PUT",
@@ -206,10 +200,13 @@ class ObjectStore:
         if progress is not None and size_bytes:
             progress(size_bytes)
 
-    def _pour(self, key: str, content: Content, fence: Callable[[], None] | None, progress: Progress | None) -> None:
+    def _upload_stream(
+        self, key: str, content: Content, fence: Callable[[], None] | None, progress: Progress | None
+    ) -> None:
         """Through obstore, which repeats requests by itself here: a stream cannot be started again."""
-        what, part_bytes, done = f"PUT {self._name(key)}", part_bytes_of(content), 0
-        client = _make_client(self._location, self._options, self._options.request_timeout_s, is_patient=True)
+        what, done = f"PUT {self._name(key)}", 0
+        part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
+        client = _make_client(self.location, self._options, self._options.request_timeout_s, is_repeating=True)
         # Not as a context manager: left by an error, it must not make an object of what has come so far.
         writer = obstore.open_writer(
             client, key, buffer_size=part_bytes, max_concurrency=max(1, STREAM_MEMORY_BYTES // part_bytes - 1)
@@ -223,7 +220,7 @@ class ObjectStore:
             if progress is not None:
                 progress(len(block))
 
-        content.pour(take)
+        content.write_to(take)
         check_length(content, done)
         if fence is not None:
             fence()
@@ -236,17 +233,14 @@ class ObjectStore:
         if fence is None:
             self.write(key, data, deadline_s=deadline_s)
             return
-        # What is seen before the fence is what the write expects: a successor that came in between has changed it.
-        for is_last in [False] * (_NUM_FENCED_TRIES - 1) + [True]:
-            try:
-                condition = Condition(version=self.stat(key, deadline_s=deadline_s).version)
-            except ObjectNotFoundError:
-                condition = ABSENT
+        # The write requires the version that was seen before the fence: a successor in between has changed it.
+        for num_left in reversed(range(_NUM_FENCED_TRIES)):
+            found = self._stat_or_none(key, deadline_s)
             fence()
             try:
-                self.write(key, data, condition=condition, deadline_s=deadline_s)
+                self.write(key, data, condition=Condition(version=found and found.version), deadline_s=deadline_s)
             except ConditionError:
-                if is_last:
+                if not num_left:
                     raise
             else:
                 return
@@ -268,13 +262,14 @@ class ObjectStore:
             if found is None or found.size_bytes != size_bytes:
                 return False
             version = found.version.strip('"')
-            # A server that makes other ETags than S3: then a new one must do.
+            # Some servers make other ETags than S3; there, any change of the ETag shows that the upload is complete.
             return version == etag or ("-" not in version and (before is None or found.version != before.version))
 
         upload_in_parts(
             uploads,
             self._full(key),
             source,
+            size_bytes,
             has_arrived=has_arrived,
             fence=fence,
             progress=progress,
@@ -290,31 +285,27 @@ class ObjectStore:
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
         """See `Store`."""
         check_key(key)
-        try:
+        with contextlib.suppress(ObjectNotFoundError):
             self._call("DELETE", key, lambda client: obstore.delete(client, key), deadline_s)
-        except ObjectNotFoundError:
-            return
 
     def sweep(
         self,
         *,
-        chosen: Callable[[str], bool] = lambda key: True,
+        only: Callable[[str], bool] = lambda key: True,
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """See `Store`; only S3 shows unfinished uploads, the other stores forget theirs by themselves."""
+        """See `Store`; only S3 lists unfinished uploads, and the other stores delete theirs by themselves."""
         if self._requests is None:
             return 0
-        prefix = f"{self._location.path}/" if self._location.path else ""
+        prefix = f"{self.location.path}/" if self.location.path else ""
         num_swept = 0
         for upload in list(self._requests.find(prefix, deadline_s=deadline_s)):
             is_old = begun_before_s is None or upload.begun_s < begun_before_s
-            if is_old and chosen(upload.key.removeprefix(prefix)):
-                try:
+            if is_old and only(upload.key.removeprefix(prefix)):
+                with contextlib.suppress(ObjectNotFoundError):
                     self._requests.abort(upload, deadline_s=deadline_s)
-                except ObjectNotFoundError:
-                    continue
-                num_swept += 1
+                    num_swept += 1
         return num_swept
 
     def _version(self, item: Any) -> str:
@@ -327,10 +318,10 @@ class ObjectStore:
         )
 
     def _full(self, key: str) -> str:
-        return f"{self._location.path}/{key}" if self._location.path else key
+        return f"{self.location.path}/{key}" if self.location.path else key
 
     def _name(self, key: str) -> str:
-        return f"{self._location.scheme}://{self._location.bucket}/{self._full(key)}"
+        return f"{self.location.scheme}://{self.location.bucket}/{self._full(key)}"
 
     def _call(
         self,
@@ -361,17 +352,11 @@ class ObjectStore:
             raise
         # obstore's errors derive from several builtins; all of them are answers about the store.
         except Exception as error:
-            raise self._translated(error, what) from error
-
-    def _translated(self, error: Exception, what: str) -> StorageError:
-        translated = failures.from_obstore(error, what)
-        if (
-            isinstance(translated, AccessDeniedError)
-            and self._location.scheme is Scheme.S3
-            and self._requests is None
-        ):
-            return failures.without_keys(translated)
-        return translated
+            translated = failures.from_obstore(error, what)
+            is_s3_without_keys = self.location.scheme is Scheme.S3 and self._requests is None
+            if isinstance(translated, AccessDeniedError) and is_s3_without_keys:
+                translated = failures.without_keys(translated)
+            raise translated from error
 
     def _client(self, timeout_s: float) -> _Client:
         # A client has one timeout for all its requests; a few clients, each half of the next, keep any deadline.
@@ -382,7 +367,7 @@ class ObjectStore:
             bucket_s *= 2
         with self._lock:
             if bucket_s not in self._clients:
-                self._clients[bucket_s] = _make_client(self._location, self._options, bucket_s)
+                self._clients[bucket_s] = _make_client(self.location, self._options, bucket_s)
             return self._clients[bucket_s]
 
 
@@ -391,20 +376,17 @@ def _gathered(content: Content) -> bytes:
     data = bytearray()
 
     def take(block: memoryview) -> None:
-        if (
-            len(data) + len(block) <= content.size_bytes
-        ):  # of a stream that is too long, no more than its announced size
-            data.extend(block)
-        else:
-            check_length(content, len(data) + len(block))
+        data.extend(block)
+        if len(data) > content.size_bytes:  # before a stream that is too long fills the memory
+            check_length(content, len(data))
 
-    content.pour(take)
+    content.write_to(take)
     check_length(content, len(data))
     return bytes(data)
 
 
 def _make_client(
-    location: Location, options: StorageOptions, timeout_s: float, *, is_patient: bool = False
+    location: Location, options: StorageOptions, timeout_s: float, *, is_repeating: bool = False
 ) -> _Client:
     client_options: dict[str, Any] = {
         "allow_http": True,
@@ -420,7 +402,7 @@ def _make_client(
         "prefix": location.path or None,
         "client_options": client_options,
         "retry_config": {
-            "max_retries": _NUM_PATIENT_TRIES if is_patient else 0,
+            "max_retries": _NUM_STREAM_TRIES if is_repeating else 0,
             "retry_timeout": timedelta(seconds=DEFAULT_WITHIN_S),
         },
     }

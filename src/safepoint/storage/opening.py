@@ -1,11 +1,21 @@
-"""From a location to the store that serves it."""
+"""Opens the store at a location, and checks that it can be used before a model is loaded."""
 
+import contextlib
+import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from safepoint.errors import StorageError
+from safepoint.foundation import clock
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, resolve_claim
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import Store
+
+_WITHIN_S = 15.0
+PROBE_PREFIX = ".safepoint/access-"
+"""The prefix of the keys that a check writes and deletes."""
+_TIDY_WITHIN_S = 3.0
 
 
 def open_store(
@@ -28,3 +38,62 @@ def open_store(
     from safepoint.storage.object_store import ObjectStore
 
     return ObjectStore(location, options or StorageOptions.from_environment(environ))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """The result of a successful check.
+
+    Args:
+        duration_s: time of writing, reading, listing and deleting together.
+        clock_ahead_s: the store's clock minus this machine's, to a second or two.
+    """
+
+    duration_s: float
+    clock_ahead_s: float
+
+
+def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
+    """Write, read, list and delete one small object under a unique key.
+
+    Args:
+        store: the store.
+        within_s: seconds after which to give up.
+
+    Raises:
+        StorageError: with its own message and hint for a wrong key, a missing bucket, no permission, an untrusted
+            certificate and a host that cannot be reached.
+    """
+    begun_s = clock.monotonic_s()
+    deadline_s = begun_s + within_s
+    key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+    data = key.encode()
+    store.write(key, data, deadline_s=deadline_s)
+    written_s = clock.wall_s()
+    try:
+        found = bytes(store.read(key, deadline_s=deadline_s))
+        listed = {item.key: item for item in store.list(".safepoint", deadline_s=deadline_s)}
+    except StorageError:
+        with contextlib.suppress(StorageError):  # the first error is reported
+            store.delete(key, deadline_s=clock.monotonic_s() + _TIDY_WITHIN_S)
+        raise
+    store.delete(key, deadline_s=deadline_s)
+    if found != data or key not in listed:
+        raise StorageError(
+            "the store does not return the object that was just written to it",
+            hint="if this is the address of a cache, use the address of the store behind it",
+        )
+    return Tried(duration_s=clock.monotonic_s() - begun_s, clock_ahead_s=listed[key].modified_s - written_s)
+
+
+def check_access(store: Store) -> None:
+    """Check that a training can use the store, see `try_access`.
+
+    Raises:
+        StorageError: it cannot, with the reason.
+    """
+    try:
+        try_access(store)
+    except StorageError as error:
+        message = f"{store.location} cannot be used: {error.message}; training was not started"
+        raise type(error)(message, hint=error.hint) from error

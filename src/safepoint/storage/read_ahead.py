@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 _S = TypeVar("_S")
 
 
-class Stretch(NamedTuple):
+class ByteRange(NamedTuple):
     """A range of an object.
 
     Args:
@@ -30,7 +30,7 @@ class Stretch(NamedTuple):
     length: int
 
 
-def stream_ahead(stretches: Iterable[Stretch], sink: Sink) -> None:
+def stream_ahead(ranges: Iterable[ByteRange], sink: Sink) -> None:
     """Pass ranges of objects to `sink`, in order, while the next ones are being read.
 
     Raises:
@@ -38,40 +38,36 @@ def stream_ahead(stretches: Iterable[Stretch], sink: Sink) -> None:
     """
     under_way: deque[tuple[Future[memoryview], bytearray]] = deque()
     threads = ThreadPoolExecutor(_NUM_BUFFERS, thread_name_prefix="safepoint-read")
+
+    def pass_on() -> bytearray:
+        future, buffer = under_way.popleft()
+        sink(future.result())
+        return buffer
+
     try:
-        for stretch in _cut(stretches):
-            buffer = _hand_over(under_way, sink) if len(under_way) == _NUM_BUFFERS else bytearray(_BUFFER_BYTES)
-            under_way.append((threads.submit(_read, stretch, buffer), buffer))
+        for part in _cut(ranges):
+            buffer = pass_on() if len(under_way) == _NUM_BUFFERS else bytearray(_BUFFER_BYTES)
+            under_way.append((threads.submit(_read, part, buffer), buffer))
         while under_way:
-            _hand_over(under_way, sink)
+            pass_on()
     finally:
-        threads.shutdown(wait=True, cancel_futures=True)
-
-
-def _hand_over(under_way: "deque[tuple[Future[memoryview], bytearray]]", sink: Sink) -> bytearray:
-    """Pass on the first pending range; returns its buffer."""
-    future, buffer = under_way.popleft()
-    sink(future.result())
-    return buffer
+        threads.shutdown(cancel_futures=True)
 
 
 def map_reads(function: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
     """The results of `function`, which reads from a store, for each item; several run at once."""
-    threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-read")
-    try:
-        return list(threads.map(function, items))
-    finally:
-        threads.shutdown(wait=True, cancel_futures=True)
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-read") as threads:
+        return list(threads.map(function, items))  # when one fails, `map` cancels those that have not begun
 
 
-def _cut(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
-    for store, key, start, length in stretches:
+def _cut(ranges: Iterable[ByteRange]) -> Iterator[ByteRange]:
+    for store, key, start, length in ranges:
         for begin in range(start, start + length, _BUFFER_BYTES):
-            yield Stretch(store, key, begin, min(_BUFFER_BYTES, start + length - begin))
+            yield ByteRange(store, key, begin, min(_BUFFER_BYTES, start + length - begin))
 
 
-def _read(stretch: Stretch, buffer: bytearray) -> memoryview:
-    view = memoryview(buffer)[: stretch.length]
+def _read(part: ByteRange, buffer: bytearray) -> memoryview:
+    view = memoryview(buffer)[: part.length]
     done = 0
 
     def take(block: memoryview) -> None:
@@ -79,5 +75,5 @@ def _read(stretch: Stretch, buffer: bytearray) -> memoryview:
         view[done : done + len(block)] = block
         done += len(block)
 
-    stretch.store.stream(stretch.key, take, start=stretch.start, length=stretch.length)
+    part.store.stream(part.key, take, start=part.start, length=part.length)
     return view

@@ -20,12 +20,12 @@ class Content:
 
     Args:
         size_bytes: how many bytes there are.
-        pour: passes them to a sink, in blocks of any size; called at most once for each `upload`, on its thread. Its
-            exceptions end the upload and are raised by it; it must not catch those of the sink.
+        write_to: passes them to a sink, in blocks of any size; called at most once for each `upload`, on its thread.
+            Its exceptions end the upload, which raises them; it must not catch those of the sink.
     """
 
     size_bytes: int
-    pour: Callable[[Sink], None]
+    write_to: Callable[[Sink], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +68,10 @@ class Store(Protocol):
     What every implementation promises, and the contract suite tests:
 
     - a reader sees an object whole or not at all, and the old one until the new one is whole;
-    - after a write returned, every reader sees it, and on a folder it survives a power loss;
+    - after a write returned, every reader sees it, and in a folder it survives a power loss;
     - of several writers with the same condition at most one succeeds, and the others get ConditionError;
     - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`);
-      when its own earlier, unanswered try has already done the work, it counts as done;
+      it succeeds also when an earlier try, whose answer was lost, has already done the work;
     - memory stays bounded whatever the size of an object, except for `read`, which returns what was asked for;
     - all methods may be called from several threads at once, after and never before a fork.
 
@@ -88,10 +88,10 @@ class Store(Protocol):
         ...
 
     def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
-        """What is under `key`.
+        """Size, version and time of an object.
 
         Raises:
-            ObjectNotFoundError: nothing.
+            ObjectNotFoundError: there is no such object.
         """
         ...
 
@@ -101,19 +101,19 @@ class Store(Protocol):
         """Read `length` bytes from `start`, or to the end; exactly that many, or an error.
 
         Raises:
-            ObjectNotFoundError: nothing is there.
+            ObjectNotFoundError: there is no such object.
             StorageError: the object has fewer bytes than asked for.
         """
         ...
 
     def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
-        """Read `length` bytes from `start` and hand them to `sink` in blocks, in order, each byte once.
+        """Read `length` bytes from `start` and pass them to `sink` in blocks, in order, each byte once.
 
-        A block is valid until `sink` returns. After the connection was cut off, reading
-        continues with the first byte that was not handed over.
+        A block is valid until `sink` returns. After the connection was cut off, reading continues with the first byte
+        that was not passed on.
 
         Raises:
-            ObjectNotFoundError: nothing is there.
+            ObjectNotFoundError: there is no such object.
             StorageError: the object has fewer bytes than asked for.
         """
         ...
@@ -137,17 +137,18 @@ class Store(Protocol):
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Write a file or a stream of bytes, of any size, in parts when it is large.
+        """Write a file or a stream of bytes, of any size, in parts when it is large; an existing object is replaced.
 
-        Called again after it was cut off, also by another process, it sends only the parts that are missing.
-        It replaces what is there. Of a stream nothing is kept on a disk of this machine, and no more in memory than
-        the parts on their way: 32 MiB, or one part where that is larger: S3 requires such parts for more than 300 GB.
+        Called again after it was cut off, also by another process, it sends only the parts that are missing. Of a
+        stream nothing is written to a disk of this machine, and memory holds at most 32 MiB, or one part where parts
+        are larger, as S3 requires for more than 300 GB.
 
         Args:
             key: where.
             source: a regular file that does not change meanwhile; or a stream.
-            fence: called immediately before the object becomes visible; what it raises stops the upload. Together
-                with `sweep` it keeps a writer that was replaced from writing over its successor (docs/adr/0007).
+            fence: called immediately before the object becomes visible; its exceptions stop the upload. Together
+                with `sweep` it keeps a writer that was replaced from overwriting the objects of its successor
+                (docs/adr/0007-object-stores.md).
             progress: also called once for the parts that the server has already.
             deadline_s: when to give up.
 
@@ -157,23 +158,21 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
-        """Delete an object; one that does not exist is fine."""
+        """Delete an object; a missing one is not an error."""
         ...
 
     def sweep(
         self,
         *,
-        chosen: Callable[[str], bool] = lambda key: True,
+        only: Callable[[str], bool] = lambda key: True,
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Delete unfinished uploads of any writer, and return how many there were.
-
-        None of them can become visible afterwards.
+        """Delete unfinished uploads of any writer, and return how many; none of them can become visible afterwards.
 
         Args:
-            chosen: called with the key of each; an upload for which it returns False is left alone.
-            begun_before_s: only those begun before this time, seconds since 1970; all when None.
+            only: called with the key of each; only those for which it returns True are deleted.
+            begun_before_s: only those begun before this time, seconds since 1970; None: whenever they began.
             deadline_s: when to give up.
         """
         ...

@@ -16,7 +16,7 @@ from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError
 from safepoint.storage.browsing import ReadablePath, StorePath, browse
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
-from safepoint.storage.read_ahead import Stretch, map_reads, stream_ahead
+from safepoint.storage.read_ahead import ByteRange, map_reads, stream_ahead
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def test_reading_ahead_keeps_the_order(tmp_path: Path) -> None:
     store = LocalStore(Location(scheme=Scheme.FILE, path=str(tmp_path)))
     places = [(0, 5_000_000), (7, 1), (8_999_999, 2), (3, 0), (100, 2 << 20), *((n, n) for n in range(50))]
     received = bytearray()
-    stream_ahead((Stretch(store, "data", start, length) for start, length in places), received.extend)
+    stream_ahead((ByteRange(store, "data", start, length) for start, length in places), received.extend)
     assert received == b"".join(data[start : start + length] for start, length in places)
     with pytest.raises(StorageError):
-        stream_ahead([Stretch(store, "data", 8_999_999, 3)], received.extend)
+        stream_ahead([ByteRange(store, "data", 8_999_999, 3)], received.extend)
     with pytest.raises(ZeroDivisionError):
-        stream_ahead([Stretch(store, "data", 0, 9_000_000)], lambda block: 1 // 0)
+        stream_ahead([ByteRange(store, "data", 0, 9_000_000)], lambda block: 1 // 0)
     assert map_reads(lambda number: number * 2, range(100)) == [2 * number for number in range(100)]

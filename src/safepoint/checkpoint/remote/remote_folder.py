@@ -22,7 +22,7 @@ from safepoint.errors import (
     ObjectNotFoundError,
 )
 from safepoint.foundation import clock
-from safepoint.storage.access import PROBE_PREFIX
+from safepoint.storage.opening import PROBE_PREFIX
 from safepoint.storage.store import ABSENT, Condition, Store, StoredObject
 
 ATTEMPT_KEY = ".safepoint/attempt.json"
@@ -247,7 +247,7 @@ class RemoteFolder:
                 self.store.delete(item.key, deadline_s=deadline_s)
                 num_deleted += 1
         return num_deleted + self.store.sweep(
-            chosen=lambda key: _is_ours(key) and key.partition("/")[0] not in keep, deadline_s=deadline_s
+            only=lambda key: _is_ours(key) and key.partition("/")[0] not in keep, deadline_s=deadline_s
         )
 
     def _with_parts(self, deadline_s: float | None) -> set[str]:

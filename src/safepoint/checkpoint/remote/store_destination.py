@@ -145,7 +145,7 @@ class StoreDestination:
     def end_uploads(self, paths: Iterable[str]) -> None:
         """End uploads of these files by writers that were replaced, and make sure that this one was not."""
         keys = {f"{self._name}/{path}" for path in paths}
-        self._store.sweep(chosen=keys.__contains__, deadline_s=self._deadline_s)
+        self._store.sweep(only=keys.__contains__, deadline_s=self._deadline_s)
         self._remote.fence(deadline_s=self._deadline_s)
 
     def prepare(self, record: Record | None) -> None:
@@ -158,7 +158,7 @@ class StoreDestination:
         if not isinstance(record, Manifest):
             raise TypeError("a store is given the manifest of a whole checkpoint")
         # Ends uploads of a writer that was replaced; then deletes what an earlier checkpoint of this step has left.
-        self._store.sweep(chosen=lambda key: key.startswith(f"{self._name}/"), deadline_s=self._deadline_s)
+        self._store.sweep(only=lambda key: key.startswith(f"{self._name}/"), deadline_s=self._deadline_s)
         faults = compare_listing(record.files, self._remote.files_of(self._name, deadline_s=self._deadline_s))
         if faults:
             raise StorageError(
@@ -189,7 +189,7 @@ class StoreDestination:
         """See `Destination`; what cannot be deleted now stays marked as unfinished."""
         deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S
         with contextlib.suppress(SafepointError):
-            self._store.sweep(chosen=lambda key: key.startswith(f"{self._name}/"), deadline_s=deadline_s)
+            self._store.sweep(only=lambda key: key.startswith(f"{self._name}/"), deadline_s=deadline_s)
             self._remote.delete(self._name, deadline_s=deadline_s)
 
 

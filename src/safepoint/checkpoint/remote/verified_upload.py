@@ -136,17 +136,17 @@ def _digesting(source: Path | Content) -> Generator[tuple[Path | Content, _Resul
 def _passing(source: Content) -> tuple[Content, _Result]:
     digesters: list[FileDigester] = []
 
-    def pour(sink: Sink) -> None:
+    def write_to(sink: Sink) -> None:
         digester = FileDigester()
 
         def take(block: memoryview) -> None:
             digester.update(block)
             sink(block)
 
-        source.pour(take)
+        source.write_to(take)
         digesters.append(digester)
 
     def result() -> FileDigest:
         return digesters[-1].result()
 
-    return Content(size_bytes=source.size_bytes, pour=pour), result
+    return Content(size_bytes=source.size_bytes, write_to=write_to), result

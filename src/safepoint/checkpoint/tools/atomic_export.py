@@ -196,7 +196,7 @@ class _PrefixDestination:
 
     def _delete(self, paths: Collection[str], deadline_s: float | None = None) -> None:
         """Delete these files, and end uploads of them and of this export's own."""
-        self._store.sweep(chosen=lambda key: key in paths or key in self._paths, deadline_s=deadline_s)
+        self._store.sweep(only=lambda key: key in paths or key in self._paths, deadline_s=deadline_s)
         for path in sorted(paths):
             self._store.delete(path, deadline_s=deadline_s)
 
@@ -225,7 +225,7 @@ def clean_export(store: Store, *, before_s: float) -> int:
     # The mark is taken over first, so that an export that is alive after all finds that it has lost the place.
     taken = json.dumps({"files": sorted(named)}).encode()
     store.write(MARK, taken, condition=Condition(version=found[MARK].version))
-    store.sweep(chosen=named.__contains__)
+    store.sweep(only=named.__contains__)
     for item in [*doomed, found[MARK]]:
         store.delete(item.key)
     return len(doomed) + 1

@@ -26,7 +26,7 @@ from safepoint.foundation import clock, files
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
-from safepoint.storage.read_ahead import Stretch, stream_ahead
+from safepoint.storage.read_ahead import ByteRange, stream_ahead
 from safepoint.storage.store import Content, Store
 
 Progress = Callable[[int, int], None]
@@ -172,8 +172,8 @@ def _source_files(source: Inventory, item: Item, entries: Sequence[FileEntry]) -
     def source_of(entry: FileEntry) -> Path | Content:
         if source.folder is not None:
             return source.folder / item.prefix / entry.path
-        stretch = Stretch(source.store, f"{item.prefix}/{entry.path}", 0, entry.size_bytes)
-        return Content(size_bytes=entry.size_bytes, pour=lambda sink: stream_ahead([stretch], sink))
+        whole = ByteRange(source.store, f"{item.prefix}/{entry.path}", 0, entry.size_bytes)
+        return Content(size_bytes=entry.size_bytes, write_to=lambda sink: stream_ahead([whole], sink))
 
     return [SourceFile(entry.path, source_of(entry), entry) for entry in entries]
 

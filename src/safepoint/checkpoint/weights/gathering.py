@@ -57,7 +57,7 @@ def gather(weights: Sequence[StoredWeight], *, max_file_bytes: int = MAX_FILE_BY
 
 def content_of(data: bytes) -> Content:
     """A stream of bytes in memory."""
-    return Content(size_bytes=len(data), pour=lambda sink: sink(memoryview(data)))
+    return Content(size_bytes=len(data), write_to=lambda sink: sink(memoryview(data)))
 
 
 def _split(weights: Sequence[StoredWeight], max_file_bytes: int) -> list[list[StoredWeight]]:
@@ -76,9 +76,9 @@ def _content(weights: Sequence[StoredWeight]) -> Content:
     layout = lay_out((weight.shape for weight in weights), _METADATA)
     by_name = {weight.shape.name: weight for weight in weights}
 
-    def pour(sink: Sink) -> None:
+    def write_to(sink: Sink) -> None:
         sink(memoryview(layout.header))
         runs = (run for shape, _ in layout.places for run in by_name[shape.name].runs)
-        stream_ahead((cast("StorePath", run.path).stretch(run.offset, run.num_bytes) for run in runs), sink)
+        stream_ahead((cast("StorePath", run.path).byte_range(run.offset, run.num_bytes) for run in runs), sink)
 
-    return Content(size_bytes=layout.size_bytes, pour=pour)
+    return Content(size_bytes=layout.size_bytes, write_to=write_to)

@@ -12,8 +12,7 @@ from safepoint.checkpoint.format.safetensors_layout import KINDS, SIZES
 from safepoint.checkpoint.weights.inert_pickle import read_inert
 from safepoint.checkpoint.weights.weight import Run
 from safepoint.errors import CheckpointError
-from safepoint.storage.browsing import ReadablePath
-from safepoint.storage.raw_reader import RawReader
+from safepoint.storage.browsing import RawReader, ReadablePath
 
 _LOCAL_HEADER_BYTES = 30
 _MAX_PICKLE_BYTES = 1 << 30

@@ -6,16 +6,14 @@ key of one's own) get every part again.
 """
 
 import hashlib
-import queue
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from pathlib import Path
 
 from safepoint.errors import ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
-from safepoint.storage.s3.requests import PartOnServer, S3Requests, UploadId
+from safepoint.storage.s3.requests import FilePart, PartOnServer, S3Requests, UploadId
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
 from safepoint.storage.store import Content, Progress, check_length
 
@@ -29,29 +27,25 @@ _PAUSE_S = 0.5
 # Parts of a stream wait in memory, so they are smaller and fewer.
 STREAM_PART_BYTES = 8 << 20
 STREAM_MEMORY_BYTES = 32 << 20
-_Windows = Mapping[int, tuple[int, int]]
+_Parts = Mapping[int, tuple[int, int]]
 """Number of a part → where it begins, and its size."""
 
 
-def part_bytes_of(source: Path | Content) -> int:
+def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
     """How large the parts of a source are: the same in every process, or no upload could be continued."""
-    size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
     least = -(-size_bytes // _MAX_PARTS)
-    if isinstance(source, Content):
-        return max(STREAM_PART_BYTES, _in_blocks(least))
-    # On a link with latency larger parts are quicker, and of a small file a cut costs less with smaller ones.
-    least = max(least, min(size_bytes // _NUM_PARTS, _LARGE_PART_BYTES))
-    return max(LEAST_PART_BYTES, _in_blocks(least))
-
-
-def _in_blocks(size_bytes: int) -> int:
-    return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+    if not is_stream:
+        # On a link with latency larger parts are quicker, and of a small file a cut costs less with smaller ones.
+        least = max(least, min(size_bytes // _NUM_PARTS, _LARGE_PART_BYTES))
+    in_blocks = -(-least // _BLOCK_BYTES) * _BLOCK_BYTES
+    return max(STREAM_PART_BYTES if is_stream else LEAST_PART_BYTES, in_blocks)
 
 
 def upload_in_parts(
     uploads: S3Requests,
     key: str,
     source: Path | Content,
+    size_bytes: int,
     *,
     has_arrived: Callable[[str], bool],
     fence: Callable[[], None] | None,
@@ -64,6 +58,7 @@ def upload_in_parts(
         uploads: the bucket.
         key: within the bucket.
         source: of more than one part; a file does not change meanwhile.
+        size_bytes: its size.
         has_arrived: whether the object of this ETag is there; asked when the answer to the last request was lost.
         fence: see `Store.upload`.
         progress: see `Store.upload`.
@@ -73,94 +68,97 @@ def upload_in_parts(
         ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of the writer that replaced this one.
         StorageError: the request was refused, or the source has another size than announced.
     """
-    windows = _windows(source)
-    report = _Reporter(progress)
+    part_bytes = part_bytes_of(size_bytes, is_stream=isinstance(source, Content))
+    starts = range(0, size_bytes, part_bytes)
+    parts = {number: (start, min(part_bytes, size_bytes - start)) for number, start in enumerate(starts, 1)}
+    progress = progress or _ignore
     if isinstance(source, Content):
-        upload, etags = _send_stream(uploads, key, source, windows, report, deadline_s)
+        upload, etags = _send_stream(uploads, key, source, parts, progress, deadline_s)
     else:
-        upload, etags = _send_file(uploads, key, source, windows, report, deadline_s)
-    if len(etags) != len(windows):
-        raise StorageError(f"the upload of {key} was stopped")
+        upload, etags = _send_file(uploads, key, source, parts, progress, deadline_s)
     if fence is not None:
         fence()
     try:
         _complete(uploads, upload, etags, deadline_s)
     except ObjectNotFoundError:
-        if not has_arrived(etag_of_parts(etags)):
+        if not has_arrived(_etag_of_parts(etags)):
             raise
 
 
+def _ignore(num_bytes: int) -> None:
+    """Report no progress."""
+
+
 def _send_file(
-    uploads: S3Requests, key: str, source: Path, windows: _Windows, report: "_Reporter", deadline_s: float | None
+    uploads: S3Requests, key: str, source: Path, parts: _Parts, progress: Progress, deadline_s: float | None
 ) -> tuple[UploadId, dict[int, str]]:
-    upload, etags = _begin_or_continue(uploads, key, lambda part: _is_of(part, source, windows), deadline_s)
-    report(sum(windows[number][1] for number in etags))
+    upload, etags = _begin_or_continue(uploads, key, lambda part: _is_of(part, source, parts), deadline_s)
+    if etags:
+        progress(sum(parts[number][1] for number in etags))
 
-    def send(number: int) -> None:
-        start, length = windows[number]
-        etags[number] = uploads.send_part(
-            upload, number, source, start=start, size_bytes=length, deadline_s=deadline_s
-        )
-        report(length)
+    def send(number: int) -> str:
+        start, length = parts[number]
+        return uploads.send_part(upload, number, FilePart(source, start, length), deadline_s=deadline_s)
 
-    missing = [number for number in windows if number not in etags]
-    with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-upload") as threads:
-        futures: list[Future[None]] = [threads.submit(send, number) for number in missing]
-        wait(futures, return_when=FIRST_EXCEPTION)
-        for future in futures:
-            future.cancel()
-    for future in futures:
-        if not future.cancelled():
-            future.result()
+    threads = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-upload")
+    try:
+        under_way = {threads.submit(send, number): number for number in parts if number not in etags}
+        for future in as_completed(under_way):
+            etags[under_way[future]] = future.result()
+            progress(parts[under_way[future]][1])
+    finally:
+        threads.shutdown(cancel_futures=True)
     return upload, etags
 
 
 def _send_stream(
-    uploads: S3Requests, key: str, content: Content, windows: _Windows, report: "_Reporter", deadline_s: float | None
+    uploads: S3Requests, key: str, content: Content, parts: _Parts, progress: Progress, deadline_s: float | None
 ) -> tuple[UploadId, dict[int, str]]:
     # The content of a part on the server can only be compared when the stream has brought its bytes.
     upload, present = _begin_or_continue(
-        uploads, key, lambda part: windows.get(part.number, (0, -1))[1] == part.size_bytes, deadline_s
+        uploads, key, lambda part: parts.get(part.number, (0, -1))[1] == part.size_bytes, deadline_s
     )
-    etags: dict[int, str] = {}
 
-    def send(number: int, data: memoryview) -> None:
+    def send(number: int, data: memoryview) -> str:
         found = present.get(number)
         if found is None or hashlib.md5(data, usedforsecurity=False).hexdigest() != found:
-            found = uploads.send_part(upload, number, data, start=0, size_bytes=len(data), deadline_s=deadline_s)
-        etags[number] = found
-        report(len(data))
+            found = uploads.send_part(upload, number, data, deadline_s=deadline_s)
+        return found
 
-    with _PartsInMemory(windows, send) as parts:
-        content.pour(parts.take)
-        check_length(content, parts.num_bytes)
-    return upload, etags
+    stream = _StreamInParts(parts, send, progress)
+    try:
+        content.write_to(stream.take)
+        check_length(content, stream.num_bytes)
+        stream.finish()
+    finally:
+        stream.close()
+    return upload, stream.etags
 
 
-class _PartsInMemory:
+class _StreamInParts:
     """Cuts a stream into parts and sends several at once; `take` waits for a free buffer.
 
-    Left without an error when all have been sent.
-
     Args:
-        windows: the parts.
-        send: takes a part's number and its bytes; called on several threads.
+        parts: the parts.
+        send: takes a part's number and its bytes, and returns its ETag; called on several threads.
+        progress: called on the thread of `take` and `finish`.
     """
 
-    def __init__(self, windows: _Windows, send: Callable[[int, memoryview], None]) -> None:
-        self._windows = windows
+    def __init__(self, parts: _Parts, send: Callable[[int, memoryview], str], progress: Progress) -> None:
+        self._parts = parts
         self._send = send
-        self._part_bytes = windows[1][1]
-        num_buffers = max(1, STREAM_MEMORY_BYTES // self._part_bytes)
-        self._unmade = min(num_buffers, len(windows))
-        self._free = queue.SimpleQueue[bytearray]()
-        self._threads = ThreadPoolExecutor(num_buffers, thread_name_prefix="safepoint-upload")
-        self._under_way: set[Future[None]] = set()
+        self._progress = progress
+        self._part_bytes = parts[1][1]
+        self._num_buffers = max(1, STREAM_MEMORY_BYTES // self._part_bytes)
+        self._threads = ThreadPoolExecutor(self._num_buffers, thread_name_prefix="safepoint-upload")
+        self._under_way: dict[Future[str], tuple[int, bytearray]] = {}
         self._buffer: bytearray | None = None
         self._filled = 0
         self._number = 1
         self.num_bytes = 0
-        """How many have come."""
+        """How many bytes have come."""
+        self.etags: dict[int, str] = {}
+        """The ETags of the parts that have been sent, by number."""
 
     def take(self, block: memoryview) -> None:
         """Add the next bytes.
@@ -170,51 +168,41 @@ class _PartsInMemory:
         """
         self.num_bytes += len(block)
         while block:
-            if self._number not in self._windows:
+            if self._number not in self._parts:
                 raise StorageError("a stream delivered more bytes than it announced; nothing was written")
             if self._buffer is None:
-                self._buffer = self._next_buffer()
-            length = self._windows[self._number][1]
+                is_full = len(self._under_way) == self._num_buffers
+                self._buffer = self._wait_for_one() if is_full else bytearray(self._part_bytes)
+            length = self._parts[self._number][1]
             head = block[: length - self._filled]
             self._buffer[self._filled : self._filled + len(head)] = head
             self._filled += len(head)
             block = block[len(head) :]
             if self._filled == length:
-                self._under_way.add(self._threads.submit(self._send_one, self._number, self._buffer, length))
+                future = self._threads.submit(self._send, self._number, memoryview(self._buffer)[:length])
+                self._under_way[future] = self._number, self._buffer
                 self._buffer, self._filled, self._number = None, 0, self._number + 1
 
-    def _send_one(self, number: int, buffer: bytearray, length: int) -> None:
-        try:
-            self._send(number, memoryview(buffer)[:length])
-        finally:
-            self._free.put(buffer)
+    def finish(self) -> None:
+        """Wait until all parts have been sent.
 
-    def _next_buffer(self) -> bytearray:
-        if self._unmade:
-            self._unmade -= 1
-            buffer = bytearray(self._part_bytes)
-        else:
-            buffer = self._free.get()
-        self._raise_failure()
+        Raises:
+            StorageError: a part could not be sent.
+        """
+        while self._under_way:
+            self._wait_for_one()
+
+    def close(self) -> None:
+        """Wait for the parts that are being sent, and send no other."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _wait_for_one(self) -> bytearray:
+        """Wait until any part has been sent; returns its buffer."""
+        future = next(iter(wait(self._under_way, return_when=FIRST_COMPLETED).done))
+        number, buffer = self._under_way.pop(future)
+        self.etags[number] = future.result()
+        self._progress(self._parts[number][1])
         return buffer
-
-    def _raise_failure(self) -> None:
-        done = {future for future in self._under_way if future.done()}
-        self._under_way -= done
-        for future in done:
-            future.result()
-
-    def __enter__(self) -> "_PartsInMemory":
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if error is None:
-            wait(self._under_way, return_when=FIRST_EXCEPTION)
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        if error is None:
-            for future in self._under_way:
-                if not future.cancelled():
-                    future.result()
 
 
 def _complete(uploads: S3Requests, upload: UploadId, etags: dict[int, str], deadline_s: float | None) -> None:
@@ -227,25 +215,18 @@ def _complete(uploads: S3Requests, upload: UploadId, etags: dict[int, str], dead
             if clock.monotonic_s() + _PAUSE_S > deadline_s:
                 raise
             clock.sleep(_PAUSE_S)
-            # Ceph RGW and moto answer 500 when the upload is gone; asked for its parts, they say so.
+            # Ceph RGW and moto answer 500 when the upload is gone; a request for its parts is answered with 404.
             next(uploads.parts(upload, deadline_s=deadline_s), None)
         else:
             return
 
 
-def etag_of_parts(etags: dict[int, str]) -> str:
+def _etag_of_parts(etags: dict[int, str]) -> str:
     """The ETag that S3 gives an object of these parts: the MD5 of their MD5s, and their number."""
     with suppress(ValueError):
         digests = b"".join(bytes.fromhex(etags[number]) for number in sorted(etags))
         return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(etags)}"
     return ""
-
-
-def _windows(source: Path | Content) -> dict[int, tuple[int, int]]:
-    size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
-    part_bytes = part_bytes_of(source)
-    starts = range(0, size_bytes, part_bytes)
-    return {number: (start, min(part_bytes, size_bytes - start)) for number, start in enumerate(starts, 1)}
 
 
 def _begin_or_continue(
@@ -257,19 +238,20 @@ def _begin_or_continue(
     continued: tuple[UploadId, dict[int, str]] | None = None
     for upload in begun:
         with suppress(ObjectNotFoundError):
+            etags: dict[int, str] = {}
             if continued is None:
-                present = list(uploads.parts(upload, deadline_s=deadline_s))
+                present = uploads.parts(upload, deadline_s=deadline_s)
                 etags = {part.number: part.etag for part in present if is_kept(part)}
-                if etags:
-                    continued = upload, etags
-                    continue
-            # A writer that was replaced must not complete it over what comes now.
-            uploads.abort(upload, deadline_s=deadline_s)
+            if etags:
+                continued = upload, etags
+            else:
+                # A writer that was replaced must not complete it over what comes now.
+                uploads.abort(upload, deadline_s=deadline_s)
     return continued or (uploads.begin(key, deadline_s=deadline_s), {})
 
 
-def _is_of(part: PartOnServer, source: Path, windows: _Windows) -> bool:
-    start, length = windows.get(part.number, (0, -1))
+def _is_of(part: PartOnServer, source: Path, parts: _Parts) -> bool:
+    start, length = parts.get(part.number, (0, -1))
     if part.size_bytes != length:
         return False
     md5 = hashlib.md5(usedforsecurity=False)
@@ -279,16 +261,3 @@ def _is_of(part: PartOnServer, source: Path, windows: _Windows) -> bool:
             md5.update(block)
             length -= len(block)
     return md5.hexdigest() == part.etag
-
-
-class _Reporter:
-    """Passes progress on from several threads, one at a time."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._lock = threading.Lock()
-
-    def __call__(self, num_bytes: int) -> None:
-        if self._progress is not None and num_bytes:
-            with self._lock:
-                self._progress(num_bytes)

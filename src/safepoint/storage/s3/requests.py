@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
@@ -71,6 +71,20 @@ class PartOnServer:
     size_bytes: int
 
 
+class FilePart(NamedTuple):
+    """A part of a file.
+
+    Args:
+        path: the file.
+        start: the first byte.
+        size_bytes: the number of bytes.
+    """
+
+    path: Path
+    start: int
+    size_bytes: int
+
+
 class S3Requests:
     """Requests to one bucket.
 
@@ -98,53 +112,42 @@ class S3Requests:
 
     def find(self, prefix: str, *, deadline_s: float | None) -> Iterator[UploadId]:
         """The unfinished uploads of all keys that begin with `prefix`."""
-        marker: dict[str, str] = {}
-        while True:
-            query = {"uploads": "", "prefix": prefix, "max-uploads": "1000", **marker}
-            page = self._call(_Request(method="GET", key="", query=query), deadline_s).xml
-            for upload in page.iter("Upload"):
-                yield UploadId(
-                    key=_text(upload, "Key"),
-                    upload_id=_text(upload, "UploadId"),
-                    initiated=_text(upload, "Initiated"),
-                )
-            if _text(page, "IsTruncated") != "true":
-                return
-            marker = {
-                "key-marker": _text(page, "NextKeyMarker"),
-                "upload-id-marker": _text(page, "NextUploadIdMarker"),
-            }
+        query = {"uploads": "", "prefix": prefix, "max-uploads": "1000"}
+        markers = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
+        for upload in self._list("", query, markers, "Upload", deadline_s):
+            yield UploadId(
+                key=_text(upload, "Key"), upload_id=_text(upload, "UploadId"), initiated=_text(upload, "Initiated")
+            )
 
     def parts(self, upload: UploadId, *, deadline_s: float | None) -> Iterator[PartOnServer]:
         """The parts of `upload` that have arrived."""
-        marker = "0"
+        query = {"uploadId": upload.upload_id, "max-parts": "1000"}
+        markers = {"part-number-marker": "NextPartNumberMarker"}
+        for part in self._list(upload.key, query, markers, "Part", deadline_s):
+            yield PartOnServer(
+                number=int(_text(part, "PartNumber")),
+                etag=_text(part, "ETag").strip('"'),
+                size_bytes=int(_text(part, "Size")),
+            )
+
+    def _list(
+        self, key: str, query: Mapping[str, str], markers: Mapping[str, str], name: str, deadline_s: float | None
+    ) -> Iterator[ElementTree.Element]:
+        """The elements called `name` of all pages; `markers` are those of the next page: parameter → element."""
+        marker: dict[str, str] = {}
         while True:
-            query = {"uploadId": upload.upload_id, "max-parts": "1000", "part-number-marker": marker}
-            page = self._call(_Request(method="GET", key=upload.key, query=query), deadline_s).xml
-            for part in page.iter("Part"):
-                yield PartOnServer(
-                    number=int(_text(part, "PartNumber")),
-                    etag=_text(part, "ETag").strip('"'),
-                    size_bytes=int(_text(part, "Size")),
-                )
+            page = self._call(_Request(method="GET", key=key, query={**query, **marker}), deadline_s).xml
+            yield from page.iter(name)
             if _text(page, "IsTruncated") != "true":
                 return
-            marker = _text(page, "NextPartNumberMarker")
+            marker = {parameter: _text(page, element) for parameter, element in markers.items()}
 
     def send_part(
-        self,
-        upload: UploadId,
-        number: int,
-        source: Path | memoryview,
-        *,
-        start: int,
-        size_bytes: int,
-        deadline_s: float | None,
+        self, upload: UploadId, number: int, source: "FilePart | memoryview", *, deadline_s: float | None
     ) -> str:
-        """Send `size_bytes` of `source`, a file or memory, from `start` on as part `number` and return its ETag."""
+        """Send `source` as part `number` and return its ETag."""
         query = {"partNumber": str(number), "uploadId": upload.upload_id}
-        window = _Window(source=source, start=start, size_bytes=size_bytes)
-        return self._call(_Request(method="PUT", key=upload.key, query=query, window=window), deadline_s).etag
+        return self._call(_Request(method="PUT", key=upload.key, query=query, body=source), deadline_s).etag
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
         """Make the parts one object; tried once, because servers say in several ways that an earlier try did it.
@@ -181,7 +184,7 @@ class S3Requests:
         def receive(response: http.client.HTTPResponse) -> None:
             nonlocal done
             if response.status >= 300:
-                _refuse(response, what)
+                raise _refusal(response.status, response.read(_MAX_ANSWER_BYTES), what)
             self._check_range(response, what, first=start + done, end=start + length)
             while done < length:
                 count = response.readinto(buffer[: length - done])
@@ -217,9 +220,7 @@ class S3Requests:
             data = response.read(_MAX_ANSWER_BYTES)
             # A server may answer 200 first and find out later that it failed: then the body is an error.
             if response.status >= 300 or b"<Error>" in data:
-                code = _CODE.search(data)
-                status = response.status if response.status >= 300 else 500
-                raise failures.from_status(status, code[1].decode() if code else "", what)
+                raise _refusal(response.status, data, what)
             root = _parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
             return _Answer(root=root, etag=(response.headers.get("ETag") or "").strip('"'))
 
@@ -253,11 +254,11 @@ class S3Requests:
     def _send(
         self, connection: http.client.HTTPConnection, request: "_Request", what: str
     ) -> http.client.HTTPResponse:
-        options, window = self._options, request.window
+        options, body = self._options, request.body
         assert options.access_key_id is not None
         assert options.secret_access_key is not None
         path = encoded_path(f"{self._root}/{request.key}" if request.key else self._root or "/")
-        length = window.size_bytes if window else len(request.body)
+        length = body.size_bytes if isinstance(body, FilePart) else len(body)
         headers = signed_headers(
             method=request.method,
             path=path,
@@ -272,17 +273,16 @@ class S3Requests:
         connection.putrequest(request.method, url, skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
-        connection.endheaders(request.body or None)
-        if window is not None:
-            try:
-                _send_window(connection, window)
-            except (BrokenPipeError, ConnectionResetError):
-                # A server that refuses does not wait for the body; its answer has the reason.
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    response = connection.getresponse()
-                    if response.status >= 300:
-                        _refuse(response, what)
-                raise
+        connection.endheaders()
+        try:
+            _send_body(connection, body)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # A server that refuses does not wait for the body; its answer has the reason.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                response = connection.getresponse()
+                if response.status >= 300:
+                    raise _refusal(response.status, response.read(_MAX_ANSWER_BYTES), what) from error
+            raise
         return connection.getresponse()
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -304,20 +304,12 @@ def _close_all(connections: list[http.client.HTTPConnection]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Window:
-    source: Path | memoryview
-    start: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     method: str
     key: str
     query: Mapping[str, str]
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    body: bytes = b""
-    window: _Window | None = None
+    body: bytes | memoryview | FilePart = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,17 +323,18 @@ class _Answer:
         return self.root
 
 
-def _send_window(connection: http.client.HTTPConnection, window: _Window) -> None:
-    socket, start, end = connection.sock, window.start, window.start + window.size_bytes
-    if isinstance(window.source, memoryview):
-        for begin in range(start, end, _BLOCK_BYTES):  # the socket's timeout is for each
-            socket.sendall(window.source[begin : min(begin + _BLOCK_BYTES, end)])
+def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview | FilePart) -> None:
+    socket = connection.sock
+    if not isinstance(body, FilePart):
+        for begin in range(0, len(body), _BLOCK_BYTES):  # the socket's timeout is for each
+            socket.sendall(body[begin : begin + _BLOCK_BYTES])
         return
-    with window.source.open("rb", buffering=0) as file:
+    start, end = body.start, body.start + body.size_bytes
+    with body.path.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size < end:
-            raise StorageError(f"{window.source} became shorter while it was uploaded")
+            raise StorageError(f"{body.path} became shorter while it was uploaded")
         if not isinstance(socket, ssl.SSLSocket):
-            socket.sendfile(file, offset=start, count=window.size_bytes)
+            socket.sendfile(file, offset=start, count=body.size_bytes)
             return
         while start < end:
             block = os.pread(file.fileno(), min(_BLOCK_BYTES, end - start), start)
@@ -349,9 +342,9 @@ def _send_window(connection: http.client.HTTPConnection, window: _Window) -> Non
             start += len(block)
 
 
-def _refuse(response: http.client.HTTPResponse, what: str) -> NoReturn:
-    code = _CODE.search(response.read(_MAX_ANSWER_BYTES))
-    raise failures.from_status(response.status, code[1].decode() if code else "", what)
+def _refusal(status: int, data: bytes, what: str) -> StorageError:
+    code = _CODE.search(data)
+    return failures.from_status(status if status >= 300 else 500, code[1].decode() if code else "", what)
 
 
 def _tls_context(options: StorageOptions) -> ssl.SSLContext:

@@ -4,9 +4,8 @@ import logging
 from collections.abc import Mapping
 
 from safepoint.errors import UsageError
-from safepoint.storage.access import check_access
 from safepoint.storage.location import Location
-from safepoint.storage.opening import open_store
+from safepoint.storage.opening import check_access, open_store
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import Store
 

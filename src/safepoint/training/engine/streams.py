@@ -188,7 +188,7 @@ class Leader:
                     count = min(BLOCK_BYTES, part.begin + part.num_bytes - begin)
                     sink(self._block(WeightRange(part.rank, part.name, begin, count)).numpy().data)
 
-        return Content(size_bytes=file.size_bytes, pour=write_to)
+        return Content(size_bytes=file.size_bytes, write_to=write_to)
 
     def _block(self, requested: WeightRange) -> torch.Tensor:
         if requested.rank == 0:

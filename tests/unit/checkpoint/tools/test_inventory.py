@@ -32,10 +32,7 @@ class BucketLike(LocalStore):
 
     def __init__(self, root: Path) -> None:
         super().__init__(Location(scheme=Scheme.FILE, path=str(root)))
-
-    @property
-    def location(self) -> Location:
-        return Location(scheme=Scheme.S3, bucket="bucket", path="run")
+        self.location = Location(scheme=Scheme.S3, bucket="bucket", path="run")
 
 
 @pytest.fixture(params=["folder", "bucket"])

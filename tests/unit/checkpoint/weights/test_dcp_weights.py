@@ -35,7 +35,7 @@ def exported(folder: Path, target: Path, **options: Any) -> dict[str, torch.Tens
     files = gather(dcp_weights(browse(open_store(parse_location(str(folder))))), **options)
     for name, content in files:
         with (target / name).open("wb") as file:
-            content.pour(file.write)
+            content.write_to(file.write)
         assert (target / name).stat().st_size == content.size_bytes
     names = [file.name for file in files if file.name.endswith("s")]
     return {name: one for file in names for name, one in load_file(target / file).items()}
