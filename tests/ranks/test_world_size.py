@@ -1,4 +1,4 @@
-"""Another number of ranks: the same samples per step, the same place in the data, or a refusal."""
+"""Another number of ranks: the same samples per step, the same position in the data, or a refusal."""
 
 import signal
 from pathlib import Path
