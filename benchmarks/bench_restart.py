@@ -26,7 +26,7 @@ from restart_worker import PLACES, WAYS
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.protocol.channel import new_keeper_name
-from safepoint.snapshot.protocol.plan import KeeperPlan
+from safepoint.snapshot.protocol.messages import KeeperPlan
 
 WORKER = Path(__file__).parent / "restart_worker.py"
 GOAL_S_PER_GB = 0.2

@@ -21,7 +21,7 @@ from safepoint.snapshot.images.safetensors_image import compose_safetensors
 from safepoint.snapshot.images.torch_image import TorchImages
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
-from safepoint.snapshot.protocol.messages import CheckpointFacts
+from safepoint.snapshot.protocol.messages import CheckpointFacts, Goodbye, ReleaseEarlierSnapshot
 
 STEP = 1
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
@@ -102,8 +102,8 @@ def load(options: argparse.Namespace) -> None:
         )
         if not is_equal:
             raise SystemExit(f"what was loaded from {place} is not what was saved")
-    keeper.release_earlier_snapshot()
-    keeper.say_goodbye()
+    keeper.send(ReleaseEarlierSnapshot())
+    keeper.send(Goodbye())
     keeper.close()
 
 

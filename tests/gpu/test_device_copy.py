@@ -11,6 +11,7 @@ import torch
 from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.snapshot import Checkpointer
+from safepoint.snapshot.images.image import Placed
 from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
 from safepoint.snapshot.images.named_state import load_state
 from safepoint.snapshot.images.torch_image import TorchImages
@@ -19,11 +20,9 @@ from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.protocol.channel import new_keeper_name
-from safepoint.snapshot.protocol.messages import CheckpointFacts
-from safepoint.snapshot.protocol.plan import KeeperPlan
+from safepoint.snapshot.protocol.messages import CheckpointFacts, Goodbye, KeeperPlan
 from safepoint.snapshot.staging.device_copy import _host_bytes, pin
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.placed_image import Placed
 from safepoint.snapshot.staging.stager import Stager, Work
 
 NUM_VALUES = 16 << 20
@@ -352,7 +351,7 @@ def test_a_restart_loads_from_memory(tmp_path: Path) -> None:
         other, its_optimizer = model_and_optimizer(2)
         load_state(Path(recalled.folder), {"model": other, "optimizer": its_optimizer})
         assert are_equal(content_of(other, its_optimizer), expected)
-        again.say_goodbye()
+        again.send(Goodbye())
         again.close()
         snapshotter.close()
     finally:

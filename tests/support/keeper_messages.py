@@ -5,7 +5,7 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
-from safepoint.snapshot.images.zip_archive import Archive
+from safepoint.snapshot.images.torch_archive import Archive
 from safepoint.snapshot.memory.block import PAGE_BYTES
 from safepoint.snapshot.protocol import messages
 
@@ -94,9 +94,7 @@ KEEPER_MESSAGES: dict[type, st.SearchStrategy[messages.KeeperMessage]] = {
     messages.Refused: st.builds(messages.Refused, reason=TEXTS),
     messages.BlocksFree: st.builds(messages.BlocksFree, numbers=LISTS),
     messages.SaveEnded: st.builds(messages.SaveEnded, request=NUMBERS, outcome=OUTCOMES),
-    messages.FolderOpened: st.builds(messages.FolderOpened, error=TEXTS),
-    messages.FolderClosed: st.builds(messages.FolderClosed),
-    messages.EarlierSnapshotFound: st.builds(messages.EarlierSnapshotFound, snapshot=st.none() | EARLIER),
+    messages.Answer: st.builds(messages.Answer, error=TEXTS, snapshot=st.none() | EARLIER),
     messages.Leave: st.builds(messages.Leave, step=st.none() | NUMBERS, abandoned_step=NUMBERS, reason=TEXTS),
 }
 assert set(RANK_MESSAGES) == set(get_args(messages.RankMessage))

@@ -33,8 +33,7 @@ from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
 from safepoint.snapshot.protocol.channel import new_keeper_name
-from safepoint.snapshot.protocol.messages import CheckpointFacts, Outcome
-from safepoint.snapshot.protocol.plan import KeeperPlan
+from safepoint.snapshot.protocol.messages import CheckpointFacts, Goodbye, KeeperPlan, Outcome
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _CLAIM_WAIT_S, _KEEPER_START_S = 30.0, 20.0
@@ -283,7 +282,7 @@ class Checkpointer:
         keeper = self._snapshotter.keeper
         self._snapshotter.wait_staged()
         keeper.close_folder()
-        keeper.say_goodbye()
+        keeper.send(Goodbye())
         self._snapshotter.close()
         keeper.close()
         self._host.finish()

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError
+from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations import install_integrations
 from safepoint.training.outcome.program_error import summarize
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
         code = outcome.interrupted.exit_code
     outcome.program_ended(code, context.record.message)
     if context.keeper.client is not None and (code == ExitCode.OK or outcome.interrupted is not None):
-        context.keeper.client.say_goodbye()
+        context.keeper.client.send(Goodbye())
     _exit(context, code, wait_for_threads=not is_prompt)
     return code
 

@@ -16,9 +16,8 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from safepoint.snapshot.images.image import Image, Piece, is_plain
-from safepoint.snapshot.images.torch_archive import StorageRecords, lay_out
+from safepoint.snapshot.images.torch_archive import Archive, StorageRecords, lay_out
 from safepoint.snapshot.images.torch_image import UncomposableError, pickle_lone_tensor
-from safepoint.snapshot.images.zip_archive import Archive
 
 _ALIGNMENT = 64
 _PREFIX = "archive"

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from safepoint.snapshot.images.zip_archive import Archive
+from safepoint.snapshot.images.torch_archive import Archive
+from safepoint.snapshot.memory.block import Block
 
 
 class Piece(NamedTuple):
@@ -52,6 +53,21 @@ class Image:
     def of_bytes(cls, path: str, content: bytes) -> "Image":
         """A file whose content is there."""
         return cls(path=path, size_bytes=len(content), literals=((0, content),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """An image and the place that its bytes are copied to.
+
+    Args:
+        image: of one file.
+        block: the memory.
+        offset: of the image's first byte in the block.
+    """
+
+    image: Image
+    block: Block
+    offset: int
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

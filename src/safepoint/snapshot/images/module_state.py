@@ -1,13 +1,15 @@
-"""State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes."""
+"""State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes.
+
+Making and comparing state dicts takes most of the time at a boundary. So the last one is returned again while every
+tensor is where it was and looks as it did (`TensorPlaces`).
+"""
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Any, cast
 
 import torch
-
-from safepoint.snapshot.images.tensor_places import TensorPlaces
 
 
 class ModuleState:
@@ -174,3 +176,62 @@ def _has_own_ways(module: torch.nn.Module) -> bool:
         or kind._save_to_state_dict is not base._save_to_state_dict  # pyright: ignore
         or kind.get_extra_state is not base.get_extra_state
     )
+
+
+# ---- places of tensors ---------------------------------------------------------------------------------------------
+
+_data_ptr: Any = torch.Tensor.data_ptr
+
+
+class TensorPlaces:
+    """Remembers where tensors are, and their types, shapes and strides: what can change in place.
+
+    Where torch has it, one call compares the types, shapes and strides of all; it is the guard of compiled functions.
+
+    Args:
+        values: tensors; other values are ignored.
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        self._addresses: list[int] = []
+        try:
+            self._addresses = self._addresses_now()
+            self._have_same_layout = _guard_of_torch(self._tensors) or _guard_of_lists(self._tensors)
+            # An empty view has no address, so a change of its storage cannot be seen.
+            empty = [tensor for tensor, address in zip(self._tensors, self._addresses, strict=True) if not address]
+            self._can_compare = not any(tensor.untyped_storage().nbytes() for tensor in empty)
+        except RuntimeError:  # sparse, or a wrapper around others
+            self._can_compare = False
+
+    def _addresses_now(self) -> list[int]:
+        return list(map(_data_ptr, self._tensors))
+
+    def hold(self) -> bool:
+        """Whether nothing has changed but what the tensors contain."""
+        return self._can_compare and self._addresses_now() == self._addresses and self._have_same_layout()
+
+
+def _guard_of_torch(tensors: list[torch.Tensor]) -> Callable[[], bool] | None:
+    try:
+        from torch._C._dynamo.guards import TensorGuards  # pyright: ignore
+
+        make_guards: Any = TensorGuards
+        guards = make_guards(
+            *tensors,
+            dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+        )
+        if not guards.check(*tensors):
+            return None
+    except Exception:  # noqa: BLE001  it is not part of torch's interface, and may be gone or know other arguments
+        return None
+    return lambda: guards.check(*tensors)
+
+
+def _guard_of_lists(tensors: list[torch.Tensor]) -> Callable[[], bool]:
+    def now() -> list[Any]:
+        return [(tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad) for tensor in tensors]
+
+    before = now()
+    return lambda: now() == before

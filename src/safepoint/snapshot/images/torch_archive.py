@@ -1,4 +1,4 @@
-"""The archive that `torch.save` writes, laid out from the sizes of what is in it.
+"""The archive that `torch.save` writes: laid out from the sizes of its content, checksums filled in later.
 
 The format is torch's: a zip archive without compression, one record for the pickle and one for each storage, each
 record's data at a multiple of 64 bytes, checksums behind the data. The pickle stands last, so that the place of a
@@ -6,10 +6,9 @@ storage does not depend on the length of a number in it; readers go by the archi
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
-
-from safepoint.snapshot.images.zip_archive import Archive
 
 PICKLE_BEGIN, PICKLE_END = b"\x80\x02", b"."
 _ALIGNMENT = 64
@@ -21,6 +20,21 @@ _DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<IIII"), struct.Struct("<IIQQ")
 _END = struct.Struct("<IHHHHIIH")
 _WIDE_END = struct.Struct("<IQHHIIQQQQ")
 _LOCATOR = struct.Struct("<IIQI")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """An archive without compression, whose checksums are filled in when the file is written.
+
+    Args:
+        begin: its first byte in the file.
+        directory: where its central directory begins, in the file.
+        num_entries: of the directory.
+    """
+
+    begin: int
+    directory: int
+    num_entries: int
 
 
 class StorageRecords:
@@ -135,3 +149,56 @@ def _end_of(count: int, size: int, offset: int) -> bytes:
         wide += _LOCATOR.pack(0x07064B50, 0, offset + size, 1)
     short_count = min(count, 0xFFFF)
     return wide + _END.pack(0x06054B50, 0, 0, short_count, short_count, size, min(offset, _WIDE), 0)
+
+
+# ---- reading it again, to fill in the checksums --------------------------------------------------------------------
+
+
+class Record(NamedTuple):
+    """One record of an archive; all places are those in the file.
+
+    Args:
+        data: where its data begins.
+        size: of the data, in bytes.
+        end: of its descriptor, which stands behind the data.
+        checksums: where its CRC-32 belongs, in 4 bytes each.
+    """
+
+    data: int
+    size: int
+    end: int
+    checksums: tuple[int, int]
+
+
+def records_of(archive: Archive, view: Callable[[int, int], memoryview]) -> Iterator[Record]:
+    """The records of an archive whose headers and directory are there, in the directory's order.
+
+    Args:
+        archive: where it is.
+        view: gives the part of the file at (start, length).
+    """
+    entry = archive.directory
+    for _ in range(archive.num_entries):
+        central = _CENTRAL.unpack(view(entry, _CENTRAL.size))
+        name_bytes, extra_bytes, comment_bytes = central[10:13]
+        extra = entry + _CENTRAL.size + name_bytes
+        size, start = _wide(central[9], central[16], view(extra, extra_bytes))
+        start += archive.begin
+        header = _LOCAL.unpack(view(start, _LOCAL.size))
+        data = start + _LOCAL.size + header[9] + header[10]
+        end = data + size + (24 if size >= _WIDE else 16)
+        yield Record(data, size, end, (data + size + 4, entry + 16))  # behind the descriptor's signature
+        entry = extra + extra_bytes + comment_bytes
+
+
+def _wide(size: int, start: int, extra: memoryview) -> tuple[int, int]:
+    """Sizes and offsets of 4 GiB and more stand in the entry's extra field."""
+    if size < _WIDE and start < _WIDE:
+        return size, start
+    values = list(struct.unpack(f"<{(len(extra) - 4) // 8}Q", extra[4:]))
+    if size >= _WIDE:
+        size = values.pop(0)
+        values.pop(0)
+    if start >= _WIDE:
+        start = values.pop(0)
+    return size, start

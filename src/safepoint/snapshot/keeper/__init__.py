@@ -1,18 +1,16 @@
 """The keeper's process: `python -m safepoint.snapshot.keeper PLAN`. It imports no torch.
 
-One thread receives the messages of each rank, one thread writes checkpoints, and the main thread waits for the end.
-The keeper ends when its owner is gone, no rank is connected, and nothing is left to write. It ignores the signals
+For each rank a thread receives its messages, one thread writes checkpoints, and the main thread waits for the end.
+The keeper ends when its owner has ended, no rank is connected, and nothing is left to write. It ignores the signals
 that end ranks.
 
 __main__           the process: accepts connections, and ends
 message_handler    does what a rank's message asks for
-keeper_state       what the threads share, behind one condition
-rank_group         the ranks of one start, their memory, and their snapshots
+keeper_state       what the threads share, behind one condition: ranks, memory, snapshots, the folder
 snapshot_registry  which snapshots there are, what is written next, which memory is free
 writer             the thread that makes checkpoints of snapshots
 persist            from a snapshot to a committed checkpoint, alone or with the keepers of other nodes
 rescue             makes the newest snapshot durable when ranks have failed or must end, on all nodes
 earlier_snapshot   the newest snapshot of the ranks before a restart, for the restarted ranks
-held_folder        the output folder, and its lock
-reporter           writes events, and the console
+held_folder        the output folder with its lock, and the events and log lines
 """

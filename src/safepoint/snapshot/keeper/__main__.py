@@ -11,15 +11,13 @@ from pathlib import Path
 
 from safepoint.foundation import clock
 from safepoint.snapshot.keeper.earlier_snapshot import EarlierSnapshotLinks
-from safepoint.snapshot.keeper.keeper_state import KeeperState
+from safepoint.snapshot.keeper.held_folder import Reporter
+from safepoint.snapshot.keeper.keeper_state import KeeperState, Rank, RankGroup
 from safepoint.snapshot.keeper.message_handler import MessageHandler
-from safepoint.snapshot.keeper.rank_group import Rank, RankGroup
-from safepoint.snapshot.keeper.reporter import Reporter
-from safepoint.snapshot.keeper.writer import Writer
+from safepoint.snapshot.keeper.writer import write_snapshots
 from safepoint.snapshot.protocol.channel import Channel, check_same_user, close_all, listen
-from safepoint.snapshot.protocol.codec import ProtocolError
-from safepoint.snapshot.protocol.messages import Hello, Refused, Welcome, decode_rank_message, encode
-from safepoint.snapshot.protocol.plan import KeeperPlan
+from safepoint.snapshot.protocol.codec import ProtocolError, encode
+from safepoint.snapshot.protocol.messages import Hello, KeeperPlan, Refused, Welcome, decode_rank_message
 
 _LOOK_EVERY_S = 0.5
 
@@ -34,8 +32,8 @@ class _Keeper:
         self._owner_was_killed = False
 
     def run(self) -> None:
-        for body, name in ((self._accept, "accept"), (Writer(self._state).run, "write")):
-            threading.Thread(target=body, name=f"safepoint-{name}", daemon=True).start()
+        threading.Thread(target=self._accept, name="safepoint-accept", daemon=True).start()
+        threading.Thread(target=write_snapshots, args=[self._state], name="safepoint-write", daemon=True).start()
         self._wait_for_owner()
         with self._state.changed:
             self._state.changed.wait_for(self._state.may_end)
@@ -75,8 +73,8 @@ class _Keeper:
             return
         try:
             while (received := channel.receive()) is not None:
-                self._handle(group, rank, *received)
-        except Exception as error:  # noqa: BLE001  whatever a rank sends, the keeper must know that it is gone
+                self._handler.handle(group, rank, *received)
+        except Exception as error:  # noqa: BLE001  whatever a rank sends, the keeper must note that it is gone
             self._state.reporter.log.warning(
                 "rank %s sent an invalid message, and its connection is closed: %s: %.300s",
                 rank.number,
@@ -103,14 +101,6 @@ class _Keeper:
         group, rank = self._state.admit(channel, hello)
         rank.send(Welcome(pid=os.getpid()))
         return group, rank
-
-    def _handle(self, group: RankGroup, rank: Rank, body: bytes, descriptors: list[int]) -> None:
-        try:
-            message = decode_rank_message(body)
-        except ProtocolError:
-            close_all(descriptors)
-            raise
-        self._handler.handle(group, rank, message, descriptors)
 
 
 def _main(arguments: list[str]) -> None:

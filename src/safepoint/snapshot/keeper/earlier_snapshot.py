@@ -3,14 +3,18 @@
 import os
 import shutil
 import tempfile
+from operator import attrgetter
 from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
-from safepoint.errors import SafepointError
+from safepoint.checkpoint.format.digest import FileDigester
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry
+from safepoint.checkpoint.format.verify import read_manifest
+from safepoint.errors import ManifestError, SafepointError, SaveError
 from safepoint.foundation import files
 from safepoint.snapshot.keeper.keeper_state import KeeperState
-from safepoint.snapshot.keeper.persist.snapshot_commit import link_files, merge
+from safepoint.snapshot.keeper.persist.file_writer import Source, digest_source
+from safepoint.snapshot.keeper.persist.snapshot_commit import describe, merge
 from safepoint.snapshot.keeper.snapshot_registry import Progress
 from safepoint.snapshot.protocol.messages import CheckpointFacts, EarlierSnapshot
 
@@ -43,18 +47,19 @@ class EarlierSnapshotLinks:
             return None  # of several nodes, each has only its own ranks' files in memory
         is_durable = newest.progress == Progress.DURABLE
         try:
-            sources = merge(earlier.sources(newest))
+            sources = sorted(merge(earlier.sources(newest)), key=attrgetter("path"))
             self._links = self._links or Path(tempfile.mkdtemp(prefix="safepoint-recalled-", dir=self._scratch))
             folder = self._links / checkpoint_name(newest.step)
-            known = _manifest_of(newest.facts) if is_durable else None
-            manifest = link_files(newest, sources, folder, pid=os.getpid(), known=known)
-            files.write_atomic(folder / MANIFEST_NAME, manifest.to_bytes(), durable=False)
+            known = _saved_files(newest.facts) if is_durable else {}
+            entries = tuple(_link(source, folder, known.get(source.path)) for source in sources)
+            manifest = describe(newest, entries).to_bytes()
+            files.write_atomic(folder / MANIFEST_NAME, manifest, durable=False)
         except (OSError, SafepointError, ValueError) as error:
             self._state.reporter.log.warning(
                 "the snapshot of step %s in memory cannot be used: %s", newest.step, error
             )
             return None
-        return EarlierSnapshot(folder=str(folder), manifest=manifest.to_bytes().decode(), is_durable=is_durable)
+        return EarlierSnapshot(folder=str(folder), manifest=manifest.decode(), is_durable=is_durable)
 
     def remove(self) -> None:
         """Remove the links."""
@@ -62,10 +67,42 @@ class EarlierSnapshotLinks:
             shutil.rmtree(self._links, ignore_errors=True)
 
 
-def _manifest_of(facts: CheckpointFacts) -> Manifest | None:
-    """The manifest of the checkpoint, if it can be read."""
-    path = facts.output.root / checkpoint_name(facts.manifest.step) / MANIFEST_NAME
+def _saved_files(facts: CheckpointFacts) -> dict[str, FileEntry]:
+    """The files of the checkpoint, by path; empty if its manifest cannot be read."""
     try:
-        return Manifest.from_bytes(path.read_bytes())
-    except (OSError, ValueError, SafepointError):
-        return None
+        manifest = read_manifest(facts.output.root / checkpoint_name(facts.manifest.step))
+    except ManifestError:
+        return {}
+    return {entry.path: entry for entry in manifest.files}
+
+
+def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
+    """Make a file of a complete snapshot: a link to the descriptor of its block, which this process holds.
+
+    Args:
+        source: the file.
+        folder: in which the link is made.
+        saved: the file's entry in the manifest of the checkpoint that the snapshot has become.
+
+    Returns:
+        Its entry in the manifest.
+
+    Raises:
+        SaveError: the memory has changed since the snapshot.
+        OSError: the folder cannot be written.
+    """
+    content = source.view(0, source.size_bytes)
+    if saved is not None:
+        digester = FileDigester()
+        digester.update(content)
+        if digester.result().digest != saved.digest:
+            raise SaveError(f"{source.path} in memory is not what was saved")
+    entry = saved or digest_source(source)
+    place = folder / source.path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    if source.has_block_alone:
+        place.symlink_to(f"/proc/{os.getpid()}/fd/{source.block.descriptor}")
+    else:
+        place.write_bytes(content)
+    return entry

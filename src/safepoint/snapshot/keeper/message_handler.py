@@ -5,21 +5,18 @@ import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_never
 
 from safepoint.foundation import clock
 from safepoint.snapshot.keeper.earlier_snapshot import EarlierSnapshotLinks
-from safepoint.snapshot.keeper.keeper_state import URGENT, KeeperState
+from safepoint.snapshot.keeper.keeper_state import URGENT, KeeperState, Rank, RankGroup
 from safepoint.snapshot.keeper.persist.snapshot_commit import publish_no_part
-from safepoint.snapshot.keeper.rank_group import Rank, RankGroup
 from safepoint.snapshot.keeper.rescue import leave_with_newest, rescue, watch_others
 from safepoint.snapshot.keeper.snapshot_registry import Progress
-from safepoint.snapshot.memory.block import PAGE_BYTES, Block
+from safepoint.snapshot.memory.block import CONTROL_NUMBER, PAGE_BYTES, Block
 from safepoint.snapshot.protocol import messages
 from safepoint.snapshot.protocol.channel import close_all
 from safepoint.snapshot.protocol.codec import ProtocolError
-from safepoint.snapshot.protocol.memory_layout import CONTROL_NUMBER
-from safepoint.snapshot.protocol.messages import Outcome, RankMessage
+from safepoint.snapshot.protocol.messages import Answer, Outcome, decode_rank_message
 
 
 class MessageHandler:
@@ -34,22 +31,26 @@ class MessageHandler:
         self._state = state
         self._earlier = earlier
 
-    def handle(self, group: RankGroup, rank: Rank, message: RankMessage, descriptors: Sequence[int]) -> None:
+    def handle(self, group: RankGroup, rank: Rank, body: bytes, descriptors: Sequence[int]) -> None:
         """Do what a message asks for.
 
         Args:
             group: of the rank.
             rank: that has sent the message.
-            message: any but the first one.
+            body: the message, any but the first one.
             descriptors: those that came with it; closed here unless the message is `LendBlock`.
 
         Raises:
-            ProtocolError: the rank may not send this now.
-            OSError: the answer cannot be sent, or memory cannot be mapped.
+            ProtocolError: the message is invalid, or the rank may not send it now.
+            OSError: memory cannot be mapped.
         """
-        if len(descriptors) != (1 if isinstance(message, messages.LendBlock) else 0):
+        try:
+            message = decode_rank_message(body)
+            if len(descriptors) != (1 if isinstance(message, messages.LendBlock) else 0):
+                raise ProtocolError(f"{len(descriptors)} descriptors came with {type(message).__name__}")  # noqa: TRY301
+        except ProtocolError:
             close_all(descriptors)
-            raise ProtocolError(f"{len(descriptors)} descriptors came with {type(message).__name__}")
+            raise
         with self._state.changed:
             if isinstance(message, messages.SnapshotMessage):
                 self._handle_snapshot(group, rank, message, descriptors)
@@ -83,18 +84,16 @@ class MessageHandler:
                 _cancel(group, rank, message)
             case messages.RequestSave():
                 _request(group, rank, message)
-            case _:
-                assert_never(message)
 
     def _handle_job(self, group: RankGroup, rank: Rank, message: messages.JobMessage) -> None:
         match message:
             case messages.OpenFolder():
-                rank.send(messages.FolderOpened(error=self._open_folder(group, message)))
+                rank.send(Answer(error=self._open_folder(group, message)))
             case messages.CloseFolder():
                 self._close_folder(group)
-                rank.send(messages.FolderClosed())
+                rank.send(Answer())
             case messages.FindEarlierSnapshot():
-                rank.send(messages.EarlierSnapshotFound(snapshot=self._earlier.find()))
+                rank.send(Answer(snapshot=self._earlier.find()))
             case messages.ReleaseEarlierSnapshot():
                 self._state.forget_earlier()
             case messages.AbandonStep():
@@ -106,8 +105,6 @@ class MessageHandler:
                 rank.scratch = message.folder
             case messages.Goodbye():
                 rank.has_said_goodbye = True
-            case _:
-                assert_never(message)
 
     def disconnected(self, group: RankGroup, rank: Rank) -> None:
         """The connection is closed; without a goodbye, the rank has failed."""
@@ -147,7 +144,7 @@ class MessageHandler:
         state.is_closing = False
         state.folder.close()
         group.registry.clear()
-        state.notify(group)  # before the answer: the next training must not receive what is free in its middle
+        state.notify(group)  # before the answer: the next training must not receive the message that blocks are free
 
     # ---- snapshots ----------------------------------------------------------------------------------------------
 

@@ -4,9 +4,8 @@ import threading
 
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.foundation import clock
-from safepoint.snapshot.keeper.keeper_state import KeeperState
+from safepoint.snapshot.keeper.keeper_state import OTHER_NODES_S, KeeperState, RankGroup
 from safepoint.snapshot.keeper.persist.snapshot_commit import nodes_of
-from safepoint.snapshot.keeper.rank_group import OTHER_NODES_S, RankGroup
 from safepoint.snapshot.keeper.snapshot_registry import Progress, Snapshot
 from safepoint.snapshot.protocol.messages import CheckpointFacts, Leave
 

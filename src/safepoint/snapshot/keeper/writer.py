@@ -7,10 +7,9 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import SafepointError
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Saved, SaveFailed
-from safepoint.snapshot.keeper.keeper_state import KeeperState
+from safepoint.snapshot.keeper.keeper_state import KeeperState, RankGroup
 from safepoint.snapshot.keeper.persist.file_writer import GivenUpError
 from safepoint.snapshot.keeper.persist.snapshot_commit import commit_snapshot
-from safepoint.snapshot.keeper.rank_group import RankGroup
 from safepoint.snapshot.keeper.rescue import rescue_newer
 from safepoint.snapshot.keeper.snapshot_registry import Progress, Snapshot
 from safepoint.snapshot.protocol.messages import CheckpointFacts, Outcome
@@ -20,105 +19,83 @@ _USUAL_BYTES_PER_S = 300e6
 _SMALL_BYTES = 64 << 20
 
 
-class Writer:
-    """Writes requested snapshots, as long as the process lives.
-
-    Args:
-        state: of the keeper.
-    """
-
-    def __init__(self, state: KeeperState) -> None:
-        self._state = state
-
-    def run(self) -> None:
-        """Body of the thread; does not return."""
-        state = self._state
-        while True:
-            group, snapshot, facts = self._take_next()
-            try:
-                outcome = self._save(group, snapshot, facts)
-            except Exception as error:  # without this thread nothing would be written any more
-                state.reporter.log.exception("writing step %s failed", snapshot.step)
-                outcome = Outcome(step=snapshot.step, error=f"{type(error).__name__}: {error}")
-            with state.changed:
-                state.is_writing = False
-                is_current = group.registry.written(snapshot, is_durable=outcome.is_durable)
-                # Ranks receive what is free before the outcome: a rank that waits for the outcome goes on at once.
-                state.notify(group)
-                if is_current:
-                    group.last_outcome = outcome
-                    group.send_outcome(outcome)
-                if group.has_failed:
-                    rescue_newer(state, group, snapshot.step)
-                state.notify(group)
-
-    def _take_next(self) -> tuple[RankGroup, Snapshot, CheckpointFacts]:
-        state = self._state
-        with state.changed:
-            state.changed.wait_for(lambda: state.next_to_write() is not None)
-            found = state.next_to_write()
-            assert found is not None
-            group, snapshot = found
-            assert snapshot.facts is not None
-            snapshot.progress = Progress.WRITING
-            state.is_writing = True
-            # A small snapshot takes little processor time, and would wait long for it at a low priority.
-            if state.is_urgent(group) or snapshot.num_bytes < _SMALL_BYTES:
-                state.priority.restore()
-            else:
-                state.priority.lower()
-            return group, snapshot, snapshot.facts
-
-    def _save(self, group: RankGroup, snapshot: Snapshot, facts: CheckpointFacts) -> Outcome:
-        """Make a checkpoint of a snapshot; report it, or why it failed."""
-        began_s = clock.monotonic_s()
-        report = self._state.reporter.report
+def write_snapshots(state: KeeperState) -> None:
+    """Write requested snapshots, as long as the process runs: the body of the thread."""
+    while True:
+        group, snapshot, facts = _take_next(state)
         try:
-            manifest = self._commit(group, snapshot)
-        except GivenUpError as error:
-            return Outcome(step=snapshot.step, error=str(error))
-        except (SafepointError, OSError, ValueError, TypeError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            consequence = "it stays in memory until the next one; an older checkpoint stands"
-            report(
-                SaveFailed(step=snapshot.step, trigger=snapshot.trigger, reason=str(error), consequence=consequence)
-            )
-            return Outcome(step=snapshot.step, error=reason)
-        now_s = clock.monotonic_s()
-        path = str(facts.output.root / checkpoint_name(snapshot.step))
-        if facts.node == 0:
-            saved = Saved(
-                step=snapshot.step,
-                trigger=snapshot.trigger,
-                path=path,
-                num_files=len(manifest.files),
-                size_bytes=manifest.size_bytes,
-                duration_s=round(now_s - group.begun_s.get(snapshot.step, began_s), 3),
-            )
-            report(saved)
-        return Outcome(
-            step=snapshot.step,
-            error="",
+            outcome = _save(state, group, snapshot, facts)
+        except Exception as error:  # without this thread nothing would be written any more
+            state.reporter.log.exception("writing step %s failed", snapshot.step)
+            outcome = Outcome(step=snapshot.step, error=f"{type(error).__name__}: {error}")
+        with state.changed:
+            state.is_writing = False
+            is_current = group.registry.written(snapshot, is_durable=outcome.is_durable)
+            # Ranks receive what is free before the outcome: a rank that waits for the outcome goes on at once.
+            state.notify(group)
+            if is_current:
+                group.last_outcome = outcome
+                group.send_outcome(outcome)
+            if group.has_failed:
+                rescue_newer(state, group, snapshot.step)
+            state.notify(group)
+
+
+def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts]:
+    with state.changed:
+        state.changed.wait_for(lambda: state.next_to_write() is not None)
+        found = state.next_to_write()
+        assert found is not None
+        group, snapshot, _ = found
+        snapshot.progress = Progress.WRITING
+        state.is_writing = True
+        # A small snapshot takes little processor time, and would wait long for it at a low priority.
+        if state.is_urgent(group) or snapshot.num_bytes < _SMALL_BYTES:
+            state.priority.restore()
+        else:
+            state.priority.lower()
+        return found
+
+
+def _save(state: KeeperState, group: RankGroup, snapshot: Snapshot, facts: CheckpointFacts) -> Outcome:
+    """Make a checkpoint of a snapshot; report it, or why it failed."""
+    began_s = clock.monotonic_s()
+    step, trigger = snapshot.step, snapshot.trigger
+    try:
+        manifest = _commit(state, group, snapshot)
+    except GivenUpError as error:
+        return Outcome(step=step, error=str(error))
+    except (SafepointError, OSError, ValueError, TypeError) as error:
+        consequence = "it stays in memory until the next one; an older checkpoint stands"
+        state.reporter.report(SaveFailed(step=step, trigger=trigger, reason=str(error), consequence=consequence))
+        return Outcome(step=step, error=getattr(error, "strerror", None) or str(error))
+    now_s = clock.monotonic_s()
+    path = str(facts.output.root / checkpoint_name(step))
+    if facts.node == 0:
+        saved = Saved(
+            step=step,
+            trigger=trigger,
             path=path,
+            num_files=len(manifest.files),
             size_bytes=manifest.size_bytes,
-            write_s=now_s - began_s,
-            ended_s=now_s,
+            duration_s=round(now_s - group.begun_s.get(step, began_s), 3),
         )
+        state.reporter.report(saved)
+    size_bytes, write_s = manifest.size_bytes, now_s - began_s
+    return Outcome(step=step, error="", path=path, size_bytes=size_bytes, write_s=write_s, ended_s=now_s)
 
-    def _commit(self, group: RankGroup, snapshot: Snapshot) -> Manifest:
-        state = self._state
-        with state.changed:
-            if state.folder.path is None:
-                raise GivenUpError("the keeper holds no folder")
-            sources = group.sources(snapshot)
-        size_bytes = snapshot.num_bytes
-        # Even if the processors are never idle, a snapshot becomes durable.
-        hurry = threading.Timer(_PATIENCE_S + size_bytes / _USUAL_BYTES_PER_S, state.priority.restore)
-        hurry.daemon = True
-        hurry.start()
-        try:
-            return commit_snapshot(
-                snapshot, sources, state.reporter.report, lambda: group.has_waited_enough(size_bytes)
-            )
-        finally:
-            hurry.cancel()
+
+def _commit(state: KeeperState, group: RankGroup, snapshot: Snapshot) -> Manifest:
+    with state.changed:
+        if state.folder.path is None:
+            raise GivenUpError("the keeper holds no folder")
+        sources = group.sources(snapshot)
+    size_bytes = snapshot.num_bytes
+    # Even if the processors are never idle, a snapshot becomes durable.
+    hurry = threading.Timer(_PATIENCE_S + size_bytes / _USUAL_BYTES_PER_S, state.priority.restore)
+    hurry.daemon = True
+    hurry.start()
+    try:
+        return commit_snapshot(snapshot, sources, state.reporter.report, lambda: group.has_waited_enough(size_bytes))
+    finally:
+        hurry.cancel()

@@ -8,6 +8,7 @@ from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.memory import host_memory
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.memory.host_memory import Room
+from safepoint.snapshot.protocol.messages import BlockPopulated, ReturnBlock
 from safepoint.snapshot.staging.device_copy import pin
 
 _SMALL_STATE_BYTES = 256 << 20
@@ -70,7 +71,7 @@ class Arena:
         def populate() -> None:
             for block in blocks:
                 if block.populate(self._has_room):
-                    self._keeper.populated(block)
+                    self._keeper.send(BlockPopulated(number=block.number))
                     if device is not None:
                         pin(block, device)
 
@@ -177,7 +178,7 @@ class Arena:
     def _give_back(self, block: Block) -> None:
         self._blocks.remove(block)
         self._keeper.overwrite([block])
-        self._keeper.take_back(block)  # it is unmapped here when nothing refers to it any more
+        self._keeper.send(ReturnBlock(number=block.number))  # it is unmapped here when nothing refers to it any more
 
     def close(self) -> None:
         """Release all blocks. The keeper keeps those that it still needs."""

@@ -5,20 +5,17 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.foundation import clock
-from safepoint.snapshot.memory.block import PAGE_BYTES, Block
+from safepoint.snapshot.memory.block import CONTROL_NUMBER, NUM_MARKS, PAGE_BYTES, Block
 from safepoint.snapshot.protocol import messages
 from safepoint.snapshot.protocol.bounded_dict import BoundedDict
 from safepoint.snapshot.protocol.channel import Channel, connect
-from safepoint.snapshot.protocol.codec import ProtocolError
-from safepoint.snapshot.protocol.memory_layout import CONTROL_NUMBER, NUM_MARKS
+from safepoint.snapshot.protocol.codec import ProtocolError, encode
 from safepoint.snapshot.protocol.messages import Answer, CheckpointFacts, EarlierSnapshot, Outcome, StagedFile
 
 _log = logging.getLogger("safepoint")
-_Answer = TypeVar("_Answer", bound=Answer)
 
 
 class KeeperClient:
@@ -58,7 +55,7 @@ class KeeperClient:
         """By step: the number of this rank's last request about it. Outcomes of earlier requests are ignored."""
         self._control = Block.allocate(CONTROL_NUMBER, PAGE_BYTES)
         self._marks = (ctypes.c_uint64 * NUM_MARKS).from_address(self._control.address)
-        self._send(messages.Hello(rank=rank, num_ranks=num_ranks, restart=restart))
+        self.send(messages.Hello(rank=rank, num_ranks=num_ranks, restart=restart))
         self.lend(self._control)
         threading.Thread(target=self._receive, name="safepoint-keeper", daemon=True).start()
 
@@ -92,11 +89,12 @@ class KeeperClient:
                     return None
                 clock.sleep(0.01)
 
-    def _send(self, message: messages.RankMessage, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: messages.RankMessage, descriptors: Sequence[int] = ()) -> None:
+        """Send a message to which there is no answer; nothing is sent to a keeper that has ended."""
         if not self.is_alive:
             return
         try:
-            self._channel.send(messages.encode(message), descriptors)
+            self._channel.send(encode(message), descriptors)
         except OSError:
             self._lose()
 
@@ -132,10 +130,10 @@ class KeeperClient:
                     self._outcomes[outcome.step] = outcome
                 if outcome.is_durable and outcome.write_s > 0:
                     self.write_bytes_per_s = outcome.size_bytes / outcome.write_s
+            case messages.Answer():
+                self._answer = message
             case messages.Leave():
                 pass
-            case _:
-                self._answer = message
 
     def _new_request(self, step: int) -> int:
         with self._changed:
@@ -152,15 +150,7 @@ class KeeperClient:
     def lend(self, block: Block) -> None:
         """Let the keeper map a block."""
         message = messages.LendBlock(number=block.number, capacity_bytes=block.capacity_bytes)
-        self._send(message, [block.descriptor])
-
-    def populated(self, block: Block) -> None:
-        """All pages of the block exist: the keeper may fault them in."""
-        self._send(messages.BlockPopulated(number=block.number))
-
-    def take_back(self, block: Block) -> None:
-        """The block is about to be closed: the keeper unmaps it."""
-        self._send(messages.ReturnBlock(number=block.number))
+        self.send(message, [block.descriptor])
 
     def is_free(self, block: Block) -> bool:
         """Whether the block may be overwritten."""
@@ -171,7 +161,7 @@ class KeeperClient:
         with self._changed:
             self._free -= {block.number for block in blocks}
         # Before the first byte: the keeper must not write a snapshot that is partly overwritten.
-        self._send(messages.OverwriteBlocks(numbers=tuple(block.number for block in blocks)))
+        self.send(messages.OverwriteBlocks(numbers=tuple(block.number for block in blocks)))
 
     def mark_free(self, blocks: Sequence[Block]) -> None:
         """The blocks are new, or belong to a snapshot that never began: they may be overwritten."""
@@ -204,19 +194,11 @@ class KeeperClient:
             is_requested=is_requested,
             facts=facts,
         )
-        self._send(message)
-
-    def staged(self, step: int) -> None:
-        """This rank's part of the snapshot is complete."""
-        self._send(messages.SnapshotStaged(step=step))
-
-    def cancel_snapshot(self, step: int, number: int) -> None:
-        """This rank's part of the snapshot will not be complete."""
-        self._send(messages.CancelSnapshot(step=step, number=number))
+        self.send(message)
 
     def request_save(self, step: int, trigger: Trigger) -> None:
         """Make a checkpoint of a snapshot that was staged."""
-        self._send(messages.RequestSave(step=step, trigger=trigger, request=self._new_request(step)))
+        self.send(messages.RequestSave(step=step, trigger=trigger, request=self._new_request(step)))
 
     def outcome(self, step: int) -> Outcome | None:
         """How the save of `step` ended; None while it is not known."""
@@ -253,51 +235,24 @@ class KeeperClient:
         Returns:
             Why the keeper cannot hold the folder; empty if it does.
         """
-        answer = self._ask(messages.OpenFolder(folder=folder, is_committer=is_committer), messages.FolderOpened)
-        return "the keeper ended" if answer is None else answer.error
+        return self._ask(messages.OpenFolder(folder=folder, is_committer=is_committer)).error
 
     def close_folder(self) -> None:
         """Wait until everything is written, and the keeper has released the folder."""
-        self._ask(messages.CloseFolder(), messages.FolderClosed)
+        self._ask(messages.CloseFolder())
 
     def find_earlier_snapshot(self) -> EarlierSnapshot | None:
         """The newest complete snapshot of the ranks before the restart, when their requests are written."""
-        answer = self._ask(messages.FindEarlierSnapshot(), messages.EarlierSnapshotFound)
-        return None if answer is None else answer.snapshot
+        return self._ask(messages.FindEarlierSnapshot()).snapshot
 
-    def release_earlier_snapshot(self) -> None:
-        """The ranks have loaded their state: the snapshot is no longer needed."""
-        self._send(messages.ReleaseEarlierSnapshot())
-
-    def abandon_step(self, step: int, reason: str) -> None:
-        """Make the newest complete snapshot durable and let all ranks end; the answer goes to `on_leave`.
-
-        Args:
-            step: the step that the ranks do not finish.
-            reason: why, for people.
-        """
-        self._send(messages.AbandonStep(step=step, reason=reason))
-
-    def remove_at_exit(self, folder: str) -> None:
-        """Let the keeper remove a temporary folder when this rank has ended, even if it is killed."""
-        self._send(messages.RemoveAtExit(folder=folder))
-
-    def say_goodbye(self) -> None:
-        """This rank ends as it should."""
-        self._send(messages.Goodbye())
-
-    def _ask(self, message: messages.RankMessage, kind: type[_Answer]) -> _Answer | None:
-        """Send a message and wait for its answer; None if the keeper ends."""
+    def _ask(self, message: messages.RankMessage) -> Answer:
+        """Send a message and wait for its answer."""
         with self._changed:
             self._answer = None
-        self._send(message)
-
-        def answer() -> _Answer | None:
-            return self._answer if isinstance(self._answer, kind) else None
-
+        self.send(message)
         with self._changed:
-            self._changed.wait_for(lambda: answer() is not None or not self.is_alive)
-            return answer()
+            self._changed.wait_for(lambda: self._answer is not None or not self.is_alive)
+            return self._answer or Answer(error="the keeper ended")
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,6 +1,8 @@
 """Starts a keeper's process, and another one when it dies."""
 
 import contextlib
+import dataclasses
+import json
 import logging
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from collections.abc import Callable
 
 from safepoint.foundation import clock
 from safepoint.snapshot.protocol.channel import close_in_children
-from safepoint.snapshot.protocol.plan import KeeperPlan, plan_text
+from safepoint.snapshot.protocol.messages import KeeperPlan
 
 _log = logging.getLogger("safepoint")
 _LOOK_EVERY_S = 0.1
@@ -84,7 +86,7 @@ class KeeperProcess:
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
     # In a session of its own: a signal to the process group of a rank or a launcher does not reach the keeper.
     process = subprocess.Popen(
-        [sys.executable, "-m", "safepoint.snapshot.keeper", plan_text(plan)],
+        [sys.executable, "-m", "safepoint.snapshot.keeper", json.dumps(dataclasses.asdict(plan))],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,

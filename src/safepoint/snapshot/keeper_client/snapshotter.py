@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from safepoint.checkpoint.format.manifest import Trigger
-from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.images.image import Image, Placed
 from safepoint.snapshot.keeper_client.arena import Arena
 from safepoint.snapshot.keeper_client.client import KeeperClient
-from safepoint.snapshot.memory.block import Block
-from safepoint.snapshot.protocol.memory_layout import SMALL_BYTES
-from safepoint.snapshot.protocol.messages import CheckpointFacts, StagedFile
+from safepoint.snapshot.memory.block import SMALL_BYTES, Block
+from safepoint.snapshot.protocol.messages import CancelSnapshot, CheckpointFacts, SnapshotStaged, StagedFile
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.placed_image import Placed
 from safepoint.snapshot.staging.stager import Stager, Work
 
 _ALIGNMENT = 64
@@ -88,11 +86,11 @@ class Snapshotter:
 
         def end(is_whole: bool) -> None:
             if is_whole:
-                self.keeper.staged(step)
+                self.keeper.send(SnapshotStaged(step=step))
                 return
             self._leave_guard()
             # The keeper may be reading the blocks; it reports when they are free.
-            self.keeper.cancel_snapshot(step, number)
+            self.keeper.send(CancelSnapshot(step=step, number=number))
             self._on_torn(step)
 
         try:
@@ -112,7 +110,7 @@ class Snapshotter:
     def cancel(self, step: int, number: int) -> None:
         """Cancel the last snapshot: another rank could not take it."""
         self._stager.wait()
-        self.keeper.cancel_snapshot(step, number)
+        self.keeper.send(CancelSnapshot(step=step, number=number))
 
     def _leave_guard(self) -> None:
         if self._guard is not None:

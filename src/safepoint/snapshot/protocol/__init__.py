@@ -1,9 +1,7 @@
-"""What a rank and its keeper send to each other, and the memory that they share.
+"""What a rank and its keeper send to each other.
 
-channel        the connection: frames of bytes, with file descriptors
-codec          frozen dataclasses as JSON, read strictly
-messages       every message, in both directions
-memory_layout  how a rank lays out the memory that it shares
-plan           the command-line argument of the keeper's process
-bounded_dict   a dictionary that forgets its oldest entries
+channel       the connection: frames of bytes, with file descriptors
+codec         frozen dataclasses as JSON, read strictly
+messages      every message, in both directions, and the command-line argument of the keeper's process
+bounded_dict  a dictionary that drops its oldest entries
 """

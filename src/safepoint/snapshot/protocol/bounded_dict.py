@@ -1,4 +1,4 @@
-"""A dictionary that forgets its oldest entries."""
+"""A dictionary that drops its oldest entries."""
 
 from typing import TypeVar
 

@@ -11,15 +11,15 @@ from typing import get_args
 
 from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger, path_fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.snapshot.images.zip_archive import Archive
+from safepoint.snapshot.images.torch_archive import Archive
 from safepoint.snapshot.memory.block import PAGE_BYTES
 from safepoint.snapshot.protocol import codec
 from safepoint.snapshot.protocol.codec import ProtocolError
 
-VERSION = 1
-"""Changes with every change of a message. Ranks and keeper of a node are of one release, except by mistake."""
+VERSION = 2
+"""Changes with every change of a message. All ranks of a node and their keeper must have the same."""
 SCRATCH_PREFIX = "scratch-"
-"""The names of the folders that a keeper removes begin so; no other folder is removed, whatever a message says."""
+"""A keeper removes only folders whose names begin with this, whatever a message says."""
 
 
 def _check_folder(folder: str) -> None:
@@ -118,17 +118,36 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierSnapshot:
-    """The newest snapshot that an earlier start of the ranks left in memory.
+    """The newest snapshot that the ranks left in memory before their restart.
 
     Args:
         folder: its files, as links into the keeper's memory.
-        manifest: the text of the manifest.
+        manifest: its manifest, as JSON.
         is_durable: whether it is a checkpoint too.
     """
 
     folder: str
     manifest: str
     is_durable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperPlan:
+    """What a keeper needs to start: the command-line argument of its process, as JSON.
+
+    Args:
+        name: under which ranks connect to it; see `channel.new_keeper_name`.
+        owner_pid: the keeper runs at least as long as this process; None: as long as its own stdin is open.
+        verbosity: of the console.
+        scratch: a temporary folder of the owner, which the keeper uses too, and removes if the owner is killed.
+        events: a file for the job's events, besides the one in the output folder.
+    """
+
+    name: str
+    owner_pid: int | None = None
+    verbosity: int = 0
+    scratch: str | None = None
+    events: str | None = None
 
 
 # ---- from a rank to the keeper ------------------------------------------------------------------------------------
@@ -242,7 +261,7 @@ class RequestSave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFolder:
-    """Checkpoints go into this folder from now on; `FolderOpened` is the answer.
+    """Checkpoints go into this folder from now on.
 
     Args:
         folder: absolute.
@@ -258,17 +277,17 @@ class OpenFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseFolder:
-    """Write what was requested, then release the folder; `FolderClosed` is the answer."""
+    """Write what was requested, then release the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindEarlierSnapshot:
-    """Asks for the newest snapshot of the ranks' earlier start; `EarlierSnapshotFound` is the answer."""
+    """Asks for the newest snapshot that the ranks took before their restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseEarlierSnapshot:
-    """The ranks have loaded their state: the memory of their earlier start is no longer needed."""
+    """The ranks have loaded their state: the keeper releases the memory that they had before their restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,22 +353,16 @@ class SaveEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderOpened:
-    """The answer to `OpenFolder`; `error` says why the keeper cannot hold the folder, and is empty if it does."""
+class Answer:
+    """The answer to `OpenFolder`, `CloseFolder` or `FindEarlierSnapshot`.
 
-    error: str
+    Args:
+        error: why the keeper cannot hold the folder; empty if it does.
+        snapshot: that was found; None if there is no complete one.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderClosed:
-    """The answer to `CloseFolder`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierSnapshotFound:
-    """The answer to `FindEarlierSnapshot`; None if there is no complete snapshot."""
-
-    snapshot: EarlierSnapshot | None
+    error: str = ""
+    snapshot: EarlierSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,16 +394,10 @@ JobMessage = (
     OpenFolder | CloseFolder | FindEarlierSnapshot | ReleaseEarlierSnapshot | AbandonStep | RemoveAtExit | Goodbye
 )
 RankMessage = Hello | SnapshotMessage | JobMessage
-Answer = FolderOpened | FolderClosed | EarlierSnapshotFound
 KeeperMessage = Welcome | Refused | BlocksFree | SaveEnded | Leave | Answer
 
 _RANK_MESSAGES = {kind.__name__: kind for kind in get_args(RankMessage)}
 _KEEPER_MESSAGES = {kind.__name__: kind for kind in get_args(KeeperMessage)}
-
-
-def encode(message: RankMessage | KeeperMessage) -> bytes:
-    """`message` as it is sent."""
-    return codec.encode(message)
 
 
 def decode_rank_message(body: bytes) -> RankMessage:

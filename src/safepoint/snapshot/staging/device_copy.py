@@ -20,10 +20,9 @@ from typing import Any
 import torch
 
 from safepoint.foundation.units import format_bytes
-from safepoint.snapshot.images.image import Piece
+from safepoint.snapshot.images.image import Piece, Placed
 from safepoint.snapshot.memory.block import Block
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.placed_image import Placed
 
 _log = logging.getLogger("safepoint")
 _cuda: Any = torch.cuda

@@ -19,12 +19,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from safepoint.foundation import clock
-from safepoint.snapshot.images.image import Image, Piece
+from safepoint.snapshot.images.image import Image, Piece, Placed
 from safepoint.snapshot.memory.block import Block
 from safepoint.snapshot.staging.device_copy import DeviceCopier
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.operation_boundary import when_between_operations
-from safepoint.snapshot.staging.placed_image import Placed
 
 _log = logging.getLogger("safepoint")
 _version = operator.attrgetter("_version")
@@ -386,3 +384,38 @@ class Stager:
 
 def _storage_of(owner: Any) -> Any:
     return owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner
+
+
+# ---- the end of an operation -------------------------------------------------------------------------------------
+
+_call_back: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_numbers = itertools.count(1)
+_waiting: dict[int, Callable[[], None]] = {}
+
+
+@_call_back
+def _arrived(number: int | None) -> int:
+    call = _waiting.pop(number or 0, None)
+    if call is not None:
+        call()
+    return 0
+
+
+def when_between_operations(thread: int, call: Callable[[], None]) -> bool:
+    """Have `call` made when `thread` next comes from one instruction of Python to another.
+
+    Args:
+        thread: its number; only the main thread is supported.
+        call: short, raises nothing; made on that thread.
+
+    Returns:
+        Whether it will be; otherwise it is unknown.
+    """
+    if thread != threading.main_thread().ident:
+        return False
+    number = next(_numbers)
+    _waiting[number] = call
+    if ctypes.pythonapi.Py_AddPendingCall(_arrived, ctypes.c_void_p(number)) != 0:  # too many are waiting
+        del _waiting[number]
+        return False
+    return True

@@ -9,8 +9,7 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
-from safepoint.snapshot.protocol.messages import Leave
-from safepoint.snapshot.protocol.plan import KeeperPlan
+from safepoint.snapshot.protocol.messages import KeeperPlan, Leave
 
 _START_S = 20.0
 _process_host: KeeperProcess | None = None

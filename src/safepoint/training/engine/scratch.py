@@ -11,7 +11,7 @@ from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.snapshot.images.capture import Capture
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.keeper_client.client import KeeperClient
-from safepoint.snapshot.protocol.messages import SCRATCH_PREFIX
+from safepoint.snapshot.protocol.messages import SCRATCH_PREFIX, RemoveAtExit
 from safepoint.training.engine.loop import Write
 
 _LEAST_BYTES = 16 << 20
@@ -48,7 +48,7 @@ class Scratch:
     def let_keeper_remove(self, keeper: KeeperClient) -> None:
         """Let the keeper remove the folder, if it exists, when this process has ended."""
         if self._path is not None:
-            keeper.remove_at_exit(str(self._path))
+            keeper.send(RemoveAtExit(folder=str(self._path)))
 
     def images(self, step: int, write: Write) -> list[Image]:
         """Run a save routine and return the files that it would write as images. Call `ensure` first.

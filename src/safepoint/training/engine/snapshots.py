@@ -21,7 +21,7 @@ from safepoint.snapshot.keeper.persist.node_exchange import Nodes
 from safepoint.snapshot.keeper_client.arena import NoRoomError
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
-from safepoint.snapshot.protocol.messages import CheckpointFacts, Outcome
+from safepoint.snapshot.protocol.messages import AbandonStep, CheckpointFacts, Outcome, ReleaseEarlierSnapshot
 from safepoint.training.collective.peers import NUM_VALUES, Peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.loop import TrainingLoop, Write
@@ -179,7 +179,7 @@ class Snapshots:
         if self._context.place.restart > 0:
             self._peers.gather(None)  # slower ranks may still read the snapshot that the last start has left
             if self._snapshotter is not None and self._context.place.local_rank == 0:
-                self._snapshotter.keeper.release_earlier_snapshot()
+                self._snapshotter.keeper.send(ReleaseEarlierSnapshot())
 
     # ---- taking one -------------------------------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class Snapshots:
         """Ask the keeper to make the newest snapshot durable and to let all ranks leave."""
         keeper = self._context.keeper.client
         if keeper is not None:
-            keeper.abandon_step(step, why)
+            keeper.send(AbandonStep(step=step, reason=why))
 
     def close(self, *, is_orderly: bool) -> None:
         """The training ends.

@@ -17,7 +17,7 @@ from safepoint.settings.run_settings import STATUS_URL, RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
 from safepoint.snapshot.protocol.channel import new_keeper_name
-from safepoint.snapshot.protocol.plan import KeeperPlan
+from safepoint.snapshot.protocol.messages import KeeperPlan
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.signal_relay import SignalRelay

@@ -5,16 +5,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from safepoint.snapshot.images import tensor_places
-from safepoint.snapshot.images.tensor_places import TensorPlaces
+from safepoint.snapshot.images import module_state
+from safepoint.snapshot.images.module_state import TensorPlaces
 
 
 @pytest.fixture(params=["torch", "lists"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "lists":
-        monkeypatch.setattr(tensor_places, "_guard_of_torch", lambda _tensors: None)
+        monkeypatch.setattr(module_state, "_guard_of_torch", lambda _tensors: None)
     else:
-        assert tensor_places._guard_of_torch([torch.ones(2)]) is not None
+        assert module_state._guard_of_torch([torch.ones(2)]) is not None
 
 
 def _set(tensor: torch.Tensor, other: torch.Tensor) -> None:

@@ -23,8 +23,8 @@ from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.protocol import messages
 from safepoint.snapshot.protocol.channel import new_keeper_name
-from safepoint.snapshot.protocol.messages import CheckpointFacts, Hello, StagedFile, encode
-from safepoint.snapshot.protocol.plan import KeeperPlan
+from safepoint.snapshot.protocol.codec import encode
+from safepoint.snapshot.protocol.messages import CheckpointFacts, Hello, KeeperPlan, StagedFile
 from tests.support.keeper_messages import RANK_MESSAGES
 
 TIMEOUT_S = 60
@@ -69,12 +69,12 @@ class Training:
         file = StagedFile(path="state.bin", block=block.number, offset=0, size_bytes=5)
         fields = {"trigger": Trigger.PERIODIC, "is_requested": True, "facts": facts, "number": self._step}
         keeper.begin_snapshot(self._step, (file,), **fields)
-        keeper.staged(self._step)
+        keeper.send(messages.SnapshotStaged(step=self._step))
         outcome = keeper.wait(self._step, clock.monotonic_s() + TIMEOUT_S)
         assert outcome.is_durable, outcome.error
         assert (Path(outcome.path) / "state.bin").read_bytes() == b"state"
         assert verify(Path(outcome.path)).is_valid
-        keeper.take_back(block)
+        keeper.send(messages.ReturnBlock(number=block.number))
         block.close()
 
 
@@ -100,7 +100,7 @@ class Keeper:
 
     def close(self) -> None:
         self._client.close_folder()
-        self._client.say_goodbye()
+        self._client.send(messages.Goodbye())
         self._client.close()
         assert self._process.finish(lambda: None)
 

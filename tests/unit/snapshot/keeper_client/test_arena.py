@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from safepoint.snapshot.keeper_client.arena import Arena, NoRoomError
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.memory.host_memory import Room
+from safepoint.snapshot.protocol.messages import BlockPopulated, ReturnBlock
 
 MB = 1 << 20
 SLACK = 16 * MB
@@ -27,14 +28,13 @@ class Book:
         self.newest += 1
         return self.newest
 
-    def populated(self, block: Block) -> None:
-        assert block.number in self.lent
-
     def lend(self, block: Block) -> None:
         self.lent.append(block.number)
 
-    def take_back(self, block: Block) -> None:
-        self.taken_back.append(block.number)
+    def send(self, message: BlockPopulated | ReturnBlock) -> None:
+        assert message.number in self.lent
+        if isinstance(message, ReturnBlock):
+            self.taken_back.append(message.number)
 
     def is_free(self, block: Block) -> bool:
         return block.number in self.free

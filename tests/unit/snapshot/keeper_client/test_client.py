@@ -11,6 +11,7 @@ from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.protocol import messages
 from safepoint.snapshot.protocol.bounded_dict import BoundedDict
 from safepoint.snapshot.protocol.channel import Channel
+from safepoint.snapshot.protocol.codec import encode
 from safepoint.snapshot.protocol.messages import Outcome
 
 _Message = TypeVar("_Message", bound=messages.RankMessage)
@@ -32,7 +33,7 @@ class Other:
         return message
 
     def send(self, message: messages.KeeperMessage) -> None:
-        self._channel.send(messages.encode(message))
+        self._channel.send(encode(message))
 
     def send_bytes(self, body: bytes) -> None:
         self._channel.send(body)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.snapshot.protocol.codec import ProtocolError
+from safepoint.snapshot.protocol.codec import ProtocolError, encode
 from safepoint.snapshot.protocol.messages import (
     VERSION,
     Hello,
@@ -17,7 +17,6 @@ from safepoint.snapshot.protocol.messages import (
     RankMessage,
     decode_keeper_message,
     decode_rank_message,
-    encode,
 )
 from tests.support.keeper_messages import KEEPER_MESSAGES, RANK_MESSAGES
 

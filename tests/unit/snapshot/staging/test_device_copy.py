@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.snapshot.images.image import Image, Piece
+from safepoint.snapshot.images.image import Image, Piece, Placed
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.staging import device_copy
 from safepoint.snapshot.staging.device_copy import DeviceCopier, pin
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.placed_image import Placed
 from safepoint.snapshot.staging.stager import Stager, Work
 
 

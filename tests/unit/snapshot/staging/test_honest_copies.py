@@ -10,9 +10,8 @@ import torch
 
 from safepoint.errors import SaveError
 from safepoint.snapshot.checkpointer import Checkpointer
-from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.images.image import Image, Placed
 from safepoint.snapshot.memory.block import Block
-from safepoint.snapshot.staging.placed_image import Placed
 from safepoint.snapshot.staging.stager import Stager, Work, _Copy
 from tests.support.snapshots import piece_of
 

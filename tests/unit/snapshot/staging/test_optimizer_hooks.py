@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.snapshot.staging.optimizer_hooks import before_changes
+from safepoint.snapshot.staging.guard import before_changes
 
 
 class Watched:

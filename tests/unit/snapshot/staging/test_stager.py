@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from safepoint.snapshot.images.image import Image, Piece
+from safepoint.snapshot.images.image import Image, Piece, Placed
 from safepoint.snapshot.images.torch_image import TorchImages
 from safepoint.snapshot.memory.block import Block
 from safepoint.snapshot.staging import stager
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.placed_image import Placed
 from safepoint.snapshot.staging.stager import Stager, Work
 from tests.support.snapshots import piece_of, render
 

@@ -20,9 +20,8 @@ from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import SaveError
 from safepoint.foundation import clock, files
-from safepoint.snapshot.images.zip_archive import Archive, records_of
-from safepoint.snapshot.memory.block import PAGE_BYTES, Block
-from safepoint.snapshot.protocol.memory_layout import SMALL_BYTES
+from safepoint.snapshot.images.torch_archive import Archive, records_of
+from safepoint.snapshot.memory.block import PAGE_BYTES, SMALL_BYTES, Block
 
 STAGED = 1 << 62
 """The result of `Source.available` when all bytes are there."""
@@ -248,13 +247,6 @@ def digest_source(source: Source) -> FileEntry:
     preparing.run()
     preparing.wait_for(source.size_bytes)
     return FileEntry.of(source.path, preparing.result())
-
-
-def digest_bytes_of(source: Source) -> str:
-    """The digest of an image as it is, checksums included."""
-    digesting = FileDigester()
-    digesting.update(source.view(0, source.size_bytes))
-    return digesting.result().digest
 
 
 def seal_archive(source: Source) -> None:

@@ -1,9 +1,10 @@
 """Keepers of several nodes make one checkpoint, through the folder that all of them see.
 
-Below the attempt's working folder, each keeper leaves small files that the others look for:
+Below the attempt's working folder, each keeper writes small files that the others look for:
 
-    <save>/part-K.json      node K has written its files of this save, with their digests, or why it has not
-    <save>/outcome.json     node 0 has committed it, or why it has not
+    <save>/part-K.json      the files of this save that node K has written, with their digests, or why it has none
+    <save>/part-0.json      why node 0 has not committed this save
+    <save>/outcome.json     node 0 has committed this save
     offer-K.json            the ranks of node K are gone or must go: these steps are complete in its memory
 
 A file appears whole, by a rename. Node 0 commits. A waiting keeper stops when its caller requests it.
@@ -55,45 +56,31 @@ class Nodes:
         _write(folder / f"part-{self.index}.json", asdict(part))
 
     def collect(self, save: int, is_over: Callable[[], bool]) -> list[RankPart]:
-        """Wait for every node's part of a save.
+        """Wait for the parts of all nodes but node 0, which calls this.
 
         Args:
             save: its number.
-            is_over: whether waiting makes no sense any more.
+            is_over: whether to stop waiting.
 
         Returns:
-            One for each node; of a node that has not come in time, one with an error.
+            One for each of these nodes; of a node that has not come in time, one with an error.
         """
-        parts: dict[int, RankPart] = {}
-        while True:
-            for index in range(self.count):
-                record = _read(self._folder / str(save) / f"part-{index}.json") if index not in parts else None
-                if record is not None:
-                    parts[index] = _part_of(index, record)
-            if len(parts) == self.count or any(part.error for part in parts.values()) or is_over():
-                break
-            clock.sleep(_LOOK_EVERY_S)
-        missing = [
-            RankPart(rank=index, error=f"node {index} has not come with its part")
-            for index in range(self.count)
-            if index not in parts
-        ]
-        return [*parts.values(), *missing]
+        others = range(1, self.count)
+        found = self._wait_for(f"{save}/part", others, is_over)
+        return [_part_of(index, found.get(index)) for index in others]
 
-    def announce(self, save: int, error: str) -> None:
-        """Publish the outcome of a save, on node 0; an empty error means that it is committed."""
+    def announce(self, save: int) -> None:
+        """Publish that a save is committed, on node 0."""
         with contextlib.suppress(OSError):
-            _write(self._folder / str(save) / "outcome.json", {"error": error})
+            _write(self._folder / str(save) / "outcome.json", {"error": ""})
 
     def outcome(self, save: int, is_over: Callable[[], bool]) -> str:
         """Wait for node 0's outcome of a save; returns the error, empty when the save is committed."""
         while True:
-            record = _read(self._folder / str(save) / "outcome.json")
-            if record is not None:
-                return str(record["error"])
-            part = _read(self._folder / str(save) / "part-0.json")
-            if part is not None and part["error"]:
-                return str(part["error"])
+            for name in ("outcome", "part-0"):
+                record = _read(self._folder / str(save) / f"{name}.json")
+                if record is not None:
+                    return str(record["error"])
             if is_over():
                 return "node 0 has not committed it"
             clock.sleep(_LOOK_EVERY_S)
@@ -101,7 +88,7 @@ class Nodes:
     # ---- rescue -----------------------------------------------------------------------------------------------
 
     def offer(self, steps: Sequence[int]) -> None:
-        """Say which steps are complete in this node's memory, or durable already.
+        """Publish which steps are complete in this node's memory, or durable already.
 
         Raises:
             OSError: the folder cannot be written.
@@ -110,30 +97,35 @@ class Nodes:
             _write(self._folder / f"offer-{self.index}.json", {"steps": list(steps)})
 
     def is_called(self) -> bool:
-        """Whether another node has made its offer: this one's ranks will not get any further."""
+        """Whether another node has made its offer: the ranks of this node cannot continue without it."""
         return any(
             (self._folder / f"offer-{index}.json").exists() for index in range(self.count) if index != self.index
         )
 
     def newest_of_all(self, is_over: Callable[[], bool]) -> int | None:
         """Wait for every node's offer; the newest step that all of them have, or None."""
-        common: set[int] | None = None
-        waiting = set(range(self.count))
-        while waiting:
-            for index in sorted(waiting):
-                record = _read(self._folder / f"offer-{index}.json")
+        found = self._wait_for("offer", range(self.count), is_over)
+        if len(found) < self.count:
+            return None
+        first, *others = [{int(step) for step in record["steps"]} for record in found.values()]
+        return max(first.intersection(*others), default=None)
+
+    def _wait_for(self, name: str, nodes: range, is_over: Callable[[], bool]) -> dict[int, dict[str, Any]]:
+        """Wait for the file `name-K.json` of each node K, or until one has an error; those that are there."""
+        found: dict[int, dict[str, Any]] = {}
+        while True:
+            for index in nodes:
+                record = _read(self._folder / f"{name}-{index}.json") if index not in found else None
                 if record is not None:
-                    waiting.discard(index)
-                    steps = {int(step) for step in record["steps"]}
-                    common = steps if common is None else common & steps
-            if waiting and is_over():
-                return None
-            if waiting:
-                clock.sleep(_LOOK_EVERY_S)
-        return max(common, default=None) if common else None
+                    found[index] = record
+            if len(found) == len(nodes) or any(one.get("error") for one in found.values()) or is_over():
+                return found
+            clock.sleep(_LOOK_EVERY_S)
 
 
-def _part_of(index: int, record: dict[str, Any]) -> RankPart:
+def _part_of(index: int, record: dict[str, Any] | None) -> RankPart:
+    if record is None:
+        return RankPart(rank=index, error=f"node {index} has not come with its part")
     entries = tuple(
         FileEntry(path=one["path"], size_bytes=one["size_bytes"], digest=one["digest"], parts=tuple(one["parts"]))
         for one in record["files"]

@@ -1,23 +1,16 @@
 """Writes a snapshot from the keeper's registry to the output folder and commits it as a checkpoint."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.pruning import prune
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint
-from safepoint.errors import SafepointError, SaveError
+from safepoint.errors import SaveError
 from safepoint.foundation.events.stream import Event
-from safepoint.snapshot.keeper.persist.file_writer import (
-    GivenUpError,
-    Source,
-    digest_bytes_of,
-    digest_source,
-    write_files,
-)
+from safepoint.snapshot.keeper.persist.file_writer import GivenUpError, Source, digest_source, write_files
 from safepoint.snapshot.keeper.persist.node_exchange import Nodes
 from safepoint.snapshot.keeper.snapshot_registry import Snapshot
 from safepoint.snapshot.protocol.messages import CheckpointFacts
@@ -34,7 +27,9 @@ def commit_snapshot(
     report: Callable[[Event], None],
     is_over: Callable[[], bool],
 ) -> Manifest:
-    """Write, digest, fsync and commit, with the other nodes if there are any; then prune.
+    """Write, digest, fsync and commit; then prune.
+
+    Each node writes its part. Node 0 commits when it has all parts; the others wait for its outcome.
 
     Args:
         snapshot: what, with the first rank's facts.
@@ -48,26 +43,38 @@ def commit_snapshot(
     """
     facts = snapshot.facts
     assert facts is not None
+    nodes = nodes_of(facts)
     # Each save has its own folder: files that an earlier save of the same step has left are not in it.
     working = WorkingCheckpoint(facts.output, attempt_id=f"{facts.attempt_id}/{facts.save}", step=snapshot.step)
-    if facts.num_nodes > 1:
-        manifest = _commit_with_others(snapshot, facts, working, sources, is_over)
-    else:
-        try:
-            part = _write(working, snapshot, sources, node=0)
-            manifest = working.commit([part], lambda files: describe(snapshot, files))
-        finally:
+    manifest: Manifest | None = None
+    try:
+        part = _write(working, snapshot, sources)
+        if facts.node > 0:
+            nodes.publish(facts.save, part)
+        else:
+            parts = [part, *nodes.collect(facts.save, is_over)]
+            manifest = working.commit(parts, lambda files: describe(snapshot, files))
+    except BaseException as error:
+        publish_no_part(snapshot, f"node {facts.node}: {error}")
+        raise
+    finally:
+        if facts.node == 0:
             working.discard()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # other nodes may have left their files in it
                 (facts.output.work / facts.attempt_id / str(facts.save)).rmdir()
-    if facts.node == 0:
-        prune(facts.output, parse_policies(facts.keep, facts.limit), report, protected=facts.protected)
+    if manifest is None:
+        problem = nodes.outcome(facts.save, is_over)
+        if problem:
+            raise SaveError(problem)
+        return read_manifest(working.target)
+    if facts.num_nodes > 1:
+        nodes.announce(facts.save)
+    prune(facts.output, parse_policies(facts.keep, facts.limit), report, protected=facts.protected)
     return manifest
 
 
-def _write(
-    working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, list[Source]], *, node: int
-) -> RankPart:
+def _write(working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, list[Source]]) -> RankPart:
+    """Write this node's files."""
     working.source.mkdir(parents=True, exist_ok=True)
     entries = write_files(merge(sources), working.source)
     for of_rank in sources.values():
@@ -75,41 +82,8 @@ def _write(
             source.wait_until_staged()  # only then is it known that they belong to one boundary
     if not snapshot.is_intact:
         raise GivenUpError(f"the memory of step {snapshot.step} was used for another one")
-    return RankPart(rank=node, files=tuple(entries))
-
-
-def _commit_with_others(
-    snapshot: Snapshot,
-    facts: CheckpointFacts,
-    working: WorkingCheckpoint,
-    sources: dict[int, list[Source]],
-    is_over: Callable[[], bool],
-) -> Manifest:
-    """Write this node's part; node 0 commits when all parts are there, the others wait for its outcome."""
-    nodes = nodes_of(facts)
-    try:
-        part = _write(working, snapshot, sources, node=nodes.index)
-    except BaseException as error:
-        nodes.publish(facts.save, RankPart(rank=nodes.index, error=f"node {nodes.index}: {error}"))
-        raise
-    nodes.publish(facts.save, part)
-    if nodes.index > 0:
-        problem = nodes.outcome(facts.save, is_over)
-        if problem:
-            raise SaveError(problem)
-        return read_manifest(working.target)
-    problem = "node 0 failed"
-    try:
-        parts = nodes.collect(facts.save, is_over)
-        manifest = working.commit(parts, lambda files: describe(snapshot, files))
-        problem = ""
-    except (SafepointError, OSError) as error:
-        problem = str(error)
-        raise
-    finally:
-        nodes.announce(facts.save, problem)
-        working.discard()
-    return manifest
+    assert snapshot.facts is not None
+    return RankPart(rank=snapshot.facts.node, files=tuple(entries))
 
 
 def publish_no_part(snapshot: Snapshot, error: str) -> None:
@@ -148,40 +122,3 @@ def _are_equal(first: Source, second: Source) -> bool:
     for source in (first, second):
         source.wait_for(source.size_bytes)
     return digest_source(first) == digest_source(second)
-
-
-def link_files(
-    snapshot: Snapshot, sources: Sequence[Source], folder: Path, *, pid: int, known: Manifest | None
-) -> Manifest:
-    """Make a snapshot in memory look like a checkpoint's folder: links to the descriptors of its blocks.
-
-    Args:
-        snapshot: complete.
-        sources: its files.
-        folder: to be filled.
-        pid: the process that holds the blocks.
-        known: the manifest of the checkpoint that it has become.
-
-    Returns:
-        Its entry in the manifest.
-
-    Raises:
-        SaveError: the memory has changed since the snapshot.
-        OSError: the folder cannot be written.
-    """
-    digests = {entry.path: entry for entry in known.files} if known is not None else {}
-    entries: list[FileEntry] = []
-    for source in sorted(sources, key=lambda source: source.path):
-        place = folder / source.path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            place.unlink()
-        entry = digests.get(source.path)
-        if entry is not None and digest_bytes_of(source) != entry.digest:
-            raise SaveError(f"{source.path} in memory is not what was saved")
-        entries.append(entry or digest_source(source))
-        if source.has_block_alone:
-            place.symlink_to(f"/proc/{pid}/fd/{source.block.descriptor}")
-        else:
-            place.write_bytes(source.view(0, source.size_bytes))
-    return describe(snapshot, tuple(entries))
