@@ -174,7 +174,7 @@ class Checkpointer:
 
         Args:
             state: as for `save`; an optimizer that has not stepped counts with two moments for each parameter.
-            is_waiting: whether to return when the memory is there.
+            is_waiting: whether to wait until the memory is allocated.
 
         Raises:
             SaveError: there is not enough memory.

@@ -1,8 +1,9 @@
-"""The calls of a framework's save routine that would write tensors, handed over as images.
+"""Turns the calls of a framework's save routine that would write tensors into images.
 
-While a capture is open, `torch.save` and safetensors' `save_file`, under every name that a module has imported them
-as, and the file system writer of torch.distributed.checkpoint hand over what goes below one folder. Calls for other
-places, or with options that are not known here, are the library's own.
+While a capture is open, three functions make an image of each file that goes below one folder: `torch.save`,
+safetensors' `save_file`, both under every name that a module has imported them as, and the file system writer of
+torch.distributed.checkpoint. A call for another place, or with options that this module does not support, writes the
+file as usual.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ _USUAL = {"_use_new_zipfile_serialization": True, "pickle_protocol": 2, "pickle_
 
 
 class Captured:
-    """What one run of a save routine has handed over or written.
+    """The images and files of one run of a save routine.
 
     Args:
         root: the folder that it wrote to.
@@ -42,13 +43,13 @@ class Captured:
         self.root = root
         self.images: list[Image] = []
 
-    def keep(self, path: str, image: Image) -> None:
-        """Instead of the file there is now its image, and a note that stands for it: it may be moved or deleted.
+    def keep(self, image: Image) -> None:
+        """Keep an image, and write a note in place of its file; the routine may move or delete the note.
 
         Raises:
             OSError: the note cannot be written, as the file could not have been.
         """
-        (self.root / path).write_bytes(_NOTE + str(len(self.images)).encode())
+        (self.root / image.path).write_bytes(_NOTE + str(len(self.images)).encode())
         self.images.append(image)
 
     def relative(self, target: Any) -> str | None:
@@ -61,7 +62,7 @@ class Captured:
 
 
 class Capture:
-    """Captures one save routine over and over, and remembers how its files look."""
+    """Captures one save routine at each save, and remembers the layouts of its files."""
 
     def __init__(self) -> None:
         self._torch_images: dict[str, TorchImages] = {}
@@ -75,12 +76,11 @@ class Capture:
 
     @contextlib.contextmanager
     def below(self, root: Path) -> Generator[Captured]:
-        """Capture what goes below `root`, an absolute path; other threads' calls for other places pass."""
+        """Capture what goes below `root`, an absolute path; calls for other places write as usual."""
         captured = Captured(root)
-        originals = _originals()
-        replacements = {originals[0]: self._saving_with_torch(captured, originals[0])}
-        for original in originals[1:]:
-            replacements[original] = self._saving_safetensors(captured, original)
+        save, *others = _originals()
+        replacements = {save: self._saving_with_torch(captured, save)}
+        replacements |= {other: self._saving_safetensors(captured, other) for other in others}
         with self._patch.exchanged(replacements), self._dcp_captured(captured):
             yield captured
 
@@ -105,7 +105,7 @@ class Capture:
             images = self._torch_images.setdefault(path.rsplit("/", 1)[-1], TorchImages(path))
             images.path = path
             try:
-                captured.keep(path, images.compose(obj))
+                captured.keep(images.compose(obj))
             except UncomposableError:
                 return original(obj, f, **kwargs)
             return None
@@ -115,12 +115,10 @@ class Capture:
     def _saving_safetensors(self, captured: Captured, original: Function) -> Function:
         def save_file(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> Any:
             path = captured.relative(filename)
-            image = None
-            if path is not None and not args and not kwargs:
-                image = compose_safetensors(path, tensors, metadata)
-            if image is None or path is None:
+            image = None if path is None or args or kwargs else compose_safetensors(path, tensors, metadata)
+            if image is None:
                 return original(tensors, filename, metadata, *args, **kwargs)
-            captured.keep(path, image)
+            captured.keep(image)
             return None
 
         return save_file
@@ -144,7 +142,7 @@ class Capture:
             path = f"{folder}/{plan.storage_data.prefix}0.distcp"
             images = self._dcp_images.setdefault(path, DcpImages(path))
             image, results = images.compose([(item, planner.resolve_data(item)) for item in plan.items])
-            captured.keep(path, image)
+            captured.keep(image)
             future = cast("Any", torch.futures.Future)()
             future.set_result(results)
             return future
@@ -152,13 +150,13 @@ class Capture:
         return write_data
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Release what is remembered of these files, and the tensors in them."""
+        """Release the layouts of these files, and the tensors that they refer to."""
         for path in paths:
             self._torch_images.pop(path.rsplit("/", 1)[-1], None)
             self._dcp_images.pop(path, None)
 
     def collect(self, captured: Captured) -> list[Image]:
-        """Everything that the routine has handed over or written.
+        """The images of everything that the routine has saved or written.
 
         Raises:
             OSError: a file that it wrote cannot be read.

@@ -45,7 +45,7 @@ class _Item(NamedTuple):
 
 
 class DcpImages:
-    """Composes the images of one file over and over, remembering its last layout.
+    """Composes the image of one file at each save, and remembers its last layout.
 
     Args:
         path: see `Image`.
@@ -57,7 +57,7 @@ class DcpImages:
         self._tensors = _Tensors([], [])
 
     def compose(self, items: Sequence[tuple[WriteItem, Any]]) -> tuple[Image, list[WriteResult]]:
-        """The image of what the writer writes now, and what it says of it.
+        """The image of what the writer writes now, and the results that it returns.
 
         Args:
             items: what, with the tensor or the `io.BytesIO` that the planner has for it.

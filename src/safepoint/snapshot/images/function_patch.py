@@ -1,4 +1,4 @@
-"""Exchanges functions of libraries for a while, under whatever name a module has imported them."""
+"""Replaces functions of libraries for a while, under every name that a module has imported them as."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ Function = Callable[..., Any]
 
 
 class FunctionPatch:
-    """Remembers where the functions' names are, because looking through all modules takes longer than a save."""
+    """Remembers where the functions' names are, because searching all modules takes longer than a save."""
 
     def __init__(self) -> None:
         self._places: list[tuple[dict[str, Any], str, Function]] = []
         self._seen: set[int] = set()
 
     def find(self, originals: list[Function]) -> None:
-        """Look at the modules that are new; each is looked at once, when it is there as a whole."""
+        """Search the modules that are new; each is searched once, when its import has ended."""
         wanted = {id(function): function for function in originals}
         for module in list(sys.modules.values()):
             if id(module) not in self._seen and isinstance(module, type(os)) and not _is_being_imported(module):
@@ -30,7 +30,7 @@ class FunctionPatch:
 
     @contextlib.contextmanager
     def exchanged(self, replacements: Mapping[Function, Function]) -> Generator[None]:
-        """For a while the values stand under the keys' names."""
+        """Within the block, each key is replaced by its value."""
         self.find(list(replacements))
         replaced: list[tuple[dict[str, Any], str, Function]] = []
         for namespace, name, function in self._places:

@@ -51,7 +51,7 @@ class Image:
 
     @classmethod
     def of_bytes(cls, path: str, content: bytes) -> "Image":
-        """A file whose content is there."""
+        """The image of a file whose content is known."""
         return cls(path=path, size_bytes=len(content), literals=((0, content),))
 
 

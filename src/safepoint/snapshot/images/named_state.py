@@ -13,12 +13,11 @@ from safepoint.snapshot.images.torch_image import TorchImages, UncomposableError
 
 
 class StateImages:
-    """Composes the images of the same names over and over, and remembers how each value looked."""
+    """Composes an image for each name at each save, and remembers the layout of each value."""
 
     def __init__(self) -> None:
         self._images: dict[str, TorchImages] = {}
-        self._modules: dict[str, ModuleState] = {}
-        self._optimizers: dict[str, OptimizerState] = {}
+        self._states: dict[str, tuple[Any, ModuleState | OptimizerState]] = {}
 
     def compose(self, name: str, value: Any) -> Image:
         """The image of a value as it is now.
@@ -41,16 +40,12 @@ class StateImages:
 
     def _state_of(self, name: str, value: Any) -> tuple[Any, bool]:
         """What is saved of a value, and whether it surely has the same tensors as the last time."""
-        if isinstance(value, torch.nn.Module):
-            module = self._modules.get(name)
-            if module is None or module.module is not value:
-                module = self._modules[name] = ModuleState(value)
-            return module.state_dict(), module.is_sure
-        if isinstance(value, torch.optim.Optimizer):
-            optimizer = self._optimizers.get(name)
-            if optimizer is None or optimizer.optimizer is not value:
-                optimizer = self._optimizers[name] = OptimizerState(value)
-            return optimizer.state_dict(), optimizer.is_sure
+        if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+            known, state = self._states.get(name, (None, None))
+            if state is None or known is not value:
+                state = ModuleState(value) if isinstance(value, torch.nn.Module) else OptimizerState(value)
+                self._states[name] = value, state
+            return state.state_dict(), state.is_sure
         return (value.state_dict() if hasattr(value, "state_dict") else value), False
 
     def forget(self, paths: Iterable[str]) -> None:

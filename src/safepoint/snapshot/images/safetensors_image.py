@@ -18,10 +18,10 @@ def compose_safetensors(
     Args:
         path: see `Image`.
         tensors: by name; none of them is read.
-        metadata: text for the header.
+        metadata: strings for the header.
 
     Returns:
-        The image, or None where the library itself has to decide: it refuses some tensors, and knows further types.
+        The image, or None where the library itself must write the file: it refuses some tensors, and has more types.
     """
     if metadata is not None and not all(type(k) is str and type(v) is str for k, v in metadata.items()):
         return None

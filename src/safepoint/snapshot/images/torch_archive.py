@@ -175,7 +175,7 @@ def records_of(archive: Archive, view: Callable[[int, int], memoryview]) -> Iter
 
     Args:
         archive: where it is.
-        view: gives the part of the file at (start, length).
+        view: returns the part of the file at (start, length).
     """
     entry = archive.directory
     for _ in range(archive.num_entries):

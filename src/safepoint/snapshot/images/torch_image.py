@@ -5,12 +5,10 @@ outermost dictionary is kept, and used again as long as nothing in the value dif
 """
 
 import io
-import operator
 import pickle
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -26,20 +24,17 @@ _location: Any = torch.serialization.location_tag
 
 
 class UncomposableError(Exception):
-    """This cannot be laid out ahead; torch itself has to write it."""
+    """The layout of a value cannot be computed before the copy; torch itself must write the file."""
 
 
-class _Reference:
+class _Reference(NamedTuple):
     """Stands for a storage in the pickle."""
 
-    __slots__ = ("persistent_id",)
-
-    def __init__(self, persistent_id: tuple[Any, ...]) -> None:
-        self.persistent_id = persistent_id
+    persistent_id: tuple[Any, ...]
 
 
 class _Entry:
-    """A storage, asked once for what each save needs to know."""
+    """What each save needs of a storage, read once."""
 
     __slots__ = ("address", "data", "device", "num_bytes", "storage")
 
@@ -72,7 +67,7 @@ class _Storages:
         return number
 
     def borrow(self, before: "_Storages") -> bool:
-        """Begin with all that `before` has, which stays as it is; False when there are others already."""
+        """Begin with all storages of `before`, which does not change; False if there are storages already."""
         if self.entries:
             return False
         self.numbers, self.entries = before.numbers, before.entries
@@ -91,7 +86,7 @@ class _Storages:
             self._are_borrowed = False
 
     def take_back(self, count: int) -> None:
-        """Forget all but the first `count`."""
+        """Remove all but the first `count`."""
         self._make_own()
         for entry in self.entries[count:]:
             del self.numbers[entry.data]
@@ -111,9 +106,9 @@ class _Pickler(pickle.Pickler):
         if kind is _typed_storage:
             storage = obj._untyped_storage
             name, count = obj._pickle_storage_type(), obj._size()
-            return ("storage", getattr(torch, name), self._key(storage), _location(storage), count)
+            return ("storage", getattr(torch, name), str(self._storages.number(storage)), _location(storage), count)
         if kind is torch.UntypedStorage:
-            return ("storage", torch.UntypedStorage, self._key(obj), _location(obj), obj.nbytes())
+            return ("storage", torch.UntypedStorage, str(self._storages.number(obj)), _location(obj), obj.nbytes())
         return None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -132,9 +127,6 @@ class _Pickler(pickle.Pickler):
             reference = self._references[number, obj.dtype] = _Reference(identity)
         arguments = (reference, obj.storage_offset(), tuple(obj.size()), obj.stride(), obj.requires_grad)
         return _rebuild, (*arguments, cast("OrderedDict[Any, Any]", OrderedDict()))
-
-    def _key(self, storage: Any) -> str:
-        return str(self._storages.number(storage))
 
 
 class _LoneTensor:
@@ -181,7 +173,7 @@ class _Seen:
         self.meta = _meta(tensor)
 
     def is_still(self, tensor: torch.Tensor, storages: _Storages) -> bool:
-        """Whether `tensor` is pickled to the same bytes; if so, its storage is taken note of."""
+        """Whether `tensor` is pickled to the same bytes; if so, its storage is added to `storages`."""
         # Also when it is the same object: its shape, its strides and requires_grad can be changed in place.
         if tensor.data_ptr() != self.address or _meta(tensor) != self.meta:
             return False
@@ -265,7 +257,7 @@ def _outline(value: Any, found: list[Any]) -> bool:
 
 
 class TorchImages:
-    """Composes the images of one file over and over, remembering its last pickle.
+    """Composes the image of one file at each save, and remembers its last pickle.
 
     Args:
         path: see `Image`.
@@ -277,7 +269,8 @@ class TorchImages:
         self._chunks: dict[str, _Chunk] = {}
         self._trusts = False
         self._entries: list[_Entry] = []
-        self._data = _Data(self._prefix, [])
+        self._records = StorageRecords(self._prefix, [])
+        self._pieces: tuple[Piece, ...] = ()
 
     def compose(self, value: Any, *, trusts: bool = False) -> Image:
         """The image of what `torch.save(value, path)` writes now.
@@ -294,10 +287,23 @@ class TorchImages:
         storages = _Storages()
         self._trusts = trusts
         body = self._pickle(value, storages)
-        if not _are_same(self._entries, storages.entries):
-            self._data = _Data(self._prefix, storages.entries)
+        if storages.entries != self._entries:
+            self._records = StorageRecords(self._prefix, [entry.num_bytes for entry in storages.entries])
+            self._pieces = tuple(
+                Piece(place, entry.num_bytes, entry.address, entry.address, entry.storage, entry.device)
+                for place, entry in zip(self._records.places, storages.entries, strict=True)
+                if entry.num_bytes
+            )
         self._entries = storages.entries
-        return self._lay_out(body)
+        layout = lay_out(self._records, PICKLE_BEGIN + body + PICKLE_END)
+        return Image(
+            path=self.path,
+            size_bytes=layout.size_bytes,
+            literals=layout.literals,
+            fixed=self._records.literals,
+            pieces=self._pieces,
+            archives=(layout.archive,),
+        )
 
     def _pickle(self, value: Any, storages: _Storages) -> bytes:
         if type(value) is not dict or not all(type(key) is str for key in cast("dict[Any, Any]", value)):
@@ -323,30 +329,3 @@ class TorchImages:
             storages.take_back(count)
         chunk = self._chunks[key] = _Chunk(value, storages)
         return chunk.body
-
-    def _lay_out(self, body: bytes) -> Image:
-        layout = lay_out(self._data.storages, PICKLE_BEGIN + body + PICKLE_END)
-        return Image(
-            path=self.path,
-            size_bytes=layout.size_bytes,
-            literals=layout.literals,
-            fixed=self._data.storages.literals,
-            pieces=self._data.pieces,
-            archives=(layout.archive,),
-        )
-
-
-def _are_same(before: Sequence[_Entry], now: Sequence[_Entry]) -> bool:
-    return before is now or (len(before) == len(now) and all(map(operator.is_, before, now)))
-
-
-class _Data:
-    """The part of an archive that holds storages; it stays the same as long as they do."""
-
-    def __init__(self, prefix: str, entries: Sequence[_Entry]) -> None:
-        self.storages = StorageRecords(prefix, [entry.num_bytes for entry in entries])
-        self.pieces = tuple(
-            Piece(place, entry.num_bytes, entry.address, entry.address, entry.storage, entry.device)
-            for place, entry in zip(self.storages.places, entries, strict=True)
-            if entry.num_bytes
-        )

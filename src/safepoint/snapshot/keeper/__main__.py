@@ -45,7 +45,7 @@ class _Keeper:
         if self._plan.owner_pid is None:
             self._owner_was_killed = True
             while os.read(0, 4096):
-                self._owner_was_killed = False  # it says goodbye before it closes the pipe
+                self._owner_was_killed = False  # it writes to the pipe before it closes it
             return
         try:
             descriptor = os.pidfd_open(self._plan.owner_pid)
@@ -74,7 +74,7 @@ class _Keeper:
         try:
             while (received := channel.receive()) is not None:
                 self._handler.handle(group, rank, *received)
-        except Exception as error:  # noqa: BLE001  whatever a rank sends, the keeper must note that it is gone
+        except Exception as error:  # noqa: BLE001  whatever a rank sends, its disconnection must be handled
             self._state.reporter.log.warning(
                 "rank %s sent an invalid message, and its connection is closed: %s: %.300s",
                 rank.number,

@@ -37,7 +37,7 @@ OTHER_NODES_S = 15.0
 
 
 class Rank:
-    """One connected rank, or one that has gone and left its memory.
+    """One connected rank, or one that has ended and left its memory.
 
     Args:
         number: of the rank, in the job.
@@ -55,11 +55,6 @@ class Rank:
         self.scratch: str | None = None
         """A temporary folder of the rank, which is removed when it has ended."""
 
-    @property
-    def block_numbers(self) -> set[int]:
-        """The numbers of the blocks that snapshots lie in."""
-        return set(self.blocks) - {CONTROL_NUMBER}
-
     def num_copied(self, block: int) -> int:
         """How many bytes of a block have been copied."""
         control = self.blocks.get(CONTROL_NUMBER)
@@ -68,12 +63,12 @@ class Rank:
         return ctypes.c_uint64.from_address(control.address + 8 * (block % NUM_MARKS)).value
 
     def send(self, message: KeeperMessage) -> None:
-        """Send a message; nothing is sent to a rank that has gone."""
+        """Send a message; nothing is sent to a rank that has ended."""
         if self.is_connected:
             try:
                 self.channel.send(encode(message))
             except OSError:
-                return  # the thread that receives from this rank notices that it has gone
+                return  # the thread that receives from this rank notices that it has ended
 
     def send_outcome(self, outcome: Outcome) -> None:
         """Send how a save ended, with the number of the rank's request."""
@@ -99,7 +94,7 @@ class RankGroup:
         self.registry = SnapshotRegistry(num_ranks)
         self.ranks: dict[int, Rank] = {}
         self.has_failed = False
-        """Whether a rank has gone without a goodbye."""
+        """Whether a rank has ended without `Goodbye`."""
         self.waits_to_leave = False
         """Whether the ranks wait for a save before they end."""
         self.begun_s: BoundedDict[int, float] = BoundedDict()
@@ -113,13 +108,8 @@ class RankGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether all its ranks are gone."""
+        """Whether all its ranks have ended."""
         return not any(rank.is_connected for rank in self.ranks.values())
-
-    @property
-    def facts(self) -> CheckpointFacts | None:
-        """Of the newest snapshot that has them."""
-        return next((one.facts for one in self.registry.snapshots if one.facts is not None), None)
 
     def has_waited_enough(self, num_bytes: int = 0) -> bool:
         """Whether it is too long after a failure to wait for other nodes, which write about `num_bytes`."""
@@ -130,6 +120,11 @@ class RankGroup:
         """Send every rank how a save ended."""
         for rank in self.ranks.values():
             rank.send_outcome(outcome)
+
+    def give_up(self, snapshot: Snapshot, error: str) -> None:
+        """Report to all nodes and ranks that a requested snapshot will not be written, and why."""
+        publish_no_part(snapshot, error)
+        self.send_outcome(Outcome(step=snapshot.step, error=error))
 
     def sources(self, snapshot: Snapshot) -> dict[int, list[Source]]:
         """The files of a snapshot, by rank."""
@@ -180,7 +175,7 @@ class KeeperState:
         """Whether a rank waits until everything is written."""
 
     def admit(self, channel: Channel, hello: Hello) -> tuple[RankGroup, Rank]:
-        """Register a rank. The first one after a restart waits until the earlier ranks' requests are written."""
+        """Register a rank. The first one after a restart waits until the saves of the earlier ranks are written."""
         with self.changed:
             while (group := self.current) is None or hello.restart > group.restart or group.is_over:
                 self.forget_earlier()
@@ -215,7 +210,7 @@ class KeeperState:
         return not self.is_writing and group.registry.next_to_write() is None
 
     def is_done(self, group: RankGroup) -> bool:
-        """Whether these ranks are gone, and nothing of theirs is left to write."""
+        """Whether these ranks have ended, and all their requested snapshots are written."""
         return group.is_over and not group.is_rescuing and self.is_idle(group)
 
     def may_end(self) -> bool:
@@ -240,11 +235,9 @@ class KeeperState:
             by = newest.step if newest is not None else snapshot.step
             superseded = SaveSuperseded(step=snapshot.step, trigger=str(snapshot.trigger), by=by)
             self.reporter.report_superseded(superseded)
-            error = f"superseded by step {by} before its writing began"
-            publish_no_part(snapshot, error)
-            group.send_outcome(Outcome(step=snapshot.step, error=error))
+            group.give_up(snapshot, f"superseded by step {by} before its writing began")
         for rank in group.ranks.values():
-            free = group.registry.newly_free(rank.number, rank.block_numbers)
+            free = group.registry.newly_free(rank.number, set(rank.blocks) - {CONTROL_NUMBER})
             if free:
                 rank.send(BlocksFree(numbers=tuple(free)))
         if self.is_urgent(group):

@@ -1,4 +1,4 @@
-"""What the keeper does when a rank sends a message or is gone."""
+"""What the keeper does when a rank sends a message, or when its connection is closed."""
 
 import os
 import shutil
@@ -9,7 +9,6 @@ from pathlib import Path
 from safepoint.foundation import clock
 from safepoint.snapshot.keeper.earlier_snapshot import EarlierSnapshotLinks
 from safepoint.snapshot.keeper.keeper_state import URGENT, KeeperState, Rank, RankGroup
-from safepoint.snapshot.keeper.persist.snapshot_commit import publish_no_part
 from safepoint.snapshot.keeper.rescue import leave_with_newest, rescue, watch_others
 from safepoint.snapshot.keeper.snapshot_registry import Progress
 from safepoint.snapshot.memory.block import CONTROL_NUMBER, PAGE_BYTES, Block
@@ -129,7 +128,7 @@ class MessageHandler:
         path = Path(message.folder)
         if self._state.folder.path == path:
             return ""
-        group.registry.clear()  # snapshots of a training that ended by an error belong to another folder
+        group.registry.clear()  # snapshots of a training that ended with an error belong to another folder
         try:
             self._state.folder.open(path, is_committer=message.is_committer)
         except OSError as error:
@@ -196,9 +195,7 @@ def _cancel(group: RankGroup, rank: Rank, message: messages.CancelSnapshot) -> N
         and snapshot.is_requested
         and snapshot.progress != Progress.WRITING
     ):
-        error = f"rank {rank.number} could not stage its part"
-        publish_no_part(snapshot, error)
-        group.send_outcome(Outcome(step=message.step, error=error))
+        group.give_up(snapshot, f"rank {rank.number} could not stage its part")
 
 
 def _request(group: RankGroup, rank: Rank, message: messages.RequestSave) -> None:

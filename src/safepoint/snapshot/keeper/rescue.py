@@ -20,7 +20,7 @@ def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
     Returns:
         The snapshot; None with several nodes, whose keepers agree on one in a thread.
     """
-    facts = group.facts
+    facts = next((one.facts for one in group.registry.snapshots if one.facts is not None), None)
     if facts is not None and facts.num_nodes > 1:
         if not group.is_rescuing and not group.is_rescued:
             group.is_rescuing = True
@@ -79,7 +79,7 @@ def _rescue_with_others(state: KeeperState, group: RankGroup, facts: CheckpointF
     nodes = nodes_of(facts)
     try:
         with state.changed:
-            # Ranks that are still connected may be about to finish a copy; without their peers they end soon.
+            # Ranks that are still connected may complete a copy soon; without their peers they end soon.
             state.changed.wait_for(lambda: group.is_over, OTHER_NODES_S / 3 if group.has_failed else 0)
             steps = [one.step for one in group.registry.snapshots if one.is_complete]
             group.failed_s = group.failed_s or clock.monotonic_s()

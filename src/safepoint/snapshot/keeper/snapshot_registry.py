@@ -1,6 +1,6 @@
 """Which snapshots there are, which one is written next, and which memory may be overwritten.
 
-It knows no sockets, files or threads. A snapshot is *complete* when every rank has staged its part. The newest
+It uses no sockets, files or threads. A snapshot is *complete* when every rank has staged its part. The newest
 complete one stays in memory until it is durable, or until writing it has failed.
 """
 
@@ -87,7 +87,7 @@ class SnapshotRegistry:
         self._replaced: list[Snapshot] = []
         """Being written although their step was begun again."""
         self._reported_free: set[tuple[int, int]] = set()
-        """(rank, block) of which the rank knows that they are free."""
+        """(rank, block) that the rank was notified are free, or has newly lent."""
         self._in_use: set[tuple[int, int]] = set()
 
     @property
@@ -105,7 +105,7 @@ class SnapshotRegistry:
         return self._snapshots.get(step)
 
     def add_block(self, rank: int, block: int) -> None:
-        """A rank has lent a new block. The rank knows that it is free, and may use it at once."""
+        """A rank has lent a new block. It is free, and the rank may use it at once without a notification."""
         self._reported_free.add((rank, block))
 
     def clear(self) -> None:
@@ -175,7 +175,7 @@ class SnapshotRegistry:
             snapshot.parts[rank].is_staged = True
 
     def cancel(self, step: int, number: int | None = None) -> None:
-        """A rank will not stage its part; other ranks may begin theirs later.
+        """A rank will not stage its part; other ranks may begin their parts later.
 
         Args:
             step: of the snapshot.
@@ -189,7 +189,7 @@ class SnapshotRegistry:
             self._spoil(snapshot)
 
     def remove_rank(self, rank: int) -> None:
-        """The memory of a rank is no longer known here."""
+        """The keeper no longer has the memory of a rank."""
         for snapshot in self.snapshots:
             if rank in snapshot.parts:
                 self.cancel(snapshot.step)
@@ -197,7 +197,7 @@ class SnapshotRegistry:
         self._in_use = {one for one in self._in_use if one[0] != rank}
 
     def cancel_incomplete(self) -> None:
-        """Note that the ranks are gone: snapshots that are not complete stay incomplete."""
+        """The ranks have ended: cancel the snapshots that are not complete."""
         for snapshot in self.snapshots:
             if not snapshot.is_complete:
                 self.cancel(snapshot.step)

@@ -31,7 +31,7 @@ def write_snapshots(state: KeeperState) -> None:
         with state.changed:
             state.is_writing = False
             is_current = group.registry.written(snapshot, is_durable=outcome.is_durable)
-            # Ranks receive what is free before the outcome: a rank that waits for the outcome goes on at once.
+            # Ranks are notified of free blocks before they receive the outcome, because then they continue at once.
             state.notify(group)
             if is_current:
                 group.last_outcome = outcome

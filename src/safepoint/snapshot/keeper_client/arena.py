@@ -1,5 +1,6 @@
 """The memory that snapshots are staged into: blocks that are allocated once and reused."""
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 
@@ -25,7 +26,7 @@ class Arena:
     """One rank's blocks.
 
     Args:
-        keeper: maps them, and says which are free.
+        keeper: maps them, and reports which are free.
         slots: how many snapshots may be in memory; None for what fits the size of the state.
         look: returns how much memory there is; None if that is not known.
     """
@@ -144,7 +145,10 @@ class Arena:
             self.wait_prepared()
         self._check_bound(sizes)
         allowed = self._allowed(sizes, more_slots)
-        free = sorted((block for block in self._blocks if self._keeper.is_free(block)), key=_capacity)
+        free = sorted(
+            (block for block in self._blocks if self._keeper.is_free(block)),
+            key=operator.attrgetter("capacity_bytes"),
+        )
         taken: dict[int, Block] = {}
         lacking: list[int] = []
         for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
@@ -189,7 +193,3 @@ class Arena:
 def _least(sizes: Sequence[int]) -> int:
     """Bytes of blocks for images of these sizes."""
     return sum(sizes) + PAGE_BYTES * len(sizes)
-
-
-def _capacity(block: Block) -> int:
-    return block.capacity_bytes

@@ -26,7 +26,7 @@ class KeeperClient:
         rank: of the job.
         num_ranks: of this node.
         restart: how often the ranks have been restarted.
-        on_leave: called on the receiving thread when the keeper lets all ranks end now.
+        on_leave: called on the receiving thread when the keeper sends `Leave`: all ranks end now.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class KeeperClient:
             rank: see `KeeperClient`, as for the other arguments.
             num_ranks: of this node.
             restart: how often the ranks have been restarted.
-            on_leave: called when the keeper lets all ranks end now.
+            on_leave: see `KeeperClient`.
         """
         deadline_s = clock.monotonic_s() + wait_s
         while True:

@@ -57,10 +57,8 @@ class KeeperProcess:
 
     def _say_goodbye(self) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.write(b"bye")
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        with contextlib.suppress(OSError), self._process.stdin as pipe:
+            pipe.write(b"bye")
 
     def finish(self, left_s: Callable[[], float | None] = lambda: None) -> bool:
         """Let the keeper end after its work, and wait for that.

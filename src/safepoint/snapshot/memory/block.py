@@ -73,7 +73,7 @@ class Block:
 
     @classmethod
     def allocate(cls, number: int, size_bytes: int) -> "Block":
-        """A new block of at least `size_bytes`, of which no page is there yet.
+        """A new block of at least `size_bytes`, without pages.
 
         Raises:
             OSError: the system refuses.
@@ -96,7 +96,7 @@ class Block:
         """Fault every page in, so that the first copy is as fast as a later one.
 
         Args:
-            may_go_on: asked before each piece with the bytes still to come.
+            may_go_on: called before each piece with the number of bytes that are left; False ends it.
 
         Returns:
             Whether it went to its end; on systems older than Linux 5.14 it does not begin.
@@ -112,7 +112,7 @@ class Block:
         return True
 
     def fit(self, size_bytes: int) -> None:
-        """Make the memory, opened as a file, exactly `size_bytes` long; what is beyond is given back."""
+        """Make the memory, opened as a file, exactly `size_bytes` long; the system gets the rest back."""
         if size_bytes > self.capacity_bytes:
             raise ValueError(f"{size_bytes} bytes do not fit into a block of {self.capacity_bytes}")
         if size_bytes == self._length_bytes:
@@ -138,7 +138,7 @@ class Block:
         self.pinned_bytes, self._unpin = self.length_bytes, unpin
 
     def unpin(self) -> None:
-        """Give the pages free; no device may be copying to them."""
+        """Unlock the pages; no device may be copying to them."""
         unpin, self._unpin, self.pinned_bytes = self._unpin, None, 0
         if unpin is not None:
             unpin()

@@ -4,7 +4,6 @@ The socket is in the abstract namespace: it has no file, so nothing is left of i
 connect.
 """
 
-import array
 import contextlib
 import os
 import socket
@@ -18,7 +17,8 @@ from typing import Any
 
 _HEADER = struct.Struct("<II")
 MAX_FRAME_BYTES = 64 << 20
-_MAX_DESCRIPTORS = 1
+_MAX_DESCRIPTORS = 2
+"""One more than any message has, so that a second one is noticed."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -37,33 +37,26 @@ class Channel:
         """Send one frame, and descriptors of which the other side gets copies.
 
         Raises:
-            OSError: the other side is gone.
+            OSError: the other side has closed the connection.
             ValueError: the frame is too long.
         """
         if len(body) > MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
         header = _HEADER.pack(len(body), len(descriptors))
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         with self._sending:
-            self._socket.sendmsg([header], ancillary)
+            socket.send_fds(self._socket, [header], list(descriptors))
             self._socket.sendall(body)
 
     def receive(self) -> tuple[bytes, list[int]] | None:
         """The next frame and its descriptors, which the caller closes.
 
         Returns:
-            None when the other side is gone, or has sent what is not a frame.
+            None when the other side has closed the connection, or has sent bytes that are not a frame.
         """
         descriptors: list[int] = []
         body = None
         with contextlib.suppress(OSError):
-            space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-            header, ancillary, _, _ = self._socket.recvmsg(_HEADER.size, space, socket.MSG_WAITALL)
-            for level, kind, data in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    numbers = array.array("i")
-                    numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-                    descriptors += numbers
+            header, descriptors, _, _ = socket.recv_fds(self._socket, _HEADER.size, _MAX_DESCRIPTORS)
             if len(header) == _HEADER.size:
                 length, _ = _HEADER.unpack(header)
                 body = self._receive_exactly(length) if length <= MAX_FRAME_BYTES else None

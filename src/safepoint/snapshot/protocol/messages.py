@@ -1,7 +1,7 @@
 """Every message between a rank and its keeper, in both directions; each is a frozen dataclass.
 
 A rank sends `Hello` first. A keeper of another protocol version answers `Refused` and closes the connection.
-The keeper closes the connection of a rank that sends anything else than these messages, and goes on with the others.
+The keeper closes the connection of a rank that sends anything but these messages, and continues to serve the others.
 """
 
 import os

@@ -4,12 +4,11 @@ The copying stream begins after everything that the computing stream has been gi
 changes wait for it on the device; the host waits for neither. Streams that the training's current stream does not
 wait for by itself are not waited for here either.
 
-Whatever runs on a thread of ours names its device: a thread begins on device 0, and the first call there would take
-half a gigabyte of it for a context, in every rank.
+Code on a thread of this module names its device: a thread begins on device 0, and its first call there would allocate
+half a gigabyte of that device for a context, in every rank.
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import sys
@@ -39,11 +38,11 @@ class DeviceCopier:
         self._unpinned: set[int] = set()
 
     def begin(self, placed: Sequence[Placed], guard: Guard | None) -> None:
-        """Start the copies; those of tensors that anybody may change are ordered before whatever comes next.
+        """Start the copies. The computing stream waits for those of tensors that not only optimizers change.
 
         Args:
             placed: the images; they keep the tensors' memory until `finish`.
-            guard: knows what only optimizers change.
+            guard: says what only optimizers change.
         """
         by_device: dict[int, list[tuple[Placed, Piece]]] = {}
         for place in placed:
@@ -84,7 +83,9 @@ class DeviceCopier:
                     target = _host_bytes(place.block, place.offset + piece.offset, piece.num_bytes)
                     target.copy_(source, non_blocking=True)
                 if these:
-                    event = _cuda.Event(blocking=True)  # who waits for it sleeps, and leaves the processor to others
+                    event = _cuda.Event(
+                        blocking=True
+                    )  # a thread that waits for it sleeps, and leaves the processor to others
                     event.record(stream)
                     if these is unowned:
                         computing.wait_event(event)
@@ -138,7 +139,7 @@ def pin(block: Block, index: int) -> bool:
             codes.append(int(cudart.cudaHostRegister(address, num_bytes, _PORTABLE)))
 
     def unregister() -> None:
-        # A forked child has the memory and not the device; at the interpreter's end the driver gives all back.
+        # A forked child has the memory and not the device; when the interpreter ends, the driver releases all.
         if os.getpid() == pid and not sys.is_finalizing():
             with _cuda.device(index):
                 cudart.cudaHostUnregister(address)
@@ -162,5 +163,4 @@ def _bytes_of(owner: Any, address: int, num_bytes: int) -> torch.Tensor:
 
 
 def _host_bytes(block: Block, start: int, length: int) -> torch.Tensor:
-    content = (ctypes.c_char * length).from_address(block.address + start)
-    return torch.frombuffer(content, dtype=torch.uint8)
+    return torch.frombuffer(block.view(start, length), dtype=torch.uint8)

@@ -23,14 +23,14 @@ class Owner(NamedTuple):
 
     Args:
         number: among the guard's optimizers.
-        tensors: of it in the storage; each may count its changes by itself.
+        tensors: of the optimizer in the storage; each may count its changes by itself.
     """
 
     number: int
     tensors: list[torch.Tensor]
 
     def covers(self, piece: Piece) -> bool:
-        """Whether all bytes of a piece are theirs; the rest of its storage may be anybody's."""
+        """Whether these tensors contain all bytes of a piece; other code may change the rest of the storage."""
         place, end = piece.address, piece.address + piece.num_bytes
         for begin, length in sorted(
             {(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors if _is_dense(tensor)}
@@ -75,7 +75,7 @@ class Guard:
         self._objects: list[Any] = []
         self._ids: list[int] = []
         self.epoch = next(_epochs)
-        """Another one, also than any other guard's, whenever the answers of `owner_of` may have changed."""
+        """A number that no guard has had before, whenever the results of `owner_of` may have changed."""
         self._owners: dict[int, Owner | None] = {}
         self._answers: dict[tuple[int, int], Owner | None] = {}
         self._is_fresh = True
@@ -85,11 +85,11 @@ class Guard:
         self._before_step(self._numbers.get(id(optimizer)))
 
     def refresh(self, *, has_new_pieces: bool = True) -> None:
-        """Look again which tensors the optimizers own; call it at a boundary, before `owner_of`.
+        """Find out again which tensors the optimizers own; call it at a boundary, before `owner_of`.
 
         Args:
-            has_new_pieces: whether `owner_of` is going to be asked; otherwise it is enough that the tensors known as
-                the optimizers' are where they were.
+            has_new_pieces: whether `owner_of` will be called with new pieces; otherwise it is enough that the known
+                tensors of the optimizers are where they were.
         """
         addresses: list[int] = list(map(_data_ptr, self._tensors))
         are_there = addresses == self._addresses

@@ -52,7 +52,7 @@ class _Plan:
 
     Args:
         pieces: of the image.
-        guard: knows what only optimizers change; None: nothing is known.
+        guard: says what only optimizers change; without one, any tensor may change at any time.
     """
 
     def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:
@@ -157,7 +157,7 @@ class Stager:
 
         Args:
             work: what to copy.
-            guard: knows what only optimizers change; without one everything is copied before this returns.
+            guard: says what only optimizers change; without one everything is copied before this returns.
 
         Returns:
             Files with tensors that may have been made for this snapshot alone; held until it has been copied.
@@ -239,7 +239,7 @@ class Stager:
         self.waited_s += clock.monotonic_s() - began_s
 
     def wait(self) -> None:
-        """Wait until everything has been copied and the keeper knows, and help."""
+        """Wait until everything has been copied and the keeper is notified, and help to copy."""
         work = self._work
         if work is None:
             return
@@ -401,21 +401,16 @@ def _arrived(number: int | None) -> int:
     return 0
 
 
-def when_between_operations(thread: int, call: Callable[[], None]) -> bool:
-    """Have `call` made when `thread` next comes from one instruction of Python to another.
+def when_between_operations(thread: int, call: Callable[[], None]) -> None:
+    """Have `call` made when `thread` next comes from one instruction of Python to another, if that can be known.
 
     Args:
         thread: its number; only the main thread is supported.
         call: short, raises nothing; made on that thread.
-
-    Returns:
-        Whether it will be; otherwise it is unknown.
     """
     if thread != threading.main_thread().ident:
-        return False
+        return
     number = next(_numbers)
     _waiting[number] = call
     if ctypes.pythonapi.Py_AddPendingCall(_arrived, ctypes.c_void_p(number)) != 0:  # too many are waiting
         del _waiting[number]
-        return False
-    return True

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.snapshot.images.image import Image
-from safepoint.snapshot.images.torch_image import TorchImages, _Data, _Entry
+from safepoint.snapshot.images.torch_archive import PICKLE_BEGIN, PICKLE_END, StorageRecords, lay_out
+from safepoint.snapshot.images.torch_image import TorchImages
 from tests.support.snapshots import render, same, saved_and_loaded
 
 DTYPES = [
@@ -338,58 +339,41 @@ def test_never_stale(tmp_path_factory: pytest.TempPathFactory, state: dict[str, 
 GIB = 1 << 30
 
 
-class HugeStorage:
-    """Says that it is large, and is not there."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._cdata = id(self)
-        self.device = torch.device("cpu")
-        self._num_bytes = num_bytes
-
-    def nbytes(self) -> int:
-        return self._num_bytes
-
-    def data_ptr(self) -> int:
-        return 4096
-
-
-def laid_out(sizes: list[int], path: Path) -> Image:
-    """The image of an archive with storages of these sizes, in a sparse file without their content."""
-    images = TorchImages("state.pt")
-    images._entries = [_Entry(HugeStorage(size)) for size in sizes]
-    images._data = _Data("state", images._entries)
-    image = images._lay_out(b"N")
+def laid_out(sizes: list[int], path: Path) -> list[int]:
+    """Lay out an archive with storages of these sizes, in a sparse file without their content; where each begins."""
+    storages = StorageRecords("state", sizes)
+    layout = lay_out(storages, PICKLE_BEGIN + b"N" + PICKLE_END)
     end = 0
     with path.open("wb") as file:
-        for offset, content in sorted((*image.fixed, *image.literals)):
+        for offset, content in sorted((*storages.literals, *layout.literals)):
             if offset != end:  # a seek flushes what is buffered
                 file.seek(offset)
             file.write(content)
             end = offset + len(content)
-    assert path.stat().st_size == image.size_bytes
-    return image
+    assert path.stat().st_size == layout.size_bytes
+    return storages.places
 
 
 def test_records_beyond_four_gib(tmp_path: Path) -> None:
     """Sizes and places that need 64 bits are read by others: Python's zipfile and torch."""
     sizes = [5 * GIB, 100, 0xFFFFFFFF, 0xFFFFFFFE, 8]
     path = tmp_path / "huge.pt"
-    image = laid_out(sizes, path)
+    places = laid_out(sizes, path)
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         infos = archive.infolist()
         assert [info.file_size for info in infos[:5]] == sizes
-        for number, (info, piece) in enumerate(zip(infos, image.pieces, strict=False)):
+        for number, (info, place, size) in enumerate(zip(infos, places, sizes, strict=False)):
             assert info.filename == f"state/data/{number}"
             file.seek(info.header_offset)
             fields = struct.unpack("<IHHHHHIIIHH", file.read(30))
             assert fields[0] == 0x04034B50
-            assert info.header_offset + 30 + fields[9] + fields[10] == piece.offset
-            assert piece.offset % 64 == 0
-            file.seek(piece.offset + piece.num_bytes)
+            assert info.header_offset + 30 + fields[9] + fields[10] == place
+            assert place % 64 == 0
+            file.seek(place + size)
             assert file.read(4) == b"PK\x07\x08"
     reader = torch._C.PyTorchFileReader(str(path))
-    for number, (size, piece) in enumerate(zip(sizes, image.pieces, strict=True)):
-        assert reader.get_record_offset(f"data/{number}") == piece.offset
+    for number, (size, place) in enumerate(zip(sizes, places, strict=True)):
+        assert reader.get_record_offset(f"data/{number}") == place
         assert reader.get_record_size(f"data/{number}") == size
 
 

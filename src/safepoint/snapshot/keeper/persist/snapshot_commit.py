@@ -87,7 +87,7 @@ def _write(working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, li
 
 
 def publish_no_part(snapshot: Snapshot, error: str) -> None:
-    """Let the other nodes, if there are any, know that this one writes no part of a snapshot, and why."""
+    """Report to the other nodes, if there are any, that this one writes no part of a snapshot, and why."""
     facts = snapshot.facts
     if facts is not None and facts.num_nodes > 1:
         with contextlib.suppress(OSError):
