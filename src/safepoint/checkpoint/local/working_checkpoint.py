@@ -62,7 +62,7 @@ class WorkingCheckpoint(FolderDestination):
         (root / self.name).mkdir(parents=True, exist_ok=True)
         return root
 
-    def seal(self, rank: int) -> RankPart:
+    def seal(self, rank: int, *, node: int = 0) -> RankPart:
         """Make what `rank` wrote durable and move it into the merged folder.
 
         Raises:
@@ -80,7 +80,7 @@ class WorkingCheckpoint(FolderDestination):
             destination = self.source / entry.path
             destination.parent.mkdir(parents=True, exist_ok=True)
             (written / entry.path).rename(destination)
-        return RankPart(rank=rank, files=tuple(entries))
+        return RankPart(rank=rank, node=node, files=tuple(entries))
 
     def commit(self, parts: Sequence[RankPart], describe: Describe) -> Manifest:
         """Commit the sealed parts of all ranks; the first rank calls it, once.

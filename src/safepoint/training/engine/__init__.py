@@ -9,7 +9,7 @@ snapshots         saves through the keeper
 synchronous_save  saves without it
 scratch           the folder in which a framework's save routine runs
 save_clock        when a periodic checkpoint is due
+setup             what all of these know of the training
+final_model_save  the finished model, from the ranks into the object store
 streams           large files of the finished model, which their writer receives from all ranks
-run_facts         what a manifest says of the run
-final_model       the finished model, from the ranks into the object store
 """

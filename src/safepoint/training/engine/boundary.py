@@ -17,9 +17,10 @@ from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.deadline import Deadline
+from safepoint.training.engine.final_model_save import FinalModelSave
 from safepoint.training.engine.loop import TrainingLoop, Write
-from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.engine.saves import Saves
+from safepoint.training.engine.setup import TrainingSetup
 from safepoint.training.engine.snapshots import Snapshots
 from safepoint.training.engine.synchronous_save import SynchronousSave
 from safepoint.training.start.start import Start, announce, begin_progress
@@ -53,28 +54,23 @@ class Boundary:
         *,
         before_leaving: Callable[[], None],
     ) -> None:
+        self._setup = setup = TrainingSetup(
+            context=context, peers=peers, loop=loop, output=output, location=location, start=start
+        )
         self._context = context
-        self._peers = peers
         self._loop = loop
-        self._output = output
-        self._location = location
-        self._start = start
         self._before_leaving = before_leaving
         self.agreement = Agreement(context.termination, peers)
         """The votes of the ranks."""
-        attempt = start.attempt
-        facts = RunFacts(run_id=attempt.run_id, attempt=attempt.attempt, attempt_id=attempt.attempt_id)
-        self.saver = SynchronousSave(context, peers, loop, output, start.folders, facts)
+        self.saver = SynchronousSave(setup)
         """Saves without the keeper."""
-        self.snapshots = Snapshots(context, peers, loop, self.saver, output, start.folders, attempt.attempt_id)
+        self.snapshots = Snapshots(setup)
         """Saves through the keeper."""
-        self.saves = Saves(context, loop, self.agreement, self.snapshots, self.saver, output.root)
+        self.saves = Saves(setup, self.agreement, self.snapshots, self.saver)
         """Chooses between the two."""
         if start.point is not None and not start.point.is_durable:
             self.saves.request(Trigger.PERIODIC)  # the state is only in memory: save it at the next boundary
-        self._deadline = Deadline(
-            context.termination, context.outcome, context.reporter, self.agreement, self.snapshots
-        )
+        self._deadline = Deadline(context, self.agreement, self.snapshots)
         self._cadence = Cadence(context.settings.snapshot_steps)
 
     # ---- the start ----------------------------------------------------------------------------------------------
@@ -88,9 +84,10 @@ class Boundary:
         Raises:
             PeerError: a rank is gone.
         """
-        begin_progress(self._context, self._start, self._output, self._location, global_batch=global_batch)
+        setup = self._setup
+        begin_progress(setup.context, setup.start, setup.output, setup.location, global_batch=global_batch)
         self.snapshots.prepare()
-        announce(self._context, self._peers, self._start.attempt, global_batch=global_batch)
+        announce(setup.context, setup.peers, setup.start.attempt, global_batch=global_batch)
 
     def loop_begins(self) -> None:
         """The model is loaded; from now on a signal leads to a save."""
@@ -205,8 +202,8 @@ class Boundary:
             PeerError: a rank is gone.
         """
         self._context.outcome.training_ended(self._loop.step)
-        if self._location is not None:
-            self.saver.save_final(self._location)
+        if self._setup.location is not None:
+            FinalModelSave(self._setup, self._setup.location).save()
 
     def leave_unfinished(self, step: int, go_back: Callable[[], None]) -> Interrupted:
         """Leave a step or an evaluation unfinished, and save the boundary before it.
@@ -244,7 +241,7 @@ class Boundary:
         reason = "" if is_saved else "no step was finished" if step == 0 else "the save failed"
         uploads_failed = context.uploads.stop_reason is not None
         with contextlib.suppress(PeerError):  # a rank that has left already does not change what is saved
-            uploads_failed = any(self._peers.gather(uploads_failed))
+            uploads_failed = any(self._setup.peers.gather(uploads_failed))
         interrupted = context.outcome.interrupt(is_saved=is_saved, reason=reason, uploads_failed=uploads_failed)
         context.uploads.finish(newest_only=True)
         return interrupted

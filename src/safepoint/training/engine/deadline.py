@@ -1,9 +1,7 @@
 """After a stop request: decides whether the running step can be finished before the platform kills the job."""
 
 from safepoint.foundation.events.run_events import DeadlineChoice
-from safepoint.training.context.outcome import Outcome
-from safepoint.training.context.reporter import Reporter
-from safepoint.training.context.termination import Termination
+from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.snapshots import Snapshots
 
@@ -15,24 +13,13 @@ class Deadline:
     """Checks the time beside the loop, on the thread that watches signals.
 
     Args:
-        termination: how much time is left.
-        outcome: which step is running.
-        reporter: reports the choice.
+        context: how much time is left, and which step is running.
         agreement: how long steps take.
         snapshots: the newest snapshot, and how long it takes to make it durable.
     """
 
-    def __init__(
-        self,
-        termination: Termination,
-        outcome: Outcome,
-        reporter: Reporter,
-        agreement: Agreement,
-        snapshots: Snapshots,
-    ) -> None:
-        self._termination = termination
-        self._outcome = outcome
-        self._reporter = reporter
+    def __init__(self, context: RankContext, agreement: Agreement, snapshots: Snapshots) -> None:
+        self._context = context
         self._agreement = agreement
         self._snapshots = snapshots
         self.is_met = False
@@ -45,10 +32,10 @@ class Deadline:
         Returns:
             Seconds until the next check; None for no further check.
         """
-        snapshots, step = self._snapshots, self._outcome.step
+        snapshots, step = self._snapshots, self._context.outcome.step
         if self.is_met:
             return None
-        available_s = self._termination.available_s
+        available_s = self._context.termination.available_s
         step_left_s = self._agreement.step_left_s()
         if not snapshots.can_rescue(step):
             self._report("finish_step", step_left_s + (self._agreement.save_s or 0.0), available_s, None)
@@ -72,10 +59,10 @@ class Deadline:
         if self._reported == choice:
             return
         self._reported = choice
-        self._reporter.report_in_time(
+        self._context.reporter.report_in_time(
             DeadlineChoice(
                 choice=choice,
-                step=self._outcome.step + 1,
+                step=self._context.outcome.step + 1,
                 needed_s=round(needed_s, 3),
                 available_s=round(max(0.0, available_s), 3),
                 snapshot_step=self._snapshots.taken_step,

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 
 from safepoint.checkpoint.format.manifest import ManifestFacts
-from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.engine.streams import Streams
+from safepoint.training.start.start import Attempt
 
 Write = Callable[[Path, Path], None]
 """Writes this rank's files into a folder `checkpoint-<step>`, given (its parent folder, the folder).
@@ -56,8 +56,8 @@ class TrainingLoop(Protocol):
         """The optimizers that step, without wrappers; called when the loop starts."""
         ...
 
-    def manifest_facts(self, run: RunFacts) -> ManifestFacts:
-        """What the manifest of a checkpoint of this step says besides files, trigger and time."""
+    def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
+        """What the manifest of a checkpoint of this step says besides files, trigger, time and libraries."""
         ...
 
     def retention(self) -> tuple[int | None, set[int]]:

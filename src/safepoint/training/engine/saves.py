@@ -1,17 +1,14 @@
 """The saves of one training: through the keeper where possible, otherwise synchronous."""
 
-from pathlib import Path
-
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import Trigger
-from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.foundation import clock
 from safepoint.progress.record import State
-from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.agreement import Agreement
-from safepoint.training.engine.loop import TrainingLoop, Write
+from safepoint.training.engine.loop import Write
 from safepoint.training.engine.save_clock import SaveClock, read_losses
-from safepoint.training.engine.snapshots import Handover, Snapshots
+from safepoint.training.engine.setup import TrainingSetup
+from safepoint.training.engine.snapshots import Snapshots, TakeResult
 from safepoint.training.engine.synchronous_save import SynchronousSave
 
 
@@ -19,37 +16,29 @@ class Saves:
     """Chooses how to save, and tracks which step is saved or being saved; the same on every rank.
 
     Args:
-        context: this rank.
-        loop: whose state is saved.
+        setup: the training.
         agreement: receives what a save costs.
         snapshots: saves through the keeper.
         saver: saves without it.
-        root: the folder for checkpoints.
     """
 
     def __init__(
-        self,
-        context: RankContext,
-        loop: TrainingLoop,
-        agreement: Agreement,
-        snapshots: Snapshots,
-        saver: SynchronousSave,
-        root: Path,
+        self, setup: TrainingSetup, agreement: Agreement, snapshots: Snapshots, saver: SynchronousSave
     ) -> None:
-        self._context = context
-        self._loop = loop
+        self._context = setup.context
+        self._loop = setup.loop
+        self._root = setup.output.root
         self._agreement = agreement
         self._snapshots = snapshots
         self._saver = saver
-        self._root = root
         self.step: int | None = None
         """The newest step that was saved or handed to the keeper, unless that save has failed since."""
         self.pending_step: int | None = None
         """The step that was handed to the keeper and that `finish` has not waited for yet."""
         self._requested: Trigger | None = None
-        if context.place.is_first:
-            events = OutputFolder(root).events
-            agreement.save_clock = SaveClock(context.settings.save_every, lambda: read_losses(events))
+        if setup.context.place.is_first:
+            events = setup.output.events
+            agreement.save_clock = SaveClock(setup.context.settings.save_every, lambda: read_losses(events))
 
     @property
     def is_requested(self) -> bool:
@@ -87,30 +76,30 @@ class Saves:
         if trigger == Trigger.PERIODIC and self._requested is not None:
             trigger = self._requested
         began_s = clock.monotonic_s()
-        handover = self._hand_over(trigger, write, is_last=is_last)
-        self._requested = trigger if handover == Handover.BUSY else None
+        result = self._take_snapshot(trigger, write, is_last=is_last)
+        self._requested = trigger if result == TakeResult.BUSY else None
         if self.is_requested:
             self._context.log.info(
                 "the save at step %s waits for the next step: the previous save is still being written",
                 self._loop.step,
             )
-        is_synchronous = handover == Handover.IMPOSSIBLE
+        is_synchronous = result == TakeResult.IMPOSSIBLE
         if is_synchronous:
             self._save_and_wait(trigger, write)
         stall_s = max(clock.monotonic_s() - began_s, self._snapshots.cost_s or 0.0)
         self._agreement.save_clock.saved(stall_s=stall_s, writing_s=self._agreement.save_s)
         return is_synchronous
 
-    def _hand_over(self, trigger: Trigger, write: Write, *, is_last: bool) -> Handover:
-        handover = self._snapshots.take(trigger, write, is_requested=True)
-        if handover == Handover.BUSY and is_last:
+    def _take_snapshot(self, trigger: Trigger, write: Write, *, is_last: bool) -> TakeResult:
+        result = self._snapshots.take(trigger, write, is_requested=True)
+        if result == TakeResult.BUSY and is_last:
             self._snapshots.wait_until_free()
-            handover = self._snapshots.take(trigger, write, is_requested=True)
-            if handover == Handover.BUSY:
-                handover = Handover.IMPOSSIBLE
-        if handover == Handover.TAKEN:
+            result = self._snapshots.take(trigger, write, is_requested=True)
+            if result == TakeResult.BUSY:
+                result = TakeResult.IMPOSSIBLE
+        if result == TakeResult.TAKEN:
             self.step = self.pending_step = self._loop.step_being_saved = self._loop.step
-        return handover
+        return result
 
     def _save_and_wait(self, trigger: Trigger, write: Write) -> None:
         consequence = "an older checkpoint remains" if self._context.outcome.saved_step is not None else "none exists"

@@ -13,7 +13,6 @@ from typing import Any
 import torch.distributed as dist
 
 from safepoint.checkpoint.format.manifest import Trigger
-from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import SaveFailed, SnapshotTaken
@@ -22,13 +21,11 @@ from safepoint.snapshot.keeper_client.arena import NoRoomError
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
 from safepoint.snapshot.protocol.messages import AbandonStep, CheckpointFacts, Outcome, ReleaseEarlierSnapshot
-from safepoint.training.collective.peers import NUM_VALUES, Peers
-from safepoint.training.context.rank_context import RankContext
-from safepoint.training.engine.loop import TrainingLoop, Write
+from safepoint.training.collective.peers import NUM_VALUES
+from safepoint.training.engine.loop import Write
 from safepoint.training.engine.scratch import Scratch
-from safepoint.training.engine.synchronous_save import SynchronousSave
+from safepoint.training.engine.setup import TrainingSetup
 from safepoint.training.start.claim import open_in_keeper
-from safepoint.training.start.folders import Folders
 
 _REPORT_EVERY_S = 10.0
 _FILE_SLACK_BYTES = 1 << 20
@@ -38,7 +35,7 @@ _LEAST_SHARE = 0.01
 _COMMIT_S = 0.1
 
 
-class Handover(enum.IntEnum):
+class TakeResult(enum.IntEnum):
     """What became of a snapshot's beginning; over all ranks the highest counts."""
 
     TAKEN = 0
@@ -50,36 +47,19 @@ class Snapshots:
     """The snapshots of one training.
 
     Args:
-        context: this rank.
-        peers: all ranks.
-        loop: whose state is saved.
-        saver: knows the checkpoint's facts.
-        output: where checkpoints go.
-        folders: whether all ranks share it.
-        attempt_id: names the working folders.
+        setup: the training.
     """
 
-    def __init__(
-        self,
-        context: RankContext,
-        peers: Peers,
-        loop: TrainingLoop,
-        saver: SynchronousSave,
-        output: OutputFolder,
-        folders: Folders,
-        attempt_id: str,
-    ) -> None:
-        self._context = context
-        self._peers = peers
-        self._loop = loop
-        self._saver = saver
-        self._output = output
-        self._attempt_id = attempt_id
+    def __init__(self, setup: TrainingSetup) -> None:
+        self._setup = setup
+        self._context = context = setup.context
+        self._peers = setup.peers
+        self._loop = setup.loop
         self._snapshotter: Snapshotter | None = None
         self._scratch = Scratch(context.settings.record_folder)
         self._warned: set[str] = set()
         self._sizes: list[int] = []
-        self._can = folders.is_shared
+        self._can = setup.folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
         """The step that was handed over, and is not known to be durable."""
@@ -183,7 +163,7 @@ class Snapshots:
 
     # ---- taking one -------------------------------------------------------------------------------------------
 
-    def take(self, trigger: Trigger, write: Write, *, is_requested: bool) -> Handover:
+    def take(self, trigger: Trigger, write: Write, *, is_requested: bool) -> TakeResult:
         """Begin a snapshot of this boundary, on all ranks together.
 
         Args:
@@ -201,15 +181,15 @@ class Snapshots:
         step = self._loop.step
         more_slots = 1 if trigger == Trigger.JIT else 0
         ready = self._agree(self._readiness(more_slots))
-        if ready != Handover.TAKEN or self._snapshotter is None:
+        if ready != TakeResult.TAKEN or self._snapshotter is None:
             return ready
         self._num_taken += 1  # on all ranks, whatever becomes of it
         waited_s = self._snapshotter.waited_s  # for the one before
         mine = self._take_here(step, trigger, write, is_requested=is_requested, more_slots=more_slots)
         cost_s = clock.monotonic_s() - started_s + waited_s
         agreed = self._agree(mine, round(1e6 * cost_s))
-        if agreed != Handover.TAKEN:
-            if mine == Handover.TAKEN:
+        if agreed != TakeResult.TAKEN:
+            if mine == TakeResult.TAKEN:
                 self._snapshotter.cancel(step, self._num_taken)
             return agreed
         self.taken_step, self._taken_time = step, time
@@ -242,13 +222,13 @@ class Snapshots:
         self._context.reporter.report(event)
         self._num_unreported, self._report_again_s = 0, now_s + _REPORT_EVERY_S
 
-    def _readiness(self, more_slots: int) -> Handover:
+    def _readiness(self, more_slots: int) -> TakeResult:
         if not self._can:
-            return Handover.IMPOSSIBLE
+            return TakeResult.IMPOSSIBLE
         keeper = self._context.keeper.client
         if self._snapshotter is None or keeper is None or not keeper.is_alive:
             self._find_keeper()
-            return Handover.IMPOSSIBLE
+            return TakeResult.IMPOSSIBLE
         self._snapshotter.wait_staged()
         try:
             self._scratch.ensure(keeper)
@@ -257,9 +237,9 @@ class Snapshots:
             self._warn_once(
                 f"saves are synchronous: there is no room for their small files: {error}", about="scratch"
             )
-            return Handover.IMPOSSIBLE
+            return TakeResult.IMPOSSIBLE
         could = self._snapshotter.arena.could_take(self._sizes, more_slots=more_slots)
-        return Handover.TAKEN if could else Handover.BUSY
+        return TakeResult.TAKEN if could else TakeResult.BUSY
 
     def _find_keeper(self) -> None:
         """Connect to the keeper that replaces a dead one; it receives the next save, and this save is synchronous."""
@@ -272,7 +252,7 @@ class Snapshots:
         keeper = context.keeper.reopen()
         if keeper is None:
             return
-        error = open_in_keeper(keeper, context.place, self._output)
+        error = open_in_keeper(keeper, context.place, self._setup.output)
         if error:
             self._warn_once(f"{error}: saves are synchronous")
         else:
@@ -280,7 +260,7 @@ class Snapshots:
 
     def _take_here(
         self, step: int, trigger: Trigger, write: Write, *, is_requested: bool, more_slots: int
-    ) -> Handover:
+    ) -> TakeResult:
         assert self._snapshotter is not None
         try:
             images = self._scratch.images(step, write)
@@ -296,21 +276,21 @@ class Snapshots:
             )
         except NoRoomError as error:
             self._warn_once(f"saves are synchronous, training waits for them: {error}", about="room")
-            return Handover.IMPOSSIBLE
+            return TakeResult.IMPOSSIBLE
         except Exception as error:  # the synchronous save reports it, on all ranks together
             self._warn_once(f"saves are synchronous: what is saved cannot be captured: {error}")
             self._context.log.debug("the snapshot of step %s failed", step, exc_info=True)
-            return Handover.IMPOSSIBLE
+            return TakeResult.IMPOSSIBLE
         self._sizes = [image.size_bytes for image in images]
         self._scratch.forget(self._snapshotter.passing)
-        return Handover.TAKEN if taken else Handover.BUSY
+        return TakeResult.TAKEN if taken else TakeResult.BUSY
 
     def _facts(self) -> CheckpointFacts:
         limit, protected = self._loop.retention()
         return CheckpointFacts(
-            manifest=self._saver.manifest_facts(),
-            folder=str(self._output.root.absolute()),
-            attempt_id=self._attempt_id,
+            manifest=self._setup.manifest_facts(),
+            folder=str(self._setup.output.root.absolute()),
+            attempt_id=self._setup.attempt_id,
             keep=self._context.settings.keep,
             limit=limit,
             protected=tuple(sorted(protected)),
@@ -319,12 +299,12 @@ class Snapshots:
             num_nodes=self._context.place.num_nodes,
         )
 
-    def _agree(self, mine: Handover, cost_us: int = 0) -> Handover:
+    def _agree(self, mine: TakeResult, cost_us: int = 0) -> TakeResult:
         values = [int(mine), cost_us] + [0] * (NUM_VALUES - 2)
         state, cost_us, *_ = self._peers.start_maximum(values).wait()
         if cost_us:
             self._costs_s.append(cost_us / 1e6)
-        return Handover(state)
+        return TakeResult(state)
 
     @property
     def cost_s(self) -> float | None:
@@ -355,7 +335,7 @@ class Snapshots:
         place = self._context.place
         if place.num_nodes > 1 and place.local_rank == 0:
             part = RankPart(rank=place.node, error=f"the keeper of node {place.node} died")
-            folder = self._output.work / self._attempt_id
+            folder = self._setup.output.work / self._setup.attempt_id
             with contextlib.suppress(OSError):
                 Nodes(folder, index=place.node, count=place.num_nodes).publish(self._pending_save, part)
 
@@ -403,8 +383,8 @@ class Snapshots:
         if self.taken_step != step:
             return False
         is_alive = self._snapshotter is not None and self._snapshotter.keeper.is_alive
-        agreed = self._agree(Handover.TAKEN if is_alive else Handover.IMPOSSIBLE)
-        if agreed != Handover.TAKEN or self._snapshotter is None:
+        agreed = self._agree(TakeResult.TAKEN if is_alive else TakeResult.IMPOSSIBLE)
+        if agreed != TakeResult.TAKEN or self._snapshotter is None:
             return False
         self._snapshotter.keeper.request_save(step, trigger)
         self._await(step, clock.monotonic_s())

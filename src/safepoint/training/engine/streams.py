@@ -7,6 +7,7 @@ slow, the first rank reports that it is alive. When it starts a file again, it r
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar, cast
 
@@ -132,14 +133,13 @@ class Leader:
             PeerError: a rank is gone. The work's thread is not waited for, because this rank ends.
             BaseException: what the work raises.
         """
-        outcome: list[_T] = []
-        failure: list[BaseException] = []
+        running: Future[_T] = Future()
 
         def run() -> None:
             try:
-                outcome.append(work())
+                running.set_result(work())
             except BaseException as error:  # noqa: BLE001  `lead` raises it
-                failure.append(error)
+                running.set_exception(error)
             self._requests.put(_END)
 
         threading.Thread(target=run, name="safepoint-final", daemon=True).start()
@@ -148,9 +148,7 @@ class Leader:
         except BaseException:
             self._answers.put(PeerError("the connection between the ranks failed"))
             raise
-        if failure:
-            raise failure[0]
-        return outcome[0]
+        return running.result()
 
     def _serve(self) -> None:
         while True:

@@ -4,61 +4,40 @@ A failed save leaves nothing behind, is reported, and is the same failure on eve
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
 from safepoint.checkpoint.commit import Record, commit
-from safepoint.checkpoint.format.manifest import Describe, FileEntry, Manifest, ManifestFacts, Trigger
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.checkpoint.format.node_part import NodePart
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.added_files import extend_manifest, find_added_files, replace_record
-from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.pruning import prune
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint, merge_parts
 from safepoint.errors import ManifestError, SafepointError, SaveError
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Resealed, Saved, SaveFailed
-from safepoint.storage.location import Location
-from safepoint.training.collective.peers import Peers
-from safepoint.training.context.rank_context import RankContext
-from safepoint.training.engine.final_model.finished_model import Finishing
-from safepoint.training.engine.loop import TrainingLoop, Write
-from safepoint.training.engine.run_facts import RunFacts
-from safepoint.training.start.folders import Folders
+from safepoint.training.collective.collective_wait import on_first_rank
+from safepoint.training.engine.loop import Write
+from safepoint.training.engine.setup import TrainingSetup
 
 _T = TypeVar("_T")
 
 
 class SynchronousSave:
-    """Saves and commits for one `train()` call.
+    """The synchronous saves of one training.
 
     Args:
-        context: reports what happened.
-        peers: all ranks.
-        framework: whose state is saved.
-        output: where.
-        folders: whether all ranks share it.
-        facts: what the manifests say.
+        setup: the training.
     """
 
-    def __init__(
-        self,
-        context: RankContext,
-        peers: Peers,
-        framework: TrainingLoop,
-        output: OutputFolder,
-        folders: Folders,
-        facts: RunFacts,
-    ) -> None:
-        self._context = context
-        self._peers = peers
-        self._framework = framework
-        self._output = output
-        self._folders = folders
-        self._facts = facts
+    def __init__(self, setup: TrainingSetup) -> None:
+        self._setup = setup
+        self._context = setup.context
+        self._peers = setup.peers
+        self._folders = setup.folders
         self._newest: tuple[Path, Manifest] | None = None
         self.last_duration_s: float | None = None
         """Seconds that the last successful save took; None before the first."""
@@ -78,14 +57,12 @@ class SynchronousSave:
             PeerError: a rank is gone.
         """
         started_s, time = clock.monotonic_s(), clock.utc_now()
-        step = self._framework.step
-        working = WorkingCheckpoint(self._output, attempt_id=self._facts.attempt_id, step=step)
+        step = self._setup.loop.step
+        working = self._setup.working_checkpoint()
         parts = self._peers.gather(self._write_part(working, write))
         manifest, reason = None, ""
         try:
-            manifest = self._commit(
-                working, parts, lambda files: self.manifest_facts().to_manifest(trigger=trigger, files=files)
-            )
+            manifest = self._commit(working, parts, trigger)
         except SaveError as error:
             reason = str(error)
         if self._folders.is_owner:
@@ -114,23 +91,15 @@ class SynchronousSave:
         )
         return True
 
-    def _commit(self, working: WorkingCheckpoint, parts: Sequence[RankPart], describe: Describe) -> Manifest:
+    def _commit(self, working: WorkingCheckpoint, parts: Sequence[RankPart], trigger: Trigger) -> Manifest:
         """Commit to the folder that all ranks share, or to the folder of every node.
 
         Raises:
             SaveError: nothing was committed; the same on every rank.
         """
-        outcome: Manifest | SaveError | None = None
-        if self._context.place.is_first:
-            try:
-                outcome = merge_parts(parts, describe)
-            except SaveError as error:
-                outcome = error
-        outcome = self._peers.from_first(outcome)
-        if not isinstance(outcome, Manifest):
-            raise outcome or SaveError("the first rank did not write a manifest")
-        commit(working, self._record(parts, outcome), together=self._on_owners)
-        return outcome
+        manifest = on_first_rank(self._peers, lambda: merge_parts(parts, self._setup.describe(trigger)))
+        commit(working, self._record(parts, manifest), together=self._on_owners)
+        return manifest
 
     def _record(self, parts: Sequence[RankPart], manifest: Manifest) -> Record:
         if self._folders.is_shared:
@@ -159,23 +128,6 @@ class SynchronousSave:
         if problem:
             raise SaveError(problem)
         return [cast("_T", result) for result, _ in outcomes]
-
-    def save_final(self, location: Location) -> None:
-        """Bring the finished model into the object store at `location`; see `finished_model`.
-
-        Raises:
-            PeerError: a rank is gone.
-        """
-        finishing = Finishing(
-            self._context,
-            self._peers,
-            self._framework,
-            self._output,
-            self._folders,
-            attempt_id=self._facts.attempt_id,
-            describe=lambda files: self.manifest_facts().to_manifest(trigger=Trigger.FINAL, files=files),
-        )
-        finishing.finish(location)
 
     def adopt_added_files(self) -> None:
         """Name in the manifest what callbacks of all ranks have added to the newest checkpoint since its commit."""
@@ -215,14 +167,9 @@ class SynchronousSave:
         try:
             root = working.rank_root(rank)
             write(root, root / working.name)
-            return dataclasses.replace(working.seal(rank), node=self._folders.index)
-        # Whatever the framework raises here, all ranks must hear of it, or the others wait for ever.
-        except Exception as error:  # noqa: BLE001
+            return working.seal(rank, node=self._folders.index)
+        except Exception as error:  # noqa: BLE001  gathered, so that no other rank waits forever
             return RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
-
-    def manifest_facts(self) -> ManifestFacts:
-        """What the manifest of a checkpoint of this step says besides files, trigger and time."""
-        return self._framework.manifest_facts(self._facts)
 
     def set_newest(self, path: Path) -> None:
         """The keeper has committed the checkpoint at `path`: it is the newest one."""
@@ -232,6 +179,6 @@ class SynchronousSave:
     def prune(self) -> None:
         """Delete the checkpoints that neither `save_total_limit` nor the run's policies keep."""
         if self._folders.is_owner:
-            limit, protected = self._framework.retention()
+            limit, protected = self._setup.loop.retention()
             policies = parse_policies(self._context.settings.keep, limit)
-            prune(self._output, policies, self._context.reporter.report, protected=protected)
+            prune(self._setup.output, policies, self._context.reporter.report, protected=protected)

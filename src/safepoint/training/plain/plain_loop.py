@@ -11,9 +11,9 @@ from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.loop import Write
-from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.plain.data.position import DataSource, Position
 from safepoint.training.plain.state.parts import Parts, parameters_of
+from safepoint.training.start.start import Attempt
 from safepoint.training.state.base_model import check_base
 from safepoint.training.state.plain_values import load_plain
 from safepoint.training.state.rng import capture_rng
@@ -76,14 +76,14 @@ class PlainLoop:
         """See `TrainingLoop`."""
         return self._parts.optimizers()
 
-    def manifest_facts(self, run: RunFacts) -> ManifestFacts:
+    def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
         """See `TrainingLoop`; with the position in the data."""
         data, world_size, accumulation = self._data, self._place.world_size, self.batches_per_step
         in_epoch = data.num_batches
         samples = data.batch_size * world_size
         return ManifestFacts(
-            run_id=run.run_id,
-            attempt=run.attempt,
+            run_id=attempt.run_id,
+            attempt=attempt.attempt,
             step=self.step,
             epoch=data.epoch + (data.batches / in_epoch if in_epoch else 0.0),
             world_size=world_size,
@@ -92,7 +92,6 @@ class PlainLoop:
             samples_seen=(data.epoch * (in_epoch or 0) + data.batches) * samples,
             strategy=self.strategy,
             zero_stage=self.zero_stage,
-            libraries=run.libraries,
             base=self._base,
         )
 

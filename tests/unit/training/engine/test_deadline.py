@@ -17,9 +17,12 @@ class Rank:
         self.reported: list[DeadlineChoice] = []
         self.rescued: list[int] = []
         self.termination: Any = SimpleNamespace(available_s=available_s)
-        reporter: Any = SimpleNamespace(report_in_time=self.reported.append)
-        outcome = rank_context().outcome
-        outcome.reached(7)
+        context: Any = SimpleNamespace(
+            termination=self.termination,
+            outcome=rank_context().outcome,
+            reporter=SimpleNamespace(report_in_time=self.reported.append),
+        )
+        context.outcome.reached(7)
         self.agreement: Any = SimpleNamespace(step_left_s=lambda: step_left_s, save_s=None)
         self.snapshots: Any = SimpleNamespace(
             can_rescue=lambda step: can_rescue,
@@ -28,7 +31,7 @@ class Rank:
             taken_step=6,
             rescue=lambda step, why: self.rescued.append(step),
         )
-        self.deadline = Deadline(self.termination, outcome, reporter, self.agreement, self.snapshots)
+        self.deadline = Deadline(context, self.agreement, self.snapshots)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.final_model import FINAL, sent_record
 from safepoint.checkpoint.remote.remote_folder import UNFINISHED, Claim, RemoteFolder
 from safepoint.errors import AccessDeniedError, SaveError, StorageError
-from safepoint.training.engine import streams
-from safepoint.training.engine.final_model import final_upload
-from safepoint.training.engine.final_model.final_upload import FinalUpload
+from safepoint.training.engine import final_model_save, streams
+from safepoint.training.engine.final_model_save import FinalUpload
 from safepoint.training.engine.streams import Leader, StreamedFile, Streams, WeightRange, follow
 from tests.support.checkpoints import describe, prepared
 from tests.support.ranks import ThreadPeers, run_ranks
@@ -71,7 +70,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(final_upload, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(final_model_save, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(streams, "BLOCK_BYTES", 256)
     return Scene(tmp_path)
 
@@ -117,7 +116,7 @@ def test_what_fails_is_tried_again(scene: Scene) -> None:
 @pytest.mark.parametrize("key", ["final/b.safetensors", "final/safepoint-manifest.json"])
 def test_patience_has_an_end(key: str, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that refuses whatever is tried: the error comes out, nothing counts, and it is marked for cleaning."""
-    monkeypatch.setattr(final_upload, "patience_s", lambda error: 0.3)
+    monkeypatch.setattr(final_model_save, "patience_s", lambda error: 0.3)
     method = "upload" if key.endswith("safetensors") else "write"
     scene.store.before = failing(10_000, method, key, AccessDeniedError("no"))
     first = scene.run_all()

@@ -14,7 +14,6 @@ from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import ManifestFacts
 from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.loop import Write
-from safepoint.training.engine.run_facts import RunFacts
 from safepoint.training.engine.streams import Streams
 from safepoint.training.integrations.deepspeed.frozen import without_frozen_statistics
 from safepoint.training.integrations.transformers.own_save import redirected_output_dir, saves_in_its_own_way
@@ -23,6 +22,7 @@ from safepoint.training.integrations.transformers.resume.reference_model import 
 from safepoint.training.integrations.transformers.resume.trainer_state import RankState
 from safepoint.training.integrations.transformers.sharding.final_model import UnplannableError, plan_final_model
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights, strategy_of
+from safepoint.training.start.start import Attempt
 from safepoint.training.state.accelerator import innermost, shards_in_place, writes_shards, zero_stage_of
 from safepoint.training.state.temporary_attributes import temporarily
 
@@ -108,12 +108,12 @@ class TrainerLoop:
         """The Trainer's optimizer, without the wrappers of Accelerate and DeepSpeed."""
         return [innermost(self._trainer.optimizer)]
 
-    def manifest_facts(self, run: RunFacts) -> ManifestFacts:
+    def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
         """See `TrainingLoop`; with the position in the data, and the metrics of this step's evaluations."""
         geometry, epoch = self._geometry, float(self._trainer.state.epoch or 0.0)
         return ManifestFacts(
-            run_id=run.run_id,
-            attempt=run.attempt,
+            run_id=attempt.run_id,
+            attempt=attempt.attempt,
             step=self.step,
             epoch=epoch,
             world_size=geometry.world_size,
@@ -122,7 +122,6 @@ class TrainerLoop:
             samples_seen=geometry.samples_seen(step=self.step, epoch=epoch, regular=self._is_regular),
             strategy=self.strategy,
             zero_stage=zero_stage_of(self._trainer.accelerator),
-            libraries=run.libraries,
             metrics=_metrics_at(self._trainer.state, self.step),
             base=self._base,
         )

@@ -8,20 +8,33 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, ManifestFacts
 from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.working_checkpoint import WorkingCheckpoint
 from safepoint.errors import PeerError
 from safepoint.foundation.events.store_events import FinalMissing
 from safepoint.foundation.events.stream import Event
 from safepoint.storage.location import parse_location
-from safepoint.training.engine.final_model.finished_model import Finishing
+from safepoint.training.engine.final_model_save import FinalModelSave
+from safepoint.training.engine.setup import TrainingSetup
 from safepoint.training.start.folders import Folders
-from tests.support.checkpoints import describe, prepared
+from safepoint.training.start.start import Attempt, Start
+from tests.support.checkpoints import prepared
 from tests.support.contexts import rank_context
 from tests.support.ranks import ThreadPeers, run_ranks
 
 _NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
+FACTS = ManifestFacts(
+    run_id="run",
+    attempt=1,
+    step=9,
+    epoch=1.0,
+    world_size=2,
+    global_batch=8,
+    gradient_accumulation=1,
+    samples_seen=72,
+    strategy="ddp",
+)
 Write = Callable[[ThreadPeers, Path], None]
 
 
@@ -39,18 +52,20 @@ def finish(output: Any, write: Write) -> list[SimpleNamespace | Exception]:
         reported: list[Event] = []
         context = rank_context(peers.place, reported=reported)
         context.uploads.uploader = SimpleNamespace()  # type: ignore[assignment]
-        framework = SimpleNamespace(step=9, write_final=lambda folder: write(peers, folder))
-        folders = Folders(is_owner=peers.place.is_first)
-        finishing: Any = Finishing(
-            context,
-            peers,  # type: ignore[arg-type]
-            framework,  # type: ignore[arg-type]
-            output,
-            folders,
-            attempt_id="attempt",
-            describe=describe(9),
+        loop: Any = SimpleNamespace(
+            step=9, write_final=lambda folder: write(peers, folder), manifest_facts=lambda attempt: FACTS
         )
-        finishing.finish(parse_location("s3://bucket/run"))
+        location = parse_location("s3://bucket/run")
+        start = Start(
+            point=None,
+            attempt=Attempt(run_id="run", attempt=1, attempt_id="attempt"),
+            folders=Folders(is_owner=peers.place.is_first),
+        )
+        everyone: Any = peers
+        setup = TrainingSetup(
+            context=context, peers=everyone, loop=loop, output=output, location=location, start=start
+        )
+        FinalModelSave(setup, location).save()
         return SimpleNamespace(reported=reported, missing=context.uploads.missing(is_complete=True))
 
     return run_ranks(2, run)
@@ -105,7 +120,7 @@ def test_a_model_that_cannot_be_written(rank: int, tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was written, and does not become durable."""
 
-    def seal(self: WorkingCheckpoint, rank: int) -> Any:
+    def seal(self: WorkingCheckpoint, rank: int, *, node: int) -> Any:
         raise _NO_ROOM
 
     monkeypatch.setattr(WorkingCheckpoint, "seal", seal)

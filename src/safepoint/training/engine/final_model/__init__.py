@@ -1,1 +1,0 @@
-"""The finished model, from the ranks into the object store."""
