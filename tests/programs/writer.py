@@ -22,7 +22,7 @@ from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
-from safepoint.training.context.uploader import Uploader
+from safepoint.training.context.uploads import Uploader
 
 KEEP = 2
 

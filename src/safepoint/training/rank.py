@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         )
     if outcome.interrupted is None:
         code = _finish_uploads(context, code)
-    unsaved_end = outcome.unsaved_end() if code == ExitCode.OK else ""
+    unsaved_end = outcome.unsaved_end if code == ExitCode.OK else ""
     if unsaved_end:
         code = ExitCode.STORAGE
         context.record.ended(code, unsaved_end)

@@ -1,1 +1,1 @@
-"""What one rank knows of its run: an immutable context, and the services whose state changes."""
+"""What one rank knows of its run: its context, and the services whose state changes."""

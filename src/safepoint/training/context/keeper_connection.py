@@ -46,21 +46,22 @@ class KeeperConnection:
 
     def open(self) -> KeeperClient | None:
         """Connect, and under plain torchrun start the keeper; None where there can be none."""
-        if self._is_possible and self.client is None:
-            if self._is_ours and self._place.local_rank == 0 and not self._reach(0.0):
-                self._start()
-            if self.client is None:
-                self._reach(_START_S)
+        if self._is_possible and self.client is None and not self._reach_or_start():
+            self._reach(_START_S)
         return self.client
 
     def reopen(self) -> KeeperClient | None:
         """After the keeper has died: connect to the new one, if it has started."""
-        if self.is_connected:
-            return self.client
-        self.client = None
-        if self._is_possible and not self._reach(0.0) and self._is_ours and self._place.local_rank == 0:
-            self._start()
+        if self._is_possible and not self.is_connected:
+            self._reach_or_start()
         return self.client
+
+    def _reach_or_start(self) -> bool:
+        """Connect to a keeper that runs; otherwise start one, unless the launcher or another rank does."""
+        is_reached = self._reach(0.0)
+        if not is_reached and self._is_ours and self._place.local_rank == 0:
+            self._start()
+        return is_reached
 
     def _reach(self, wait_s: float) -> bool:
         place = self._place

@@ -4,6 +4,7 @@ One object holds all of this, because any of three threads can end the run: the 
 that watches signals, and the one that receives messages from the keeper. The first of them decides the exit code.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -59,13 +60,14 @@ class Outcome:
         self._termination = termination
         self._uploads = uploads
         self._ending = threading.Lock()
-        self._unsaved_end: int | None = None
         self.step = 0
         """Optimizer steps done."""
         self.saved_step: int | None = None
         """The newest committed step of this training, from this attempt or the checkpoint that it resumed from."""
         self.interrupted: Interrupted | None = None
         """Set once the run has ended early; raised again if the program catches it and continues."""
+        self.unsaved_end = ""
+        """The error message for a training whose last step was not saved; empty when it was saved."""
 
     # ---- how far the training is -----------------------------------------------------------------------------------
 
@@ -108,37 +110,38 @@ class Outcome:
 
     # ---- the end of a training -------------------------------------------------------------------------------------
 
-    def interrupt(self, *, is_saved: bool, reason: str = "", uploads_failed: bool = False) -> Interrupted:
-        """End the run early; the caller raises the returned exception.
+    def interrupt(
+        self, *, is_saved: bool, reason: str = "", uploads_failed: bool = False, limit_s: float | None = None
+    ) -> Interrupted:
+        """End the run early; the caller raises the returned exception, or ends the process.
 
         Args:
             is_saved: whether the state of the last step is committed.
-            reason: why it is not committed; empty if it is.
+            reason: why it is not committed.
             uploads_failed: whether the run ends because uploads fail.
+            limit_s: how long the last write of the progress may take; derived from the deadline when None.
         """
-        interrupted = self._report_interruption(
-            is_saved=is_saved, reason=reason, code=ExitCode.STORAGE if uploads_failed else None
-        )
+        event = run_events.Interrupted(step=self.step, saved=is_saved, reason="" if is_saved else reason)
+        code = ExitCode.INTERRUPTED_SAVED if is_saved else ExitCode.TERMINATED_UNSAVED
+        if uploads_failed:
+            code = ExitCode.STORAGE
+        self._record.ended(code, event.line)
+        self._reporter.report(event)
+        self._end_progress(State.INTERRUPTED, event.line, limit_s=limit_s)
         if self._reporter.warns_for_node and not self._place.is_first:  # for readers of this node's log
-            _log.info("%s", interrupted.message)
-        self.interrupted = interrupted
-        return interrupted
+            _log.info("%s", event.line)
+        self.interrupted = Interrupted(code, event.line)
+        return self.interrupted
 
     def training_ended(self, step: int) -> None:
         """Report the end; whether it is saved decides the exit code when the program has ended."""
         if 0 < step != self.saved_step:
-            self._unsaved_end = step
+            self.unsaved_end = (
+                f"the training ended at step {step}, which could not be saved; fix the cause given in the warning "
+                "above, and run the same command again"
+            )
         self._reporter.report(run_events.Finished(step=step))
         self._end_progress(State.FINISHED)
-
-    def unsaved_end(self) -> str:
-        """The error message for a training whose last step was not saved; empty when it was saved."""
-        if self._unsaved_end is None:
-            return ""
-        return (
-            f"the training ended at step {self._unsaved_end}, which could not be saved; fix the cause given in the "
-            "warning above, and run the same command again"
-        )
 
     def require_saved_end(self) -> None:
         """Wait until everything is saved and uploaded; used when no launcher waits for that.
@@ -149,8 +152,8 @@ class Outcome:
         Raises:
             StorageError: on the first rank, if a save or an upload has failed for good.
         """
-        unsaved_end = self.unsaved_end()
-        self._unsaved_end = None  # a program that catches the error and trains again does not get it twice
+        unsaved_end = self.unsaved_end
+        self.unsaved_end = ""  # a program that catches the error and trains again does not get it twice
         self._uploads.require_complete()
         if unsaved_end and self._place.is_first:
             raise StorageError(unsaved_end)
@@ -174,10 +177,8 @@ class Outcome:
     def end_now(self, code: int) -> None:
         """End the process without the interpreter's tear-down, which takes longer than a save; does not return."""
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-            except (OSError, ValueError):
-                continue
         os._exit(code)
 
     def wait_for_end(self) -> None:
@@ -211,36 +212,24 @@ class Outcome:
             reason = (
                 "no training that can be saved has begun" if self.step == 0 else "the last step was not committed"
             )
-            interrupted = self._report_interruption(is_saved=self.is_saved, reason=reason)
+            interrupted = self.interrupt(is_saved=self.is_saved, reason=reason)
             self._uploads.finish(newest_only=True)
             self.end_now(interrupted.exit_code)
 
     def end_at_deadline(self) -> None:
         """The deadline has passed in a training: end with what is committed."""
         with self._ending:
-            if self.interrupted is not None:
-                self.end_now(self.interrupted.exit_code)
             last = (
                 f"the newest checkpoint is of step {self.saved_step}"
                 if self.saved_step is not None
                 else "no checkpoint exists"
             )
-            interrupted = self._report_interruption(
+            interrupted = self.interrupted or self.interrupt(
                 is_saved=self.step > 0 and self.is_saved,
                 reason=f"the grace period of {self._settings.grace_s:g} s was too short to finish and save; {last}",
                 limit_s=min(_MOST_REPORT_S, self._settings.margin_s / 4),
             )
             self.end_now(interrupted.exit_code)
-
-    def _report_interruption(
-        self, *, is_saved: bool, reason: str, code: ExitCode | None = None, limit_s: float | None = None
-    ) -> Interrupted:
-        event = run_events.Interrupted(step=self.step, saved=is_saved, reason="" if is_saved else reason)
-        code = code or (ExitCode.INTERRUPTED_SAVED if is_saved else ExitCode.TERMINATED_UNSAVED)
-        self._record.ended(code, event.line)
-        self._reporter.report(event)
-        self._end_progress(State.INTERRUPTED, event.line, limit_s=limit_s)
-        return Interrupted(code, event.line)
 
     def _end_progress(self, state: State, message: str = "", *, limit_s: float | None = None) -> None:
         if limit_s is None:  # a folder that hangs takes no more than half of the time that is left

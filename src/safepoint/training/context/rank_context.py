@@ -1,4 +1,4 @@
-"""What one rank knows of its run: immutable itself, with references to the few services whose state changes.
+"""What one rank knows of its run: its settings, its place, and the few services whose state changes.
 
 There is one context per process. Integrations get it from `current_context`; each class below them receives the
 context, or only the service that it needs.
@@ -6,7 +6,6 @@ context, or only the service that it needs.
 
 import functools
 import logging
-from dataclasses import dataclass
 
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events import console
@@ -22,73 +21,49 @@ from safepoint.training.context.uploads import Uploads
 from safepoint.training.outcome.rank_record import RankRecordWriter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
-    """One rank under Safepoint.
+    """One rank under Safepoint. No attribute changes after the construction, which installs no signal handler.
 
     Args:
         settings: what the run was asked to do.
         place: this rank among its peers.
-        log: for messages to people that are no events.
-        reporter: writes events.
-        progress: how far the training is.
-        record: how this rank ends, for its launcher.
-        termination: signals and the deadline.
-        uploads: what is on its way to the object store.
-        outcome: what is saved, and how this rank ends.
-        keeper: the connection to the node's keeper.
-        outputs: the folders that this process trains into.
     """
 
-    settings: RunSettings
-    place: Place
-    log: logging.Logger
-    reporter: Reporter
-    progress: ProgressTracker
-    record: RankRecordWriter
-    termination: Termination
-    uploads: Uploads
-    outcome: Outcome
-    keeper: KeeperConnection
-    outputs: Outputs
-
-
-def make_context(settings: RunSettings, place: Place) -> RankContext:
-    """Connect the services of one rank; no signal handler is installed and no process is started."""
-    log = logging.getLogger("safepoint")
-    reporter = Reporter(settings, place)
-    record = RankRecordWriter(settings.record_folder, place)
-    termination = Termination(within_s=settings.grace_s - settings.margin_s)
-    progress = ProgressTracker(
-        places=settings.progress_places,
-        is_first=place.is_first,
-        restart=place.restart,
-        world_size=place.world_size,
-        grace_s=settings.grace_s,
-    )
-    uploads = Uploads(settings, reporter, termination)
-    outcome = Outcome(
-        settings,
-        place,
-        reporter=reporter,
-        progress=progress,
-        record=record,
-        termination=termination,
-        uploads=uploads,
-    )
-    return RankContext(
-        settings=settings,
-        place=place,
-        log=log,
-        reporter=reporter,
-        progress=progress,
-        record=record,
-        termination=termination,
-        uploads=uploads,
-        outcome=outcome,
-        keeper=KeeperConnection(settings, place, outcome.end_with_snapshot),
-        outputs=Outputs(),
-    )
+    def __init__(self, settings: RunSettings, place: Place) -> None:
+        self.settings = settings
+        self.place = place
+        self.log = logging.getLogger("safepoint")
+        """For messages to people that are no events."""
+        self.reporter = Reporter(settings, place)
+        """Writes events."""
+        self.progress = ProgressTracker(
+            places=settings.progress_places,
+            is_first=place.is_first,
+            restart=place.restart,
+            world_size=place.world_size,
+            grace_s=settings.grace_s,
+        )
+        """How far the training is."""
+        self.record = RankRecordWriter(settings.record_folder, place)
+        """How this rank ends, for its launcher."""
+        self.termination = Termination(within_s=settings.grace_s - settings.margin_s)
+        """Signals and the deadline."""
+        self.uploads = Uploads(settings, self.reporter, self.termination)
+        """What is on its way to the object store."""
+        self.outcome = Outcome(
+            settings,
+            place,
+            reporter=self.reporter,
+            progress=self.progress,
+            record=self.record,
+            termination=self.termination,
+            uploads=self.uploads,
+        )
+        """What is saved, and how this rank ends."""
+        self.keeper = KeeperConnection(settings, place, self.outcome.end_with_snapshot)
+        """The connection to the node's keeper."""
+        self.outputs = Outputs()
+        """The folders that this process trains into."""
 
 
 @functools.cache
@@ -105,7 +80,7 @@ def current_context() -> RankContext:
     forget_service_links()
     settings, place = RunSettings.from_environment(), Place.from_environment()
     console.set_up(settings.verbosity)
-    context = make_context(settings, place)
+    context = RankContext(settings, place)
     context.termination.install(
         on_signal=context.reporter.report_signal,
         on_stop_outside_training=context.outcome.end_outside_training,

@@ -17,9 +17,8 @@ from types import FrameType
 from safepoint.errors import ExitCode
 from safepoint.foundation import clock
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_SAVE_SIGNAL = signal.SIGUSR1
-_SIGNALS = (*_STOP_SIGNALS, _SAVE_SIGNAL)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_NEVER_S = float("inf")
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -36,12 +35,12 @@ class Termination:
         self._on_stop_outside_training: Callable[[], object] = lambda: None
         self._on_deadline: Callable[[], object] = lambda: None
         self._check_step: Callable[[], float | None] = lambda: None
-        self._check_at_s = float("inf")
+        self._check_at_s = _NEVER_S
         self._previous: dict[int, _Handler] = {}
         self._chained: dict[int, _Handler] = {}
         self._in_training = False
         self._num_interrupts = 0
-        self._deadline_s: float | None = None
+        self._deadline_s = _NEVER_S
         self._is_save_requested = False
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.stop_signal = 0
@@ -97,7 +96,7 @@ class Termination:
     def leave_training(self) -> None:
         """The loop no longer answers; handlers of the script are restored."""
         self._in_training = False
-        self._check_at_s = float("inf")
+        self._check_at_s = _NEVER_S
         for number, handler in self._chained.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, handler)
@@ -105,7 +104,7 @@ class Termination:
 
     def begin_stop(self) -> None:
         """Start the deadline, when this rank or another one was asked to stop."""
-        if self._deadline_s is None:
+        if self._deadline_s == _NEVER_S:
             self._deadline_s = clock.monotonic_s() + self._within_s
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake_writer, b"\0")
@@ -126,12 +125,10 @@ class Termination:
     @property
     def available_s(self) -> float:
         """Seconds left until the deadline; infinite before a stop request."""
-        if self._deadline_s is None:
-            return float("inf")
         return self._deadline_s - clock.monotonic_s()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == _SAVE_SIGNAL:
+        if number == signal.SIGUSR1:
             self.request_save()
         elif number == signal.SIGINT:
             self._interrupt(frame)
@@ -158,21 +155,16 @@ class Termination:
                     self._on_signal(number)
             if signal.SIGTERM in numbers or (self._in_training and signal.SIGINT in numbers):
                 self._answer(signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT)
-            if self._deadline_s is not None and self.available_s <= 0:
+            if self.available_s <= 0:
                 self._on_deadline()
-            if (
-                self._deadline_s is not None
-                and self._in_training
-                and (ready or clock.monotonic_s() >= self._check_at_s)
-            ):
+            is_check_due = ready or clock.monotonic_s() >= self._check_at_s
+            if self._in_training and self._deadline_s < _NEVER_S and is_check_due:
                 again_s = self._check_step()
-                self._check_at_s = float("inf") if again_s is None else clock.monotonic_s() + again_s
+                self._check_at_s = _NEVER_S if again_s is None else clock.monotonic_s() + again_s
 
     def _wait_s(self) -> float | None:
-        if self._deadline_s is None:
-            return None
-        check_at_s = self._check_at_s if self._in_training else float("inf")
-        return max(0.0, min(self.available_s, check_at_s - clock.monotonic_s()))
+        until_s = min(self._deadline_s, self._check_at_s if self._in_training else _NEVER_S)
+        return None if until_s == _NEVER_S else max(0.0, until_s - clock.monotonic_s())
 
     def _answer(self, number: int) -> None:
         if self._in_training:
@@ -187,6 +179,6 @@ class Termination:
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(_SAVE_SIGNAL, signal.SIG_IGN)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             # Ctrl-C reaches the whole process group; the rank needs its workers until it has saved.
             signal.signal(signal.SIGINT, signal.SIG_IGN if self._in_training else signal.default_int_handler)

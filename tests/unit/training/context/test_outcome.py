@@ -45,7 +45,7 @@ def test_an_end_that_is_not_saved_is_an_error() -> None:
     outcome.training_ended(5)
     outcome.require_saved_end()
     outcome.training_ended(6)
-    assert "step 6" in outcome.unsaved_end()
+    assert "step 6" in outcome.unsaved_end
     with pytest.raises(StorageError, match="step 6"):
         outcome.require_saved_end()
     outcome.require_saved_end()

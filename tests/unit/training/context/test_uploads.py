@@ -15,7 +15,7 @@ from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.foundation import clock
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
-from safepoint.training.context.uploader import Uploader
+from safepoint.training.context.uploads import Uploader
 from tests.support.checkpoints import commit, keep_final, prepared
 
 pytestmark = pytest.mark.timeout(60)
