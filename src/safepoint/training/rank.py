@@ -16,7 +16,7 @@ from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError
 from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations import install_integrations
-from safepoint.training.outcome.program_error import summarize
+from safepoint.training.outcome.program_error import exit_code_after, summarize
 
 _log = logging.getLogger("safepoint")
 _PR_SET_PDEATHSIG = 1
@@ -78,19 +78,18 @@ def _run_to_its_end(context: RankContext, arguments: list[str]) -> int:
             _log.error("%s", error)
         return error.exit_code
     except SystemExit as error:
-        code = _code_of(error)
+        code = exit_code_after(error)
+        if not isinstance(error.code, int | None):
+            sys.stderr.write(f"{error.code}\n")
         if code:
-            context.record.failed(lost_peer=False, message=f"the script left with code {code}")
+            context.record.failed(lost_peer=False, message=f"the script exited with code {code}")
         return code
-    except KeyboardInterrupt as error:
-        context.record.failed(lost_peer=False, message="SIGINT")
-        _print_user_traceback(error)
-        return ExitCode.SIGINT
-    except Exception as error:  # noqa: BLE001  the user's program failed: its traceback, its exit code
-        context.record.failed(lost_peer=False, message=summarize(error))
-        if context.outcome.interrupted is None:
+    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  the user's program failed
+        is_sigint = isinstance(error, KeyboardInterrupt)
+        context.record.failed(lost_peer=False, message="SIGINT" if is_sigint else summarize(error))
+        if is_sigint or context.outcome.interrupted is None:
             _print_user_traceback(error)
-        return ExitCode.FAILED
+        return exit_code_after(error)
     return ExitCode.OK
 
 
@@ -108,14 +107,6 @@ def _finish_uploads(context: RankContext, code: int) -> int:
         _log.error("%s", missing)
     context.record.ended(ExitCode.STORAGE, missing)
     return ExitCode.STORAGE
-
-
-def _code_of(error: SystemExit) -> int:
-    """The exit code that the interpreter derives from `sys.exit(…)`."""
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    sys.stderr.write(f"{error.code}\n")
-    return 1
 
 
 def _parse(arguments: list[str]) -> tuple[bool, list[str]]:

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
@@ -27,11 +26,8 @@ class Scratch:
     def __init__(self, parent: str | None) -> None:
         self._parent = parent
         self._path: Path | None = None
-        self._capture = Capture()
-
-    def prepare_capture(self) -> None:
-        """Do the slow part of the first capture now, before the first save."""
-        self._capture.prepare()
+        self.capture = Capture()
+        """Turns what a save routine writes into images."""
 
     def ensure(self, keeper: KeeperClient) -> None:
         """Create the folder if needed, check its free space, and let the keeper remove it if this process is killed.
@@ -64,15 +60,11 @@ class Scratch:
         folder = self._path / checkpoint_name(step)
         folder.mkdir()
         try:
-            with self._capture.below(folder) as captured:
+            with self.capture.below(folder) as captured:
                 write(self._path, folder)
-            return self._capture.collect(captured)
+            return self.capture.collect(captured)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def forget(self, paths: Iterable[str]) -> None:
-        """Release the capture's memory of these files; see `Capture.forget`."""
-        self._capture.forget(paths)
 
     def remove(self) -> None:
         """Delete the folder."""

@@ -74,21 +74,13 @@ class Snapshots:
         self._num_unreported, self._report_again_s = 0, 0.0
         self._most_bytes: int | None = None
         self._num_taken = self._pending_save = 0
-        keeper = context.keeper.client
-        if keeper is not None and self._can:
-            self._use(keeper)
 
     def _use(self, keeper: KeeperClient) -> None:
         settings = self._context.settings
         slots = settings.snapshot_slots
         if slots is None and settings.snapshot_steps is not None:
             slots = 2  # one in memory only, whatever the disk does
-        self._snapshotter = Snapshotter(
-            keeper,
-            optimizers=self._optimizers,
-            slots=slots,
-            on_torn=self._note_torn,
-        )
+        self._snapshotter = Snapshotter(keeper, optimizers=self._optimizers, slots=slots, on_torn=self._note_torn)
         self._snapshotter.arena.most_bytes = self._most_bytes
         self._scratch.let_keeper_remove(keeper)
 
@@ -113,8 +105,11 @@ class Snapshots:
 
     def prepare(self) -> None:
         """Allocate the memory and touch its pages, while the model is loaded."""
-        self._divide_memory()
-        snapshotter, loop = self._snapshotter, self._loop
+        if self._can:
+            self._most_bytes = self._share_of_memory()
+            if self._context.keeper.client is not None:
+                self._use(self._context.keeper.client)
+        loop = self._loop
         share = loop.written_fraction
         if not share:
             return
@@ -125,7 +120,7 @@ class Snapshots:
         on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
         of_node = 1.0 if share == 1 else 1 / self._context.place.num_nodes
         self._context.progress.expect_save(round(of_node * (model + moments * trainable)))
-        if snapshotter is None:
+        if self._snapshotter is None:
             return
         wholes = [size for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
         sizes = [round(share * size) + _FILE_SLACK_BYTES for size in wholes]
@@ -133,28 +128,26 @@ class Snapshots:
             # On a CPU the gradients, DDP's copy of them and the optimizer's moments are still to come.
             gradients = 2 if dist.is_available() and dist.is_initialized() else 1
             device = next((one.device.index for one in parameters if one.device.type == "cuda"), None)
-            snapshotter.arena.prepare(sizes, still_to_come=(gradients + moments) * on_host, device=device)
+            self._snapshotter.arena.prepare(sizes, still_to_come=(gradients + moments) * on_host, device=device)
         except NoRoomError as error:
             self._warn_once(f"no memory is set aside for snapshots, saves may have to be synchronous: {error}")
 
-    def _divide_memory(self) -> None:
-        """Divide the memory for the node's snapshots among its ranks, in proportion to what each writes."""
+    def _share_of_memory(self) -> int | None:
+        """This rank's share of the memory for the node's snapshots, in proportion to what each rank writes."""
         bound_bytes = self._context.settings.snapshot_bytes
-        if bound_bytes is None or not self._can:
-            return
+        if bound_bytes is None:
+            return None
         place = self._context.place
         # Every rank writes something, at least the state of its random numbers.
         mine = self._loop.written_fraction + _LEAST_SHARE
         here = sum(share for node, share in self._peers.gather((place.node, mine)) if node == place.node)
-        self._most_bytes = int(bound_bytes * mine / here)
-        if self._snapshotter is not None:
-            self._snapshotter.arena.most_bytes = self._most_bytes
+        return int(bound_bytes * mine / here)
 
     def begin_loop(self) -> None:
         """Model and optimizer are there."""
         self._optimizers = self._loop.optimizers()
         if self._snapshotter is not None:
-            self._scratch.prepare_capture()
+            self._scratch.capture.prepare()
             self._snapshotter.watch(self._optimizers)
         if self._context.place.restart > 0:
             self._peers.gather(None)  # slower ranks may still read the snapshot that the last start has left
@@ -282,7 +275,7 @@ class Snapshots:
             self._context.log.debug("the snapshot of step %s failed", step, exc_info=True)
             return TakeResult.IMPOSSIBLE
         self._sizes = [image.size_bytes for image in images]
-        self._scratch.forget(self._snapshotter.passing)
+        self._scratch.capture.forget(self._snapshotter.passing)
         return TakeResult.TAKEN if taken else TakeResult.BUSY
 
     def _facts(self) -> CheckpointFacts:

@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Failed, Restarted
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
-from safepoint.training.launcher.launch_plan import LaunchPlan, rank_command
+from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.outcome.rank_record import read_records
@@ -81,12 +82,12 @@ def run_agent(
         **config.rdzv_configs,
     )
     is_static = config.rdzv_backend == "static"
-    entrypoint, arguments = rank_command(plan)
+    module = ["-m"] if plan.is_module else []
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
-        entrypoint=entrypoint,
-        args=tuple(arguments),
+        entrypoint=sys.executable,
+        args=("-u", "-m", "safepoint.training", *module, *plan.program),
         rdzv_handler=rendezvous_registry.get_rendezvous_handler(rendezvous),
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
@@ -159,25 +160,19 @@ class SafepointAgent(LocalElasticAgent):
         self._relay = relay
         self._keeper = keeper
         self._reporter = reporter
-        self._has_notified = False
+        self._restarts = -1
+        """How often the ranks were restarted; -1 before they were started."""
         self._failure: Failed | None = None
-
-    @property
-    def restarts(self) -> int:
-        """How often the ranks were restarted."""
-        return self._num_starts - 1
-
-    _num_starts = 0
 
     def outcome(self, result: RunResult | None) -> AgentOutcome:
         """The exit codes of the last start."""
         codes = {worker.global_rank: 0 for worker in self._worker_group.workers}
         if result is not None:
             codes |= {rank: failure.exitcode for rank, failure in result.failures.items()}
-        return AgentOutcome(exit_codes=codes, restarts=self.restarts)
+        return AgentOutcome(exit_codes=codes, restarts=self._restarts)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._num_starts += 1
+        self._restarts += 1
         pids = super()._start_workers(worker_group)
         context: Any = self._pcontext
         close = context.close
@@ -203,7 +198,7 @@ class SafepointAgent(LocalElasticAgent):
         failure, event = self._failure, None
         if failure is not None:
             event = Restarted(
-                restart=self.restarts + 1,
+                restart=self._restarts + 1,
                 max_restarts=self._worker_group.spec.max_restarts,
                 reason=failure.reason,
             )
@@ -212,35 +207,32 @@ class SafepointAgent(LocalElasticAgent):
         group: Any = self._worker_group
         if group.group_world_size > 1:
             with contextlib.suppress(RuntimeError):
-                self._shared_store.set(_RESTART_KEY.format(self.restarts + 1), "1")
+                self._shared_store.set(_RESTART_KEY.format(self._restarts + 1), "1")
         super()._restart_workers(worker_group)
         if event is not None:
             self._reporter.restarting(event)
 
     def _is_final(self, result: RunResult) -> bool:
         """Whether the ranks must not be restarted: they were asked to stop, or would fail in the same way."""
-        if self._relay.signal or not result.failures:
-            return bool(self._relay.signal)
-        records = read_records(Path(self._settings.record_folder or ""), self.restarts)
+        if self._relay.signal:
+            return True
+        records = read_records(Path(self._settings.record_folder or ""), self._restarts)
         exit_codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
         rank = first_failure(exit_codes, records)
-        record = None if rank is None else records.get(rank)
-        self._failure = (
-            None
-            if rank is None
-            else Failed(
-                rank=rank,
-                exit_code=exit_codes[rank],
-                reason=describe_end(rank, exit_codes[rank], record),
-                error=record.message if record is not None else "",
-            )
-        )
-        if rank is None or record is None or record.lost_peer:
+        if rank is None:
             return False
-        if record.exit_code is not None:
-            return True
+        record = records.get(rank)
+        self._failure = Failed(
+            rank=rank,
+            exit_code=exit_codes[rank],
+            reason=describe_end(rank, exit_codes[rank], record),
+            error=record.message if record is not None else "",
+        )
+        if record is None or record.lost_peer:
+            return False
         has_stepped = any(record.has_stepped for record in records.values())
-        return self.restarts == 0 and exit_codes[rank] > 0 and not has_stepped
+        fails_at_start = self._restarts == 0 and exit_codes[rank] > 0 and not has_stepped
+        return record.exit_code is not None or fails_at_start
 
     # ---- the agents of the other nodes ------------------------------------------------------------------------
 
@@ -251,18 +243,13 @@ class SafepointAgent(LocalElasticAgent):
             return
         # The store may be gone with node 0; the ranks then lose their peers, and end by themselves.
         with contextlib.suppress(RuntimeError):
-            if self._relay.signal:
-                self._send_stop()
-            elif self._shared_store.check([_STOP_KEY]):
+            if self._shared_store.check([_STOP_KEY]):
                 self._relay.request(signal.SIGTERM)
-            elif self._shared_store.check([_RESTART_KEY.format(self.restarts + 1)]):
+            elif self._relay.signal:
+                self._shared_store.set(_STOP_KEY, "1")
+            elif self._shared_store.check([_RESTART_KEY.format(self._restarts + 1)]):
                 # Ranks of another node failed. Ranks here that wait for them to connect would do so until a timeout.
                 self._relay.kill_ranks()
-
-    def _send_stop(self) -> None:
-        if not self._has_notified:
-            self._has_notified = True
-            self._shared_store.set(_STOP_KEY, "1")
 
     def notify_others(self) -> None:
         """Notify the other nodes before this process ends; node 0, which serves the store, waits for them."""
@@ -270,7 +257,7 @@ class SafepointAgent(LocalElasticAgent):
         if group.group_world_size == 1 or group.state == WorkerState.SUCCEEDED:
             return
         with contextlib.suppress(RuntimeError):
-            self._send_stop()
+            self._shared_store.set(_STOP_KEY, "1")
             self._shared_store.set(_ENDED_KEY.format(group.group_rank), "1")
             others = [_ENDED_KEY.format(rank) for rank in range(group.group_world_size)]
             deadline_s = clock.monotonic_s() + _WAIT_FOR_OTHERS_S

@@ -44,8 +44,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         tearing down an interpreter with torch in it takes longer than a save.
     """
     console.set_up(settings.verbosity)
-    job_dir = None if settings.job_dir is None else os.path.abspath(settings.job_dir)
-    settings = replace(settings, job_dir=job_dir)
+    if settings.job_dir is not None:
+        settings = replace(settings, job_dir=os.path.abspath(settings.job_dir))
     with launcher_folder() as folder:
         reporter = LauncherReporter(settings, folder, node=plan.node_rank, num_nodes=plan.nnodes)
         relay = SignalRelay(settings, folder, is_alone=plan.nnodes == 1, reporter=reporter, on_exit=on_exit)

@@ -1,6 +1,5 @@
-"""Which ranks to start on a node, and the command of each."""
+"""Which ranks to start on a node."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +52,3 @@ class LaunchPlan:
             raise UsageError(f"--master-port {self.master_port} must be a port number")
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts {self.max_restarts} must not be negative")
-
-
-def rank_command(plan: LaunchPlan) -> tuple[str, list[str]]:
-    """The command of one rank: interpreter and arguments."""
-    module = ["-m"] if plan.is_module else []
-    return sys.executable, ["-u", "-m", "safepoint.training", *module, *plan.program]

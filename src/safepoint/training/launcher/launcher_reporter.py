@@ -195,9 +195,7 @@ class LauncherReporter:
 
     def _write(self, progress: Progress) -> None:
         """To all files that the first rank writes."""
-        settings = self._settings
-        folders = [self._folder, *([Path(settings.job_dir)] if settings.job_dir else [])]
-        paths = [folder / PROGRESS_NAME for folder in folders]
+        paths = [self._folder / PROGRESS_NAME, *self._settings.progress_places]
         if progress.output_dir:
             paths.append(OutputFolder(Path(progress.output_dir)).progress)
         for path in paths:

@@ -115,9 +115,8 @@ class StatusPost:
         Returns:
             Whether the controller accepted it.
         """
-        deadline_s = clock.monotonic_s() + limit_s
         self._finishing.set()
-        self._ended.wait(max(0.0, deadline_s - clock.monotonic_s()))
+        self._ended.wait(limit_s)
         return self._is_sent and self._ended.is_set()
 
     def _run(self) -> None:
@@ -126,8 +125,7 @@ class StatusPost:
             known = self._look()
             if known is not None and known[0].time != sent and self._send():
                 sent = known[0].time
-            pause_s = min(_MOST_PAUSE_S, _INTERVAL_S * 2**self._num_failures)
-            self._finishing.wait(pause_s)
+            self._finishing.wait(min(_MOST_PAUSE_S, _INTERVAL_S * 2**self._num_failures))
         self._is_sent = self._send()
         if not self._is_sent and self._look() is not None:
             clock.sleep(_AGAIN_S)

@@ -19,5 +19,5 @@ def exit_code_after(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.SIGINT
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else ExitCode.FAILED if error.code else ExitCode.OK
+        return error.code if isinstance(error.code, int) else ExitCode.OK if error.code is None else ExitCode.FAILED
     return ExitCode.FAILED

@@ -22,6 +22,7 @@ def test_the_summary_of_an_error() -> None:
         (SystemExit(), 0),
         (SystemExit(7), 7),
         (SystemExit("a text"), 1),
+        (SystemExit(""), 1),
         (NothingValidError("x"), 14),
         (Interrupted(ExitCode.INTERRUPTED_SAVED, "x"), 75),
     ],
