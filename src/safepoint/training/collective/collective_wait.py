@@ -1,10 +1,10 @@
 """Work of single ranks inside a collective call: an error on any rank is raised on every rank."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from safepoint.errors import CheckpointError, SafepointError, StorageError
+from safepoint.foundation.bounded import Work
 from safepoint.training.collective.peers import Peers
 
 _EXCHANGE_EVERY_S = 20.0
@@ -32,14 +32,10 @@ def long_on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
         SafepointError: as `on_all_ranks`.
         PeerError: a rank is gone. The thread is not waited for, because this rank ends.
     """
-    thread = ThreadPoolExecutor(1, thread_name_prefix="safepoint-collective")
-    try:
-        running = thread.submit(_result_or_error, work, peers.place.rank)
-        while not all(peers.gather(_is_done_within(running, _EXCHANGE_EVERY_S))):
-            pass
-        return _results(peers.gather(running.result()))
-    finally:
-        thread.shutdown(wait=False, cancel_futures=True)
+    running = Work(lambda: _result_or_error(work, peers.place.rank))
+    while not all(peers.gather(running.is_done(_EXCHANGE_EVERY_S))):
+        pass
+    return _results(peers.gather(cast("_T | SafepointError", running.result(0.0))))
 
 
 def on_first_rank(peers: Peers, work: Callable[[], _T]) -> _T:
@@ -72,8 +68,3 @@ def _results(outcomes: list[_T | SafepointError]) -> list[_T]:
         rank, error = min(errors, key=lambda pair: not isinstance(pair[1], CheckpointError))
         raise error if rank == 0 else type(error)(f"{error.message} (on rank {rank})", hint=error.hint)
     return outcomes  # pyright: ignore[reportReturnType]
-
-
-def _is_done_within(future: "Future[Any]", seconds: float) -> bool:
-    wait([future], timeout=seconds)
-    return future.done()

@@ -69,7 +69,7 @@ class Boundary:
         self.saves = Saves(setup, self.agreement, self.snapshots, self.saver)
         """Chooses between the two."""
         if start.point is not None and not start.point.is_durable:
-            self.saves.request(Trigger.PERIODIC)  # the state is only in memory: save it at the next boundary
+            self.saves.requested = Trigger.PERIODIC  # the state is only in memory: save it at the next boundary
         self._deadline = Deadline(context, self.agreement, self.snapshots)
         self._cadence = Cadence(context.settings.snapshot_steps)
 
@@ -109,7 +109,7 @@ class Boundary:
     def is_save_due(self) -> bool:
         """Whether the vote, or an earlier save that could not start, requires a save at this boundary."""
         decision = self.agreement.decision
-        return decision.stop or decision.save or decision.is_due or self.saves.is_requested
+        return decision.stop or decision.save or decision.is_due or self.saves.requested is not None
 
     def save_if_due(self, *, is_periodic: bool) -> None:
         """Save this boundary if that is due, otherwise take a snapshot of it if that is due.

@@ -35,19 +35,11 @@ class Saves:
         """The newest step that was saved or handed to the keeper, unless that save has failed since."""
         self.pending_step: int | None = None
         """The step that was handed to the keeper and that `finish` has not waited for yet."""
-        self._requested: Trigger | None = None
+        self.requested: Trigger | None = None
+        """The trigger of a save that is due at the next boundary, also because the keeper could not take it yet."""
         if setup.context.place.is_first:
             events = setup.output.events
             agreement.save_clock = SaveClock(setup.context.settings.save_every, lambda: read_losses(events))
-
-    @property
-    def is_requested(self) -> bool:
-        """Whether a save is due that could not start, because the previous one is still being written."""
-        return self._requested is not None
-
-    def request(self, trigger: Trigger) -> None:
-        """Request a save at the next boundary."""
-        self._requested = trigger
 
     def check(self) -> None:
         """Check without waiting whether the keeper has finished the last save."""
@@ -73,12 +65,12 @@ class Saves:
         Raises:
             PeerError: a rank is gone.
         """
-        if trigger == Trigger.PERIODIC and self._requested is not None:
-            trigger = self._requested
+        if trigger == Trigger.PERIODIC and self.requested is not None:
+            trigger = self.requested
         began_s = clock.monotonic_s()
         result = self._take_snapshot(trigger, write, is_last=is_last)
-        self._requested = trigger if result == TakeResult.BUSY else None
-        if self.is_requested:
+        self.requested = trigger if result == TakeResult.BUSY else None
+        if self.requested is not None:
             self._context.log.info(
                 "the save at step %s waits for the next step: the previous save is still being written",
                 self._loop.step,
@@ -104,16 +96,16 @@ class Saves:
     def _save_and_wait(self, trigger: Trigger, write: Write) -> None:
         consequence = "an older checkpoint remains" if self._context.outcome.saved_step is not None else "none exists"
         with self._context.progress.during(State.SAVING):
-            committed = self._saver.save(
+            took_s = self._saver.save(
                 trigger,
                 write,
                 consequence=consequence if trigger == Trigger.JIT else f"training continues, {consequence}",
             )
-        if committed:
+        if took_s is not None:
             self.step = self._loop.step
             self.pending_step = self._loop.step_being_saved = None  # of an older step, which no caller waits for
-            self._requested = None
-            self._agreement.save_s = self._saver.last_duration_s
+            self.requested = None
+            self._agreement.save_s = took_s
             if not self._loop.has_callbacks:
                 self._saver.prune()
 

@@ -67,13 +67,8 @@ class Streams:
     step: int | None
 
 
-class _Command(NamedTuple):
-    """A command of the first rank to all ranks: `check` gathers their errors, `end` ends `follow`."""
-
-    text: str
-
-
-_CHECK, _END = _Command("check"), _Command("end")
+_CHECK, _END = "check", "end"
+"""Commands of the first rank to all ranks: the first gathers their errors, the second ends `follow`."""
 
 
 def follow(peers: Peers, streams: Streams) -> None:
@@ -84,7 +79,7 @@ def follow(peers: Peers, streams: Streams) -> None:
     """
     problem = ""
     while True:
-        order: WeightRange | _Command | None = peers.from_first(cast("WeightRange | _Command | None", None))
+        order: WeightRange | str | None = peers.from_first(cast("WeightRange | str | None", None))
         if isinstance(order, WeightRange):
             if order.rank == peers.place.rank:
                 problem = _send(peers, streams, order) or problem
@@ -118,7 +113,7 @@ class Leader:
         self._peers = peers
         self._streams = streams
         self._every_s = min(_ALIVE_EVERY_S, patience_s / 3)
-        self._requests = queue.SimpleQueue[WeightRange | _Command]()
+        self._requests = queue.SimpleQueue[WeightRange | str]()
         self._answers = queue.SimpleQueue[object]()
         size = BLOCK_BYTES if peers.place.world_size > 1 else 0
         self._buffer = torch.empty(size, dtype=torch.uint8)
@@ -167,7 +162,7 @@ class Leader:
             else:
                 return
 
-    def _ask(self, request: WeightRange | _Command) -> object:
+    def _ask(self, request: WeightRange | str) -> object:
         self._requests.put(request)
         answer = self._answers.get()
         if isinstance(answer, PeerError):

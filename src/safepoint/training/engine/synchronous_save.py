@@ -39,10 +39,8 @@ class SynchronousSave:
         self._peers = setup.peers
         self._folders = setup.folders
         self._newest: tuple[Path, Manifest] | None = None
-        self.last_duration_s: float | None = None
-        """Seconds that the last successful save took; None before the first."""
 
-    def save(self, trigger: Trigger, write: Write, *, consequence: str) -> bool:
+    def save(self, trigger: Trigger, write: Write, *, consequence: str) -> float | None:
         """Save the state at the loop's step, on all ranks together.
 
         Args:
@@ -51,7 +49,7 @@ class SynchronousSave:
             consequence: what a failure means, for the message.
 
         Returns:
-            Whether the checkpoint is committed; the same on every rank.
+            How many seconds it took; None on every rank when nothing was committed.
 
         Raises:
             PeerError: a rank is gone.
@@ -72,10 +70,10 @@ class SynchronousSave:
                 SaveFailed(step=step, trigger=trigger, reason=reason, consequence=consequence)
             )
             self._context.progress.not_saved()
-            return False
+            return None
         self._newest = (working.target, manifest)
         self._context.outcome.saved(step)
-        self.last_duration_s = took_s = clock.monotonic_s() - started_s
+        took_s = clock.monotonic_s() - started_s
         self._context.progress.saved(
             step, time=time, stall_s=took_s, durable_s=took_s, size_bytes=manifest.size_bytes
         )
@@ -86,10 +84,10 @@ class SynchronousSave:
                 path=str(working.target),
                 num_files=len(manifest.files),
                 size_bytes=manifest.size_bytes,
-                duration_s=round(self.last_duration_s, 3),
+                duration_s=round(took_s, 3),
             )
         )
-        return True
+        return took_s
 
     def _commit(self, working: WorkingCheckpoint, parts: Sequence[RankPart], trigger: Trigger) -> Manifest:
         """Commit to the folder that all ranks share, or to the folder of every node.
