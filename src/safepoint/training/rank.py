@@ -115,14 +115,16 @@ def _parse(arguments: list[str]) -> tuple[bool, list[str]]:
     if not program or program[0].startswith("-"):
         raise UsageError("no script was named", hint=_USAGE)
     if not is_module and not Path(program[0]).is_file():
-        raise UsageError(f"there is no script {program[0]}", hint="check the path; it is relative to here")
+        raise UsageError(
+            f"there is no script {program[0]}", hint="check the path; it is relative to the current folder"
+        )
     return is_module, program
 
 
 def _run(program: list[str], *, is_module: bool) -> None:
     sys.argv = list(program)
     if is_module:
-        # As `python -m` does: the current folder stands where this module's own folder was.
+        # As `python -m` does: the first entry is the current folder.
         sys.path[0] = os.getcwd()
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:
@@ -144,7 +146,7 @@ def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> No
 
 
 def _exit_with(launcher_pid: int | None) -> None:
-    """Ask the kernel for SIGTERM when the launcher dies, so that no rank trains on without one."""
+    """Ask the kernel for SIGTERM when the launcher dies, so that no rank continues without it."""
     if launcher_pid is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
@@ -159,7 +161,7 @@ def _print_into(folder: str | None, rank: int) -> None:
     try:
         file = os.open(Path(folder) / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
-        _log.warning("rank %d prints here: %s cannot be written: %s", rank, folder, error.strerror)
+        _log.warning("%s cannot be written: %s; rank %d prints to this output", folder, error.strerror, rank)
         return
     os.dup2(file, 1)
     os.dup2(file, 2)

@@ -72,7 +72,7 @@ class Sender:
         Raises:
             PeerError: a rank is gone or does not answer.
         """
-        with self._peers.losing("exchange"):
+        with self._peers.losing():
             dist.broadcast(block, src=source, group=self._group)
 
 
@@ -140,7 +140,7 @@ class Peers:
         if self._group is None:
             return [value]
         values: list[_T | None] = [None] * self.place.world_size
-        with self.losing("exchange"):
+        with self.losing():
             dist.all_gather_object(values, value, group=self._group)
         return values  # pyright: ignore[reportReturnType]
 
@@ -153,7 +153,7 @@ class Peers:
         if self._group is None:
             return value
         values = [value]
-        with self.losing("exchange"):
+        with self.losing():
             dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
@@ -169,7 +169,7 @@ class Peers:
         """
         if source == 0 or self._group is None:
             return
-        with self.losing("exchange"):
+        with self.losing():
             if self.place.is_first:
                 dist.recv(block, src=source, group=self._group)
             elif self.place.rank == source:
@@ -191,7 +191,7 @@ class Peers:
             raise self.lost("start") from error
 
     @contextlib.contextmanager
-    def losing(self, during: str) -> Generator[None]:
+    def losing(self) -> Generator[None]:
         """Raise an error of the process group as the loss of a rank; too slow for a call in every step.
 
         Raises:
@@ -200,7 +200,7 @@ class Peers:
         try:
             yield
         except RuntimeError as error:
-            raise self.lost(during) from error
+            raise self.lost("exchange") from error
 
     def lost(self, during: str) -> PeerError:
         """The error for a rank that is gone or silent."""

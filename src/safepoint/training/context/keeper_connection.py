@@ -30,14 +30,14 @@ class KeeperConnection:
         self._verbosity = settings.verbosity
         self._events = str(settings.job_events) if settings.job_events else None
         self._is_possible = block.are_available() and settings.snapshot_slots != 0
-        self._is_ours = settings.keeper is None
+        self._may_start = settings.keeper is None
         self._name = settings.keeper or _name_for(place)
         self.client: KeeperClient | None = None
         """The client, while there is a connection that works."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether the keeper that has this rank's snapshots lives."""
+        """Whether the keeper that has this rank's snapshots still runs."""
         return self.client is not None and self.client.is_alive
 
     def disable(self) -> None:
@@ -59,7 +59,7 @@ class KeeperConnection:
     def _reach_or_start(self) -> bool:
         """Connect to a keeper that runs; otherwise start one, unless the launcher or another rank does."""
         is_reached = self._reach(0.0)
-        if not is_reached and self._is_ours and self._place.local_rank == 0:
+        if not is_reached and self._may_start and self._place.local_rank == 0:
             self._start()
         return is_reached
 
@@ -77,7 +77,7 @@ class KeeperConnection:
 
     def _start(self) -> None:
         # It lives as long as the process that restarts the ranks, where there is one.
-        global _process_host  # noqa: PLW0603  the process's, like its signals
+        global _process_host  # noqa: PLW0603  one for the process
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         _process_host = KeeperProcess(
             KeeperPlan(name=self._name, owner_pid=owner, verbosity=self._verbosity, events=self._events)
@@ -85,13 +85,13 @@ class KeeperConnection:
 
 
 def _name_for(place: Place) -> str:
-    """A name that all ranks of the node derive without a launcher of ours, and no other job does."""
+    """The keeper's name under plain torchrun: the same on all ranks of the node, and different from other jobs'."""
     owner = os.getppid() if place.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
     return f"safepoint-{os.getuid()}-of-{owner}-{_unique_id(owner)}"
 
 
 def _unique_id(pid: int) -> str:
-    """Distinguishes a process from others with its number: in another pod on the same network, or earlier ones."""
+    """Distinguishes a process from others with the same number: earlier ones, or in another pod on this network."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         started = (

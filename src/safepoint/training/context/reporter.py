@@ -53,11 +53,11 @@ class Reporter:
             _log.log(level, "%s", event.line)
 
     def report_in_time(self, event: Event) -> None:
-        """The same, given up after a moment: a folder that hangs must not block the thread that watches time."""
+        """Like `report`, but wait only a moment: a hanging folder must not delay the check of the deadline."""
         do_within(lambda: self.report(event), _LIMIT_S)
 
     def report_signal(self, number: int) -> None:
-        """Write which signal this process received, unless the launcher, which sent it, has."""
+        """Write which signal this process received, unless the launcher sent it and has reported it."""
         name = signal.Signals(number).name
         is_ours = self._place.is_first if self._folder is None else not (self._folder / forwarded_mark(name)).exists()
         if is_ours:

@@ -1,4 +1,4 @@
-"""The object store of a run, tried before anything is loaded for it."""
+"""Opens the object store of a run, and tries it before anything is loaded."""
 
 import logging
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _log = logging.getLogger("safepoint")
 
 
 def open_tried(location: Location, *, verify_access: bool = True, environ: Mapping[str, str] | None = None) -> Store:
-    """Open the object store, after one object was written, read, listed and deleted in it, unless the user said no.
+    """Open the object store, and try it: write, read, list and delete one object.
 
     Args:
         location: where.
@@ -30,8 +30,8 @@ def open_tried(location: Location, *, verify_access: bool = True, environ: Mappi
         raise UsageError(f"{error}; training was not started") from error
     if not options.verify_tls:
         _log.warning(
-            "SAFEPOINT_VERIFY_TLS=0: the certificate of %s is NOT verified; anyone on the way can read and change "
-            "the checkpoints",
+            "SAFEPOINT_VERIFY_TLS=0: the certificate of %s is NOT verified; anyone on the network path can read and "
+            "change the checkpoints",
             options.endpoint or location,
         )
     store = open_store(location, options)

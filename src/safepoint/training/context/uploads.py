@@ -34,7 +34,7 @@ class Uploader:
 
     def __init__(self, plan: UploaderPlan) -> None:
         self.plan = plan
-        # The status of an earlier uploader is not this one's.
+        # Remove the status that an earlier uploader left.
         self._status = OutputFolder(Path(plan.folder)).control / "upload.json"
         self._status.unlink(missing_ok=True)
         self._process = _start(plan)
@@ -141,7 +141,7 @@ class Uploads:
         self._training_end = self._final_missing = None
 
     def training_ended(self, end: TrainingEnd) -> None:
-        """The training has come to its end; a model that the script saves from now on is its final model."""
+        """The training has ended; a model that the script saves from now on replaces its final model."""
         self._training_end = end
 
     def final_model_missing(self, reason: str) -> None:
@@ -186,7 +186,10 @@ class Uploads:
             if adopt_scripts_model(OutputFolder(Path(self.uploader.plan.folder)), self._training_end):
                 self._final_missing = None
         except (OSError, ValueError, SafepointError) as error:
-            _log.warning("the model that the script saved is not uploaded: %s; the one kept by Safepoint is", error)
+            _log.warning(
+                "the model that the script saved cannot be used: %s; the final model is the one that Safepoint saved",
+                error,
+            )
 
     def missing(self, *, is_complete: bool) -> str:
         """What is not in the object store at the end of the program, in a sentence; empty when everything is.
@@ -209,8 +212,8 @@ class Uploads:
         """
         if not self.finish(newest_only=False):
             raise StorageError(
-                "not everything that was saved has arrived in the object store; the folder in front of it has it",
-                hint="run the script again when the store can be used: it sends what is missing",
+                "not everything that was saved is in the object store; the local folder has it",
+                hint="run the script again when the store can be used; it uploads what is missing",
             )
         if self._final_missing is not None:
             raise StorageError(self._final_missing)

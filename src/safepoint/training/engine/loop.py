@@ -30,11 +30,6 @@ class TrainingLoop(Protocol):
         ...
 
     @property
-    def strategy(self) -> str:
-        """How the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`."""
-        ...
-
-    @property
     def written_fraction(self) -> float:
         """The fraction of model and optimizer that this rank writes, from 0 to 1."""
         ...

@@ -122,15 +122,15 @@ def read_losses(stream: Path) -> Losses:
     trained_s, count = 0.0, 0
     began: datetime | None = None
     last: datetime | None = None
-    is_safe = True
+    is_saved = True
     for event, time, record in _events(stream):
         if event == "attempt_started":
             if began is not None and last is not None:
                 trained_s += (last - began).total_seconds()
-                count += not is_safe
-            began, is_safe = time, False
+                count += not is_saved
+            began, is_saved = time, False
         elif event == "finished" or (event == "interrupted" and record.get("saved") is True):
-            is_safe = True
+            is_saved = True
         last = time
     return Losses(trained_s=max(0.0, trained_s), count=count)
 

@@ -1,7 +1,7 @@
 """Saves as snapshots: captured at a boundary, copied beside the next step, made durable by the keeper.
 
-Every step of a save is agreed between the ranks by a small reduction, so that either all of them take this way, or
-none does and `SynchronousSave` saves.
+The ranks agree on each stage of a save by a small reduction: either all of them take a snapshot, or none does and
+`SynchronousSave` saves.
 """
 
 import contextlib
@@ -36,11 +36,13 @@ _COMMIT_S = 0.1
 
 
 class TakeResult(enum.IntEnum):
-    """What became of a snapshot's beginning; over all ranks the highest counts."""
+    """Whether a snapshot was taken; the ranks agree on the highest value of any rank."""
 
     TAKEN = 0
     BUSY = 1
+    """All slots are in use, because the keeper is still writing: the save can start at a later boundary."""
     IMPOSSIBLE = 2
+    """The save must be synchronous."""
 
 
 class Snapshots:
@@ -59,7 +61,7 @@ class Snapshots:
         self._scratch = Scratch(context.settings.record_folder)
         self._warned: set[str] = set()
         self._sizes: list[int] = []
-        self._can = setup.folders.is_shared
+        self._is_shared = setup.folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
         """The step that was handed over, and is not known to be durable."""
@@ -79,7 +81,7 @@ class Snapshots:
         settings = self._context.settings
         slots = settings.snapshot_slots
         if slots is None and settings.snapshot_steps is not None:
-            slots = 2  # one in memory only, whatever the disk does
+            slots = 2  # one stays in memory while the other is written
         self._snapshotter = Snapshotter(keeper, optimizers=self._optimizers, slots=slots, on_torn=self._note_torn)
         self._snapshotter.arena.most_bytes = self._most_bytes
         self._scratch.let_keeper_remove(keeper)
@@ -96,7 +98,7 @@ class Snapshots:
         self._context.reporter.report(event)
 
     def _warn_once(self, text: str, about: str | None = None) -> None:
-        """Warn of something once; `about` names it where the text has figures that change."""
+        """Warn of something once; `about` identifies it where the text contains figures that change."""
         if (about or text) not in self._warned:
             self._warned.add(about or text)
             self._context.log.warning("%s", text)
@@ -105,7 +107,7 @@ class Snapshots:
 
     def prepare(self) -> None:
         """Allocate the memory and touch its pages, while the model is loaded."""
-        if self._can:
+        if self._is_shared:
             self._most_bytes = self._share_of_memory()
             if self._context.keeper.client is not None:
                 self._use(self._context.keeper.client)
@@ -144,7 +146,7 @@ class Snapshots:
         return int(bound_bytes * mine / here)
 
     def begin_loop(self) -> None:
-        """Model and optimizer are there."""
+        """The model is loaded, and the optimizer exists."""
         self._optimizers = self._loop.optimizers()
         if self._snapshotter is not None:
             self._scratch.capture.prepare()
@@ -165,7 +167,7 @@ class Snapshots:
             is_requested: whether it is to become a checkpoint.
 
         Returns:
-            What became of it; the same on every rank.
+            The result that the ranks agreed on.
 
         Raises:
             PeerError: a rank is gone.
@@ -176,8 +178,8 @@ class Snapshots:
         ready = self._agree(self._readiness(more_slots))
         if ready != TakeResult.TAKEN or self._snapshotter is None:
             return ready
-        self._num_taken += 1  # on all ranks, whatever becomes of it
-        waited_s = self._snapshotter.waited_s  # for the one before
+        self._num_taken += 1  # on all ranks, also when a rank cannot take it
+        waited_s = self._snapshotter.waited_s  # for the previous snapshot
         mine = self._take_here(step, trigger, write, is_requested=is_requested, more_slots=more_slots)
         cost_s = clock.monotonic_s() - started_s + waited_s
         agreed = self._agree(mine, round(1e6 * cost_s))
@@ -216,7 +218,7 @@ class Snapshots:
         self._num_unreported, self._report_again_s = 0, now_s + _REPORT_EVERY_S
 
     def _readiness(self, more_slots: int) -> TakeResult:
-        if not self._can:
+        if not self._is_shared:
             return TakeResult.IMPOSSIBLE
         keeper = self._context.keeper.client
         if self._snapshotter is None or keeper is None or not keeper.is_alive:
@@ -235,13 +237,13 @@ class Snapshots:
         return TakeResult.TAKEN if could else TakeResult.BUSY
 
     def _find_keeper(self) -> None:
-        """Connect to the keeper that replaces a dead one; it receives the next save, and this save is synchronous."""
+        """Connect to the keeper that replaces a dead one, for the next save; this save is synchronous."""
         context = self._context
         if self._snapshotter is not None:
             self.poll()
             self._snapshotter.close()
             self._snapshotter = None
-            context.log.warning("the keeper died; this save is synchronous, and a new keeper has the next one")
+            context.log.warning("the keeper died: this save is synchronous, and a new keeper receives the next one")
         keeper = context.keeper.reopen()
         if keeper is None:
             return
@@ -307,10 +309,10 @@ class Snapshots:
         """
         return statistics.median(self._costs_s) if len(self._costs_s) > 1 else None
 
-    # ---- what became of it ------------------------------------------------------------------------------------
+    # ---- its outcome -------------------------------------------------------------------------------------------
 
     def poll(self) -> Outcome | None:
-        """The outcome of the pending save, once; None while it has none. Does not wait."""
+        """The outcome of the pending save, returned once; None while the keeper is writing it. Does not wait."""
         if self.pending is None or self._snapshotter is None:
             return None
         keeper = self._snapshotter.keeper
@@ -320,7 +322,7 @@ class Snapshots:
         if outcome is None:
             self._publish_no_part()
             outcome = Outcome(step=self.pending, error="the keeper died while it was being written")
-            self._report_failure(self.pending, outcome.error, "an older checkpoint stands")
+            self._report_failure(self.pending, outcome.error, "an older checkpoint remains")
         return self._note(outcome)
 
     def _publish_no_part(self) -> None:
@@ -351,7 +353,7 @@ class Snapshots:
         return outcome
 
     def finish(self, step: int) -> bool:
-        """Wait for the save of `step` on all ranks, until the deadline at most; whether it is durable everywhere.
+        """Wait for the save of `step`, until the deadline at most; returns whether it is durable on all ranks.
 
         Raises:
             PeerError: a rank is gone.
@@ -386,10 +388,7 @@ class Snapshots:
     # ---- when time is short -----------------------------------------------------------------------------------
 
     def can_rescue(self, step: int) -> bool:
-        """Whether leaving with the newest snapshot loses nothing that the user wants kept.
-
-        That is so when it is of the last finished step, or when the user has chosen how far apart snapshots are.
-        """
+        """Whether the run may end with the newest snapshot: it is of `step`, or `--snapshot-steps` is set."""
         is_chosen = self._context.settings.snapshot_steps is not None
         keeper = self._context.keeper.client
         is_there = self.taken_step is not None and (is_chosen or self.taken_step == step)
@@ -403,7 +402,7 @@ class Snapshots:
         return sum(self._sizes) / (keeper.write_bytes_per_s or _SLOW_BYTES_PER_S) + _COMMIT_S
 
     def rescue(self, step: int, why: str) -> None:
-        """Ask the keeper to make the newest snapshot durable and to let all ranks leave."""
+        """Let the keeper commit the newest snapshot, and then end all ranks."""
         keeper = self._context.keeper.client
         if keeper is not None:
             keeper.send(AbandonStep(step=step, reason=why))
@@ -412,8 +411,8 @@ class Snapshots:
         """The training ends.
 
         Args:
-            is_orderly: whether everything worth keeping is durable; otherwise the keeper finds out by itself when
-                this process ends, and makes durable what it has.
+            is_orderly: whether the last step is committed, or cannot be. Otherwise the keeper commits its newest
+                snapshot when this process ends.
         """
         if self._snapshotter is not None and is_orderly:
             self._snapshotter.wait_staged()

@@ -1,7 +1,7 @@
-"""A model whose bytes are on all ranks, as files that their writer receives in order.
+"""The files of a model whose weights are spread over the ranks: the first rank receives their bytes in order.
 
-The first rank requests one range of a weight after another, and the rank that holds it sends it. While a store is
-slow, the first rank reports that it is alive. When it starts a file again, it requests the same ranges again.
+It requests one range of a weight after another, and the rank that holds the range sends it. While the store is slow,
+the first rank sends a sign of life. When an upload is repeated, the first rank requests the same ranges again.
 """
 
 import queue
@@ -57,7 +57,7 @@ class Streams:
     """The large files of a finished model.
 
     Args:
-        files: on the first rank; the others need not know them.
+        files: used on the first rank only.
         bytes_of: (name, begin, number of bytes) → the bytes that this rank holds, as uint8 on the CPU.
         step: of the checkpoint that has the same weights; None when there is none.
     """

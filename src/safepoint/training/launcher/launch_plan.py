@@ -35,7 +35,9 @@ class LaunchPlan:
         if not self.program:
             raise UsageError("no script was named", hint="safepoint run [OPTIONS] SCRIPT [ARGS…]")
         if not self.is_module and not Path(self.program[0]).is_file():
-            raise UsageError(f"there is no script {self.program[0]}", hint="check the path; it is relative to here")
+            raise UsageError(
+                f"there is no script {self.program[0]}", hint="check the path; it is relative to the current folder"
+            )
         if self.is_module and not is_importable(self.program[0], current_folder()):
             raise UsageError(f"there is no module {self.program[0]}", hint="check its name and PYTHONPATH")
         if self.nproc_per_node not in {"auto", "cpu", "gpu"} and not (

@@ -66,7 +66,7 @@ class LauncherReporter:
     # ---- while the ranks run --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Report who has started the job; on the first node, begin to serve and to post."""
+        """Report who has started the job; on the first node, begin to serve and to post its progress."""
         settings = self._settings
         self.report(
             Started(
@@ -141,9 +141,9 @@ class LauncherReporter:
 
         Args:
             exit_code: the launcher's.
-            reason: one sentence, for one that has not ended well.
+            reason: one sentence, for a job that has not succeeded.
             limit_s: how long the last writes to folders may take, and likewise the last post to the controller.
-            rank: that failed, or None.
+            rank: the rank that failed, or None.
             error: what its program raised.
             is_reported: whether a rank has reported that the run was interrupted.
         """
@@ -194,7 +194,7 @@ class LauncherReporter:
         EventLog(stream, self._settings.job_events, actor=self._actor).write(event)
 
     def _write(self, progress: Progress) -> None:
-        """To all files that the first rank writes."""
+        """Write the progress to all files that the first rank writes."""
         paths = [self._folder / PROGRESS_NAME, *self._settings.progress_places]
         if progress.output_dir:
             paths.append(OutputFolder(Path(progress.output_dir)).progress)

@@ -1,4 +1,4 @@
-"""Forwards the launcher's signals to its ranks, and kills ranks that outstay the grace period."""
+"""Forwards the launcher's signals to its ranks, and kills ranks that outlast the grace period."""
 
 import contextlib
 import os

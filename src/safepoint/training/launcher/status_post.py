@@ -143,7 +143,7 @@ class StatusPost:
             self._num_failures = min(self._num_failures + 1, 10)
             if self._num_failures == 1:
                 _log.warning(
-                    "the job's status was not taken by the controller: %s; it is sent again, training goes on",
+                    "the controller did not accept the job's status: %s; it is sent again, and training continues",
                     printable(_reason(error)),
                 )
             return False

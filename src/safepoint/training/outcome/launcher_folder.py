@@ -55,7 +55,7 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
         try:
             return folder, FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
         except BlockingIOError:
-            continue  # another launcher took it for a dead one's just now, and removes it
+            continue  # another launcher took it for an abandoned folder, and removes it
 
 
 def _remove_abandoned(parent: Path) -> None:
@@ -69,14 +69,14 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether only this user can have written there: others may write to the parent folder, too."""
+    """Whether only this user can have written there. Other users may write to the parent folder."""
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid == os.geteuid()
 
 
 def share_event_stream(folder: str | None, stream: Path) -> None:
-    """Write down for the launcher which stream the run's events go to, so that it writes its own there."""
+    """Note for the launcher which stream the run's events go to; it writes its own events there."""
     if folder is not None:
         with contextlib.suppress(OSError):
             write_atomic(Path(folder) / _STREAM, str(stream.absolute()).encode(), durable=False)

@@ -80,7 +80,7 @@ def describe_end(rank: int, code: int, record: RankRecord | None) -> str:
         return f"rank {rank} was killed by {signal.Signals(-code).name}"
     if record is not None and record.lost_peer:
         return f"rank {rank} lost a rank of another node"
-    return f"rank {rank} exited with code {code}, its own output says why"
+    return f"rank {rank} exited with code {code}; its own output has the reason"
 
 
 def _after_stop(records: Mapping[int, RankRecord], stop_signal: int, *, killed: bool) -> Verdict:

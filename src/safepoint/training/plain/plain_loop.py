@@ -45,7 +45,7 @@ class PlainLoop:
 
     @property
     def strategy(self) -> str:
-        """See `TrainingLoop`."""
+        """See `ManifestFacts`."""
         return self._parts.strategy
 
     @property

@@ -79,7 +79,7 @@ class TrainerLoop:
 
     @property
     def strategy(self) -> str:
-        """See `TrainingLoop`."""
+        """See `ManifestFacts`."""
         return strategy_of(self._trainer)
 
     @property
