@@ -47,12 +47,11 @@ def main(arguments: list[str]) -> int:
         )
     if outcome.interrupted is None:
         code = _finish_uploads(context, code)
-    unsaved_end = outcome.unsaved_end if code == ExitCode.OK else ""
-    if unsaved_end:
+    if code == ExitCode.OK and outcome.unsaved_end:
         code = ExitCode.STORAGE
-        context.record.ended(code, unsaved_end)
+        context.record.ended(code, outcome.unsaved_end)
         if context.place.is_first:
-            _log.error("%s", unsaved_end)
+            _log.error("%s", outcome.unsaved_end)
     is_prompt = outcome.interrupted is not None or code == ExitCode.FAILED
     if outcome.interrupted is not None:  # also when the program caught the interruption and ran to its end
         code = outcome.interrupted.exit_code

@@ -163,6 +163,7 @@ class SafepointAgent(LocalElasticAgent):
         self._restarts = -1
         """How often the ranks were restarted; -1 before they were started."""
         self._failure: Failed | None = None
+        self._has_notified = False
 
     def outcome(self, result: RunResult | None) -> AgentOutcome:
         """The exit codes of the last start."""
@@ -243,13 +244,18 @@ class SafepointAgent(LocalElasticAgent):
             return
         # The store may be gone with node 0; the ranks then lose their peers, and end by themselves.
         with contextlib.suppress(RuntimeError):
-            if self._shared_store.check([_STOP_KEY]):
+            if self._relay.signal:
+                self._send_stop()
+            elif self._shared_store.check([_STOP_KEY]):
                 self._relay.request(signal.SIGTERM)
-            elif self._relay.signal:
-                self._shared_store.set(_STOP_KEY, "1")
             elif self._shared_store.check([_RESTART_KEY.format(self._restarts + 1)]):
                 # Ranks of another node failed. Ranks here that wait for them to connect would do so until a timeout.
                 self._relay.kill_ranks()
+
+    def _send_stop(self) -> None:
+        if not self._has_notified:
+            self._has_notified = True
+            self._shared_store.set(_STOP_KEY, "1")
 
     def notify_others(self) -> None:
         """Notify the other nodes before this process ends; node 0, which serves the store, waits for them."""
@@ -257,7 +263,7 @@ class SafepointAgent(LocalElasticAgent):
         if group.group_world_size == 1 or group.state == WorkerState.SUCCEEDED:
             return
         with contextlib.suppress(RuntimeError):
-            self._shared_store.set(_STOP_KEY, "1")
+            self._send_stop()
             self._shared_store.set(_ENDED_KEY.format(group.group_rank), "1")
             others = [_ENDED_KEY.format(rank) for rank in range(group.group_world_size)]
             deadline_s = clock.monotonic_s() + _WAIT_FOR_OTHERS_S
