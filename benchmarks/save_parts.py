@@ -72,7 +72,7 @@ def watch(target: Path) -> None:
         (snapshots.Snapshots, "_agree", "agreement of the ranks"),
         (scratch.Scratch, "images", "scratch folder made and removed"),
         (snapshots.Snapshots, "_facts", "facts for the manifest"),
-        (function_patch.Replacing, "find", "looking for names of save functions"),
+        (function_patch.FunctionPatch, "find", "looking for names of save functions"),
         (capture.Capture, "collect", "small files read back"),
         (transformers.Trainer, "_save_checkpoint", "the Trainer's save: the rest"),
         (trainer_loop.TrainerLoop, "_finish_trainer_state", "trainer_state.json again"),
