@@ -20,8 +20,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._steps_s: deque[float] = deque()
-        self._sum_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=_MOST_STEPS)
         self._mean_s: float | None = None
         self._num_steps = 0
         self._first_s = 0.0
@@ -45,10 +44,7 @@ class Pace:
         # The first step is cold: workers start, kernels are chosen or compiled, memory is touched for the first time.
         if self._num_steps > 1:
             self._steps_s.append(took_s)
-            self._sum_s += took_s
-            if len(self._steps_s) > _MOST_STEPS:
-                self._sum_s -= self._steps_s.popleft()
-            self._mean_s = max(0.0, self._sum_s) / len(self._steps_s)
+            self._mean_s = sum(self._steps_s) / len(self._steps_s)
         else:
             self._first_s = took_s
 

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -217,24 +218,21 @@ def read_progress(path: Path) -> Progress | None:
 # A list of jobs reads a thousand records with thirty fields each, so these functions are kept short.
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _of(str, value)
+def _of(kind: type[_Kind], value: Any) -> _Kind:
+    if not isinstance(value, kind):
+        raise ValueError(f"{value!r} is not a {kind.__name__}")  # noqa: TRY004  the data is invalid, not the call
+    return value
+
+
+_text, _truth = partial(_of, str), partial(_of, bool)
 
 
 def _moment(value: Any) -> str:
     try:
-        clock.parse_utc(_of(str, value))
+        clock.parse_utc(_text(value))
     except OverflowError as error:
         raise ValueError(f"{value!r} is not a time") from error
     return value
-
-
-def _moment_or_none(value: Any) -> str | None:
-    return None if value is None else _moment(value)
-
-
-def _truth(value: Any) -> bool:
-    return _of(bool, value)
 
 
 def _count(value: Any) -> int:
@@ -243,18 +241,10 @@ def _count(value: Any) -> int:
     return value
 
 
-def _count_or_none(value: Any) -> int | None:
-    return None if value is None else _count(value)
-
-
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is not a number")
     return float(value)
-
-
-def _number_or_none(value: Any) -> float | None:
-    return None if value is None else _number(value)
 
 
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
@@ -266,13 +256,10 @@ def _state(value: Any) -> State:
 
 
 def _metrics(value: Any) -> dict[str, float | None]:
-    return {name: _number_or_none(number) for name, number in cast("dict[str, Any]", _of(dict, value)).items()}
-
-
-def _of(kind: type[_Kind], value: Any) -> _Kind:
-    if not isinstance(value, kind):
-        raise ValueError(f"{value!r} is not a {kind.__name__}")  # noqa: TRY004  the data is invalid, not the call
-    return value
+    return {
+        name: None if number is None else _number(number)
+        for name, number in cast("dict[str, Any]", _of(dict, value)).items()
+    }
 
 
 def _read(record: Mapping[str, Any], parsers: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
@@ -281,7 +268,8 @@ def _read(record: Mapping[str, Any], parsers: Mapping[str, Callable[[Any], Any]]
     try:
         for name, parse in parsers.items():
             if name in record:
-                values[name] = parse(record[name])
+                value = record[name]
+                values[name] = None if value is None and name in _OPTIONAL else parse(value)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name}: {error}") from error
     return values
@@ -294,10 +282,10 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "max_steps": _count,
     "epoch": _number,
     "num_epochs": _number,
-    "loss": _number_or_none,
+    "loss": _number,
     "train_metrics": _metrics,
     "eval_metrics": _metrics,
-    "step_s": _number_or_none,
+    "step_s": _number,
     "pause_s": _number,
     "samples_per_step": _count,
     "world_size": _count,
@@ -305,25 +293,32 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "attempt": _count,
     "restart": _count,
     "started": _text,
-    "resumed_step": _count_or_none,
+    "resumed_step": _count,
     "output_dir": _text,
     "location": _text,
-    "safe_step": _count_or_none,
-    "safe_time": _moment_or_none,
-    "snapshot_step": _count_or_none,
+    "safe_step": _count,
+    "safe_time": _moment,
+    "snapshot_step": _count,
     "grace_s": _number,
     "message": _text,
 }
 _SAVE_FIELDS: dict[str, Callable[[Any], Any]] = {
     "count": _count,
     "unsaved": _count,
-    "last_stall_s": _number_or_none,
-    "mean_stall_s": _number_or_none,
-    "last_durable_s": _number_or_none,
-    "last_bytes": _count_or_none,
-    "expected_s": _number_or_none,
+    "last_stall_s": _number,
+    "mean_stall_s": _number,
+    "last_durable_s": _number,
+    "last_bytes": _count,
+    "expected_s": _number,
     "is_measured": _truth,
 }
+
+
+_OPTIONAL = frozenset(
+    {"loss", "step_s", "resumed_step", "safe_step", "safe_time", "snapshot_step"}
+    | {"last_stall_s", "mean_stall_s", "last_durable_s", "last_bytes", "expected_s"}
+)
+"""The fields that may be None."""
 
 
 def _rounded(value: Any) -> Any:

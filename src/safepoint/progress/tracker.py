@@ -8,6 +8,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class ProgressTracker:
         self._known: dict[str, Any] = {}
         self._metrics: dict[bool, dict[str, float | None]] = {True: {}, False: {}}
         self._pace = Pace()
-        self._saves = _Saves()
+        self._saves = SaveStatistics()
         self._snapshot_time = ""
         self._file: ProgressFile | None = None
         self._look_again_s = 0.0
@@ -84,9 +85,9 @@ class ProgressTracker:
         """
         with self._lock:
             self._state = State.STARTING
-            self._pace, self._saves = Pace(), _Saves()
+            self._pace, self._saves = Pace(), SaveStatistics()
             self._metrics = {True: {}, False: {}}
-            self._saves.expect(resumed_bytes)
+            self._expect_save(resumed_bytes)
             self._known = {
                 "run_id": run_id,
                 "attempt": attempt,
@@ -192,7 +193,11 @@ class ProgressTracker:
     def expect_save(self, size_bytes: int) -> None:
         """Report the expected size of a checkpoint; used until the first save."""
         with self._lock:
-            self._saves.expect(size_bytes)
+            self._expect_save(size_bytes)
+
+    def _expect_save(self, size_bytes: int | None) -> None:
+        if size_bytes is not None and not self._saves.expected_s:
+            self._saves = replace(self._saves, expected_s=size_bytes / _USUAL_BYTES_PER_S)
 
     def snapshot_taken(self, step: int) -> None:
         """A snapshot of this step is in memory, or is being copied there."""
@@ -218,12 +223,22 @@ class ProgressTracker:
         """
         with self._changing():
             self._known |= {"safe_step": step, "safe_time": time}
-            self._saves.saved(stall_s=stall_s, durable_s=durable_s, size_bytes=size_bytes)
+            before = self._saves
+            self._saves = replace(
+                before,
+                count=before.count + 1,
+                last_stall_s=stall_s,
+                mean_stall_s=(before.count * (before.mean_stall_s or 0.0) + stall_s) / (before.count + 1),
+                last_durable_s=durable_s,
+                last_bytes=size_bytes,
+                expected_s=durable_s,
+                is_measured=True,
+            )
 
     def not_saved(self) -> None:
         """A save did not become a checkpoint."""
         with self._changing():
-            self._saves.unsaved += 1
+            self._saves = replace(self._saves, unsaved=self._saves.unsaved + 1)
 
     # ---- the record ---------------------------------------------------------------------------------------------
 
@@ -237,7 +252,7 @@ class ProgressTracker:
                 eval_metrics=dict(self._metrics[True]),
                 step_s=self._pace.step_s,
                 pause_s=self._pace.pause_s,
-                saves=self._saves.statistics(),
+                saves=self._saves,
                 **self._common,
                 **self._known,
             )
@@ -248,36 +263,3 @@ class ProgressTracker:
             yield
         if self._file is not None:
             self._file.update()
-
-
-class _Saves:
-    """The saves of one start of the ranks."""
-
-    def __init__(self) -> None:
-        self.count = self.unsaved = 0
-        self._stall_s: float | None = None
-        self._all_stalls_s = 0.0
-        self._durable_s: float | None = None
-        self._bytes: int | None = None
-        self._expected_bytes: int | None = None
-
-    def expect(self, size_bytes: int | None) -> None:
-        self._expected_bytes = self._expected_bytes or size_bytes
-
-    def saved(self, *, stall_s: float, durable_s: float, size_bytes: int) -> None:
-        self.count += 1
-        self._stall_s, self._durable_s, self._bytes = stall_s, durable_s, size_bytes
-        self._all_stalls_s += stall_s
-
-    def statistics(self) -> SaveStatistics:
-        guess_s = None if self._expected_bytes is None else self._expected_bytes / _USUAL_BYTES_PER_S
-        return SaveStatistics(
-            count=self.count,
-            unsaved=self.unsaved,
-            last_stall_s=self._stall_s,
-            mean_stall_s=self._all_stalls_s / self.count if self.count else None,
-            last_durable_s=self._durable_s,
-            last_bytes=self._bytes,
-            expected_s=guess_s if self._durable_s is None else self._durable_s,
-            is_measured=self._durable_s is not None,
-        )

@@ -2,13 +2,15 @@
 
 `to_bytes` is what OpenShift AI's controller polls from the first pod and reads from its termination message. It
 refuses the whole record when a field has another type, such as a fraction instead of a whole number. `to_request` is
-the body of a status update of KEP-2779, in which every metric is a text.
+the body of a status update of KEP-2779, in which every metric is a string.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from safepoint.progress.record import Progress, State
@@ -16,6 +18,8 @@ from safepoint.progress.record import Progress, State
 ReadStatus = Callable[[], tuple[Progress, bool] | None]
 """Returns the current record and whether the job has ended; None before the first record."""
 
+TERMINATION_LOG = Path("/dev/termination-log")
+"""Where the platform reads a pod's termination message: the progress of the job when its first container ended."""
 _MOST_S = 2**31 - 1
 """The controllers count in 32 bits."""
 _MOST_METRICS = 256
@@ -83,6 +87,21 @@ class TrainerStatus:
         if len(data) <= _MOST_TERMINATION_BYTES:
             return data
         return json.dumps(self._record() | {"trainMetrics": {}, "evalMetrics": {}}, allow_nan=False).encode()
+
+    def write_termination_message(self, path: Path) -> bool:
+        """Write the termination message.
+
+        Args:
+            path: a file that the platform has created; it is written in place, because it is mounted.
+
+        Returns:
+            Whether the file exists and was written.
+        """
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                path.write_bytes(self.to_termination_message())
+                return True
+        return False
 
     def _record(self) -> dict[str, Any]:
         return {

@@ -1,8 +1,8 @@
 """The options of `safepoint run`, passed to the ranks as SAFEPOINT_* variables."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from safepoint.checkpoint.local.retention import parse_policies
@@ -17,6 +17,7 @@ STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
 """The variable by which a cluster requests the job's status."""
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
 _PREFIX = "SAFEPOINT_"
+_LEAVE_OUT = "leave one of them out"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
@@ -69,85 +70,77 @@ class RunSettings:
     """How much memory all snapshots of one node may take, such as `8Gi`; None goes by `snapshot_slots` alone."""
     verbosity: int = 0
     """0: one line per event; more: details."""
-    record_folder: str | None = field(default=None)
+    record_folder: str | None = None
     """The folder in which ranks record for their launcher how they ended; set by the launcher."""
-    launcher_pid: int | None = field(default=None)
+    launcher_pid: int | None = None
     """The process whose death ends the rank; set by the launcher."""
-    keeper: str | None = field(default=None)
+    keeper: str | None = None
     """The name of the socket of the node's keeper; set by the launcher."""
     has_begun: bool = False
     """Whether an earlier launcher of the job has started training; then `resume` and `from_scratch` were applied."""
-    job_dir: str | None = field(default=None)
+    job_dir: str | None = None
     """A folder of the job for its progress and its events; set by the process that starts the launcher."""
 
     def __post_init__(self) -> None:
-        self._check_places()
+        for option, text, parse in (
+            ("--output-dir", self.output_dir, parse_location),
+            ("--keep", self.keep, parse_policies),
+            ("--store-keep", self.store_keep, parse_policies),
+            ("--snapshot-memory", self.snapshot_memory, parse_bytes),
+        ):
+            try:
+                if text is not None:
+                    parse(text)
+            except ValueError as error:
+                raise UsageError(f"{option}: {error}") from error
+        self._check_saves()
+        steps, slots, port = self.snapshot_steps, self.snapshot_slots, self.metrics_port
+        is_interval = steps is None or steps == "auto" or (steps.isdecimal() and int(steps) > 0)
+        _check(is_interval, f"--snapshot-steps {steps!r} must be a positive number of steps, or auto")
+        _check(slots is None or 0 <= slots <= 8, f"--snapshot-slots {slots} must be from 0 to 8")
+        _check(slots != 0 or steps is None, "--snapshot-slots 0 contradicts --snapshot-steps", hint=_LEAVE_OUT)
+        is_port = port is None or 0 <= port < 65536
+        _check(is_port, f"--metrics-port {port} must be a port number, or 0 for none")
+        for option, seconds in (("--grace", self.grace_s), ("SAFEPOINT_PEER_TIMEOUT", self.peer_timeout_s)):
+            _check(0 < seconds < float("inf"), f"{option} {seconds} must be a positive number of seconds")
+        _check(bool(self.resume), "--resume is empty", hint="use auto, never, or the path of a checkpoint")
+        is_new_run = not self.from_scratch or self.resume in {"auto", "never"}
+        _check(is_new_run, f"--from-scratch contradicts --resume {self.resume}", hint=_LEAVE_OUT)
+
+    def _check_saves(self) -> None:
+        steps, strategy, every, limit = self.save_steps, self.save_strategy, self.save_every, self.save_total_limit
         for option, value, known in (
             ("--on-upload-failure", self.on_upload_failure, UPLOAD_FAILURE_ANSWERS),
-            ("--save-strategy", self.save_strategy, (None, *SAVE_STRATEGIES)),
+            ("--save-strategy", strategy, (None, *SAVE_STRATEGIES)),
         ):
-            if value not in known:
-                raise UsageError(
-                    f"{option} {value!r} is unknown", hint=f"use one of {', '.join(filter(None, known))}"
-                )
-        if self.save_steps is not None and self.save_steps < 1:
-            raise UsageError(
-                f"--save-steps {self.save_steps} must be at least 1",
-                hint="use --save-strategy no for no periodic checkpoints",
+            _check(
+                value in known, f"{option} {value!r} is unknown", hint=f"use one of {', '.join(filter(None, known))}"
             )
-        if self.save_steps is not None and self.save_strategy not in {None, "steps"}:
-            raise UsageError(
-                f"--save-steps {self.save_steps} contradicts --save-strategy {self.save_strategy}",
-                hint="leave one of them out",
-            )
-        self._check_save_every()
-        if self.save_total_limit is not None and self.save_total_limit < 1:
-            raise UsageError(
-                f"--save-total-limit {self.save_total_limit} must be at least 1",
-                hint="leave it out to keep every checkpoint",
-            )
-        self._check_snapshots()
-        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
-            raise UsageError(f"--metrics-port {self.metrics_port} must be a port number, or 0 for none")
-        for name, value in (("--grace", self.grace_s), ("SAFEPOINT_PEER_TIMEOUT", self.peer_timeout_s)):
-            if not 0 < value < float("inf"):
-                raise UsageError(f"{name} {value} must be a positive number of seconds")
-        if not self.resume:
-            raise UsageError("--resume is empty", hint="use auto, never, or the path of a checkpoint")
-        if self.from_scratch and self.resume not in {"auto", "never"}:
-            raise UsageError(f"--from-scratch contradicts --resume {self.resume}", hint="leave one of them out")
-
-    def _check_places(self) -> None:
-        if self.output_dir is not None and not self.output_dir.strip():
-            raise UsageError("--output-dir is empty", hint="name a folder")
-        _check_text("--output-dir", self.output_dir, parse_location)
-        _check_text("--keep", self.keep, parse_policies)
-        _check_text("--store-keep", self.store_keep, parse_policies)
-
-    def _check_save_every(self) -> None:
-        if self.save_every is None:
+        _check(
+            steps is None or steps >= 1,
+            f"--save-steps {steps} must be at least 1",
+            hint="use --save-strategy no for no periodic checkpoints",
+        )
+        _check(
+            steps is None or strategy in {None, "steps"},
+            f"--save-steps {steps} contradicts --save-strategy {strategy}",
+            hint=_LEAVE_OUT,
+        )
+        _check(
+            limit is None or limit >= 1,
+            f"--save-total-limit {limit} must be at least 1",
+            hint="leave it out to keep every checkpoint",
+        )
+        if every is None:
             return
-        if self.save_steps is not None or self.save_strategy is not None:
-            other = "--save-steps" if self.save_steps is not None else f"--save-strategy {self.save_strategy}"
-            raise UsageError(f"--save-every {self.save_every} contradicts {other}", hint="leave one of them out")
-        if self.save_every == "auto":
-            return
+        other = f"--save-strategy {strategy}" if steps is None else "--save-steps"
+        is_only = steps is None and strategy is None
+        _check(is_only, f"--save-every {every} contradicts {other}", hint=_LEAVE_OUT)
         try:
-            is_positive = parse_duration(self.save_every) > 0
+            every_s = float("inf") if every == "auto" else parse_duration(every)
         except ValueError as error:
             raise UsageError(f"--save-every: {error}", hint="write such a time, or auto") from error
-        if not is_positive:
-            raise UsageError(f"--save-every {self.save_every} must be longer than 0 s")
-
-    def _check_snapshots(self) -> None:
-        steps = self.snapshot_steps
-        if steps is not None and steps != "auto" and not (steps.isdecimal() and int(steps) > 0):
-            raise UsageError(f"--snapshot-steps {steps!r} must be a positive number of steps, or auto")
-        if self.snapshot_slots is not None and not 0 <= self.snapshot_slots <= 8:
-            raise UsageError(f"--snapshot-slots {self.snapshot_slots} must be from 0 to 8")
-        if self.snapshot_slots == 0 and steps is not None:
-            raise UsageError("--snapshot-slots 0 contradicts --snapshot-steps", hint="leave one of them out")
-        _check_text("--snapshot-memory", self.snapshot_memory, parse_bytes)
+        _check(every_s > 0, f"--save-every {every} must be longer than 0 s")
 
     @property
     def snapshot_bytes(self) -> int | None:
@@ -185,7 +178,7 @@ class RunSettings:
         return cls(**values)  # pyright: ignore[reportArgumentType]
 
     def to_environment(self) -> dict[str, str]:
-        """The variables from which `from_environment` reads an equal value; an empty text unsets a setting."""
+        """The variables from which `from_environment` reads an equal value; an empty string unsets a setting."""
         texts: dict[str, str] = {}
         for setting in fields(self):
             value = getattr(self, setting.name)
@@ -198,12 +191,9 @@ def variable(setting: str) -> str:
     return _PREFIX + setting.removesuffix("_s").upper()
 
 
-def _check_text(option: str, text: str | None, parse: Callable[[str], object]) -> None:
-    try:
-        if text is not None:
-            parse(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from error
+def _check(is_valid: bool, message: str, *, hint: str | None = None) -> None:
+    if not is_valid:
+        raise UsageError(message, hint=hint)
 
 
 def _kind(annotation: object) -> str:

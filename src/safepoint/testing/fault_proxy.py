@@ -14,6 +14,8 @@ import argparse
 import contextlib
 import enum
 import http.client
+import http.server
+import io
 import random
 import signal
 import socket
@@ -23,8 +25,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 _BLOCK_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 16
@@ -86,7 +89,7 @@ class FaultProxy:
 
     Args:
         upstream: `host:port` of the server.
-        seed: of the dice for `Fault.probability`.
+        seed: of the random numbers for `Fault.probability`.
         delay_s: before each request is forwarded.
         bytes_per_s: limit for the bodies of each direction, all connections together; None for none.
         port: 0 for a free one.
@@ -114,7 +117,7 @@ class FaultProxy:
         self._lock = threading.Lock()
         self.up = _Throttle(bytes_per_s)
         self.down = _Throttle(bytes_per_s)
-        self._server = _Server(("127.0.0.1", port), _Connection)
+        self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.proxy = self
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -160,14 +163,14 @@ class FaultProxy:
 
 
 class _Throttle:
-    """Lets bytes pass at a rate, over all connections."""
+    """Limits the rate of bytes over all connections."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_s = 0.0
         self._lock = threading.Lock()
 
-    def pass_on(self, num_bytes: int) -> None:
+    def wait_for(self, num_bytes: int) -> None:
         if self._bytes_per_s is None:
             return
         with self._lock:
@@ -188,150 +191,120 @@ class _Server(socketserver.ThreadingTCPServer):
         """Ignore clients that disconnect; that is what this proxy causes."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Request:
-    method: str
-    target: str
-    headers: list[tuple[str, str]]
-    length: int
-    is_chunked: bool
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Forwards the requests of one connection."""
 
-
-class _Connection(socketserver.StreamRequestHandler):
+    protocol_version = "HTTP/1.1"
     rbufsize = _BLOCK_BYTES
+    disable_nagle_algorithm = True
 
     def handle(self) -> None:
-        proxy = cast("_Server", self.server).proxy
-        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        upstream = http.client.HTTPConnection(*proxy.upstream, timeout=600)
-        with contextlib.closing(upstream), contextlib.suppress(OSError, http.client.HTTPException):
-            while (request := self._read_head()) is not None:
-                if not self._serve(proxy, upstream, request):
-                    return
+        self._proxy = cast("_Server", self.server).proxy
+        self._upstream = http.client.HTTPConnection(*self._proxy.upstream, timeout=600)
+        with contextlib.closing(self._upstream), contextlib.suppress(OSError, http.client.HTTPException):
+            super().handle()
 
-    def _read_head(self) -> _Request | None:
-        line = self.rfile.readline(_MAX_HEADER_BYTES)
-        if not line.strip():
-            return None
-        method, target, _ = line.decode("latin-1").split(" ", 2)
-        headers: list[tuple[str, str]] = []
-        while (text := self.rfile.readline(_MAX_HEADER_BYTES).decode("latin-1").rstrip("\r\n")) != "":
-            name, _, value = text.partition(":")
-            headers.append((name, value.strip()))
-        fields = {name.lower(): value for name, value in headers}
-        return _Request(
-            method=method,
-            target=target,
-            headers=headers,
-            length=int(fields.get("content-length") or 0),
-            is_chunked=fields.get("transfer-encoding", "").lower() == "chunked",
-        )
-
-    def _serve(self, proxy: FaultProxy, upstream: http.client.HTTPConnection, request: _Request) -> bool:
-        """Forward one request; returns whether the connection stays open."""
-        fault = proxy.choose(request.method, request.target)
+    def do_GET(self) -> None:
+        fault = self._proxy.choose(self.command, self.path)
         kind = fault.kind if fault else None
         if kind is Kind.RESET_BEFORE_BODY:
-            return self._reset()
-        if any(name.lower() == "expect" for name, _ in request.headers):
-            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._reset()
+            return
         if fault is not None and kind in {Kind.STATUS, Kind.RESET_AFTER_BODY}:
-            for _ in self._body(request):
+            for _ in self._body():
                 pass
-            return self._reset() if kind is Kind.RESET_AFTER_BODY else self._answer_error(request, fault.status)
-        if proxy.delay_s:
-            time.sleep(proxy.delay_s)
-        self._forward(proxy, upstream, request)
-        response = upstream.getresponse()
+            if kind is Kind.STATUS:
+                self._answer_error(fault.status)
+            else:
+                self._reset()
+            return
+        if self._proxy.delay_s:
+            time.sleep(self._proxy.delay_s)
+        self._forward()
+        response = self._upstream.getresponse()
         if kind is Kind.LOST_ANSWER:
             response.read()
-            return self._reset()
+            self._reset()
+            return
         if fault is not None and kind is Kind.STALL:
             time.sleep(fault.seconds)
-        return self._answer(proxy, request, response, kind)
+        self._answer(response, kind)
 
-    def _body(self, request: _Request) -> Any:
-        if not request.is_chunked:
-            left = request.length
-            while left > 0:
-                block = self.rfile.read(min(_BLOCK_BYTES, left))
-                if not block:
-                    raise ConnectionError
-                left -= len(block)
-                yield block
-            return
-        while (size := int(self.rfile.readline(_MAX_HEADER_BYTES).split(b";")[0], 16)) > 0:
-            yield self.rfile.read(size)
+    do_DELETE = do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815  their names are the base class's
+
+    @property
+    def _is_chunked(self) -> bool:
+        return self.headers.get("Transfer-Encoding", "").lower() == "chunked"
+
+    def _body(self) -> Iterator[bytes]:
+        if self._is_chunked:
+            while (size := int(self.rfile.readline(_MAX_HEADER_BYTES).split(b";")[0], 16)) > 0:
+                yield self.rfile.read(size)
+                self.rfile.readline(_MAX_HEADER_BYTES)
             self.rfile.readline(_MAX_HEADER_BYTES)
-        self.rfile.readline(_MAX_HEADER_BYTES)
+            return
+        left = int(self.headers.get("Content-Length") or 0)
+        while left > 0:
+            block = self.rfile.read(min(_BLOCK_BYTES, left))
+            if not block:
+                raise ConnectionError
+            left -= len(block)
+            yield block
 
-    def _forward(self, proxy: FaultProxy, upstream: http.client.HTTPConnection, request: _Request) -> None:
-        upstream.putrequest(request.method, request.target, skip_host=True, skip_accept_encoding=True)
-        for name, value in request.headers:
+    def _forward(self) -> None:
+        upstream, is_chunked = self._upstream, self._is_chunked
+        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
             if name.lower() not in _HOP:
                 upstream.putheader(name, value)
-        if request.is_chunked:
+        if is_chunked:
             upstream.putheader("Transfer-Encoding", "chunked")
         upstream.endheaders()
-        for block in self._body(request):
-            proxy.up.pass_on(len(block))
-            upstream.send(b"%x\r\n%b\r\n" % (len(block), block) if request.is_chunked else block)
-        if request.is_chunked:
+        for block in self._body():
+            self._proxy.up.wait_for(len(block))
+            upstream.send(b"%x\r\n%b\r\n" % (len(block), block) if is_chunked else block)
+        if is_chunked:
             upstream.send(b"0\r\n\r\n")
 
-    def _answer(
-        self, proxy: FaultProxy, request: _Request, response: http.client.HTTPResponse, kind: Kind | None
-    ) -> bool:
-        has_body = request.method != "HEAD" and response.status not in {204, 304}
-        length = int(response.headers.get("Content-Length") or 0)
-        stream: BinaryIO | None = None
-        data = b""
-        if has_body and response.headers.get("Content-Length") is not None and kind is not Kind.CUT_LIST:
-            stream = cast("BinaryIO", response)
-        elif has_body:
+    def _answer(self, response: http.client.HTTPResponse, kind: Kind | None) -> None:
+        has_body = self.command != "HEAD" and response.status not in {204, 304}
+        stated = response.headers.get("Content-Length")
+        body, num_bytes = response, int(stated or 0)
+        if has_body and (stated is None or kind is Kind.CUT_LIST):
             data = response.read()
-            length = len(data)
-        sent_bytes = length
-        if kind is Kind.TRUNCATED:
-            sent_bytes = length // 2
-        if kind is Kind.CUT_LIST:
-            data, length = data[: length // 2], length // 2
-            sent_bytes = length
-        stated = length + 7 if kind is Kind.WRONG_LENGTH else length
-        head = [f"HTTP/1.1 {response.status} {response.reason}"]
-        head += [
-            f"{name}: {value}"
-            for name, value in response.getheaders()
-            if name.lower() not in _HOP | {"content-length"}
-        ]
-        if has_body or response.headers.get("Content-Length") is not None:
-            head.append(f"Content-Length: {stated}")
-        self.wfile.write("\r\n".join([*head, "", ""]).encode("latin-1"))
-        while has_body and sent_bytes > 0:
-            block = stream.read(min(_BLOCK_BYTES, sent_bytes)) if stream else data[:sent_bytes]
-            if not block:
-                break
-            proxy.down.pass_on(len(block))
+            num_bytes = len(data) // 2 if kind is Kind.CUT_LIST else len(data)
+            body = io.BytesIO(data)
+        headers = [item for item in response.getheaders() if item[0].lower() not in _HOP | {"content-length"}]
+        if has_body or stated is not None:
+            headers.append(("Content-Length", str(num_bytes + 7 if kind is Kind.WRONG_LENGTH else num_bytes)))
+        self._begin_answer(response.status, response.reason, headers)
+        left = 0 if not has_body else num_bytes // 2 if kind is Kind.TRUNCATED else num_bytes
+        while left > 0 and (block := body.read(min(_BLOCK_BYTES, left))):
+            self._proxy.down.wait_for(len(block))
             self.wfile.write(block)
-            sent_bytes -= len(block)
-        self.wfile.flush()
-        if kind in {Kind.TRUNCATED, Kind.WRONG_LENGTH}:
-            return False
+            left -= len(block)
         response.read()  # also where there is no body: until then the connection takes no further request
-        return True
+        if kind in {Kind.TRUNCATED, Kind.WRONG_LENGTH}:
+            self.close_connection = True
 
-    def _answer_error(self, request: _Request, status: int) -> bool:
+    def _answer_error(self, status: int) -> None:
         code = {403: "AccessDenied", 429: "SlowDown", 500: "InternalError", 503: "SlowDown"}.get(status, "Injected")
-        body = b"" if request.method == "HEAD" else f"<Error><Code>{code}</Code></Error>".encode()
-        head = f"HTTP/1.1 {status} Injected\r\nContent-Length: {len(body)}\r\nContent-Type: application/xml\r\n\r\n"
-        self.wfile.write(head.encode() + body)
-        return True
+        body = b"" if self.command == "HEAD" else f"<Error><Code>{code}</Code></Error>".encode()
+        headers = [("Content-Length", str(len(body))), ("Content-Type", "application/xml")]
+        self._begin_answer(status, "Injected", headers)
+        self.wfile.write(body)
 
-    def _reset(self) -> bool:
-        # Linger of zero seconds: close sends RST, and the client sees what a broken network looks like.
+    def _begin_answer(self, status: int, reason: str, headers: Iterable[tuple[str, str]]) -> None:
+        self.send_response_only(status, reason)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _reset(self) -> None:
+        # Linger of zero seconds: close sends RST, which a client also receives from a broken network.
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.request.close()
-        return False
+        self.close_connection = True
 
 
 def main(arguments: list[str]) -> int:

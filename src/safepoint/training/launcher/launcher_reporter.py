@@ -25,8 +25,7 @@ from safepoint.foundation.events.run_events import Failed, Interrupted, Restarte
 from safepoint.foundation.events.stream import Event, EventLog
 from safepoint.foundation.files import write_atomic
 from safepoint.progress.record import PROGRESS_NAME, Progress, State, read_progress, state_after
-from safepoint.progress.termination_message import DEFAULT_PATH, write_termination_message
-from safepoint.progress.trainer_status import TrainerStatus
+from safepoint.progress.trainer_status import TERMINATION_LOG, TrainerStatus
 from safepoint.settings.run_settings import STATUS_URL, RunSettings
 from safepoint.training.outcome.launcher_folder import deliver_pending_events, pending_events, shared_event_stream
 
@@ -155,9 +154,9 @@ class LauncherReporter:
             self._has_ended = True
         known = self.progress() if self._node == 0 else None
         if known is not None:
-            path = Path(self._settings.termination_log) if self._settings.termination_log else DEFAULT_PATH
+            path = Path(self._settings.termination_log) if self._settings.termination_log else TERMINATION_LOG
             status = TrainerStatus.of(known[0], has_ended=True)
-            do_within(lambda: write_termination_message(path, status), _LEAST_END_S)
+            do_within(lambda: status.write_termination_message(path), _LEAST_END_S)
             if self._post is not None:
                 self._post.finish(limit_s)
         if self._server is not None:
