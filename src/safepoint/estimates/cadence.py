@@ -9,7 +9,7 @@ _SHARE = 0.01
 class Cadence:
     """Snapshots at an interval of steps.
 
-    All ranks pass figures that they have agreed on, so they all get the same answer.
+    All ranks pass the durations that they have agreed on, so all get the same answer.
 
     Args:
         setting: a number of steps, `auto`, or None for those of saves only.

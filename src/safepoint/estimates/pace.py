@@ -16,7 +16,7 @@ _SHARE = 0.2
 class Pace:
     """The pace of one attempt; all times are of one monotonic clock, in seconds.
 
-    One thread calls the methods, others may read: a figure is of this step or of the one before.
+    One thread calls the methods; others may read the properties, which are of this step or of the one before.
     """
 
     def __init__(self) -> None:

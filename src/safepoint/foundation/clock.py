@@ -25,7 +25,7 @@ def utc_now() -> str:
 
 
 def parse_utc(text: str) -> float:
-    """Seconds since 1970 of a text that `utc_now` wrote.
+    """Seconds since 1970 of a time that `utc_now` wrote.
 
     Raises:
         ValueError: it is not such a time.

@@ -56,8 +56,8 @@ def whole(least: int | None = None, most: int | None = None) -> Kind:
     return Kind(words="a whole number", fits=_is_whole, usual=int, least=least, most=most)
 
 
-def texts(words: str = "a list of texts") -> Kind:
-    """A list or tuple of texts; a single text is not one."""
+def texts(words: str = "a list of strings") -> Kind:
+    """A list or tuple of strings; a single string is not one."""
     return Kind(words=words, fits=_are_texts)
 
 
@@ -81,12 +81,12 @@ def _are_variables(value: Any) -> bool:
     return _is_named(value) and all(isinstance(text, str) for text in value.values())
 
 
-TEXT = Kind(words="a text", fits=lambda value: isinstance(value, str), usual=str)
+TEXT = Kind(words="a string", fits=lambda value: isinstance(value, str), usual=str)
 FLAG = Kind(words="True or False", fits=lambda value: isinstance(value, bool), usual=bool)
 PATH = Kind(words="a path", fits=lambda value: isinstance(value, str | os.PathLike))
 SECONDS = Kind(words="a positive number of seconds", fits=_is_positive)
 NAMED = Kind(words="a mapping with names as keys", fits=_is_named)
-VARIABLES = Kind(words="a mapping of names to texts", fits=_are_variables)
+VARIABLES = Kind(words="a mapping of names to strings", fits=_are_variables)
 
 
 def check_fields(value: object, kinds: Mapping[str, Kind]) -> None:

@@ -27,8 +27,8 @@ class MetricsServer:
 
     Args:
         read_status: called at each request.
-        host: an address; the empty text, `*`, `0.0.0.0` and `::` stand for all addresses of the machine.
-        port: 0 takes any that is free.
+        host: an address; the empty string, `*`, `0.0.0.0` and `::` stand for all addresses of the machine.
+        port: 0 takes any free one.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.

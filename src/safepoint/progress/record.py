@@ -1,14 +1,15 @@
 """The progress of a run: one JSON record, which the first rank rewrites in place (docs/progress.md).
 
-Names and units of version 1 stay; later releases only add. Reading a record executes nothing, and refuses anything
-else. `tracker` measures the values; `trainer_status` and `prometheus_text` convert them. Nothing here imports torch.
+The names and units of version 1 stay; later releases only add fields. Reading a record executes nothing, and a file
+that is not a record is refused. `tracker` measures the values; `trainer_status` and `prometheus_text` convert them.
+This module does not import torch.
 """
 
 import enum
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -23,7 +24,7 @@ _Kind = TypeVar("_Kind")
 
 
 class State(enum.StrEnum):
-    """What the training is doing; the last three are the ends of one."""
+    """What the training is doing; in the last three states it has ended."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -314,10 +315,7 @@ _SAVE_FIELDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-_OPTIONAL = frozenset(
-    {"loss", "step_s", "resumed_step", "safe_step", "safe_time", "snapshot_step"}
-    | {"last_stall_s", "mean_stall_s", "last_durable_s", "last_bytes", "expected_s"}
-)
+_OPTIONAL = {one.name for kind in (Progress, SaveStatistics) for one in fields(kind) if one.default is None}
 """The fields that may be None."""
 
 

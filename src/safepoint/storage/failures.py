@@ -13,6 +13,14 @@ _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _WRONG_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "AuthFailure"}
+_WRONG_KEY_WORDS = (
+    "the credentials are wrong or have expired",
+    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
+)
+_NO_PERMISSION_WORDS = (
+    "these credentials may not do this",
+    "grant them reading, writing, listing and deleting below the location",
+)
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeTooSkewed"}
 _CERTIFICATE = re.compile(r"certificate|UnknownIssuer|self.signed|tls handshake|CERTIFICATE_VERIFY", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b[a-z0-9]+://[^\s\"')]+", re.IGNORECASE)
@@ -32,35 +40,25 @@ def from_status(status: int, code: str, what: str) -> StorageError:
         code: the server's own word for it, such as `NoSuchBucket`; may be empty.
         what: what was tried, such as `PUT s3://bucket/key`.
     """
-    said = f"{what}: the server answered {status}{f' {code}' if code else ''}"
+    answer = f"{what}: the server answered {status}{f' {code}' if code else ''}"
     if code == "NoSuchBucket":
         return ObjectNotFoundError(
-            f"{said}: there is no such bucket", hint="create it, or correct the bucket's name in the location"
+            f"{answer}: there is no such bucket", hint="create it, or correct the bucket's name in the location"
         )
-    if code in _WRONG_KEY or (status in {401, 403} and code not in _TRANSIENT_CODES):
-        return _denied(said, is_wrong_key=code in _WRONG_KEY or status == 401)
+    is_wrong_key = code in _WRONG_KEY or status == 401
+    if is_wrong_key or (status == 403 and code not in _TRANSIENT_CODES):
+        why, hint = _WRONG_KEY_WORDS if is_wrong_key else _NO_PERMISSION_WORDS
+        return AccessDeniedError(f"{answer}: {why}", hint=hint)
     if status == 404:
-        return ObjectNotFoundError(f"{said}: there is no such object")
+        return ObjectNotFoundError(f"{answer}: there is no such object")
     if status in {409, 412}:
         return ConditionError(
-            f"{said}: another writer was first, nothing was written",
+            f"{answer}: another writer was first, nothing was written",
             hint="another run writes to the same place; stop one of them",
         )
     if status in _BUSY or code in _TRANSIENT_CODES:
-        return TransientError(f"{said}: it is busy or failing", hint="the fault is the server's; try again later")
-    return StorageError(f"{said}: it refused the request")
-
-
-def _denied(said: str, *, is_wrong_key: bool) -> AccessDeniedError:
-    if is_wrong_key:
-        return AccessDeniedError(
-            f"{said}: the credentials are wrong or have expired",
-            hint="check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
-        )
-    return AccessDeniedError(
-        f"{said}: these credentials may not do this",
-        hint="grant them reading, writing, listing and deleting below the location",
-    )
+        return TransientError(f"{answer}: it is busy or failing", hint="the fault is the server's; try again later")
+    return StorageError(f"{answer}: it refused the request")
 
 
 def without_keys(error: AccessDeniedError) -> AccessDeniedError:
@@ -75,7 +73,7 @@ def from_connection(text: str, what: str) -> StorageError:
     """The error for a request without an answer.
 
     Args:
-        text: what the library said, searched for known causes and not shown.
+        text: the library's message; searched for known causes, and not shown.
         what: what was tried.
     """
     text = _ADDRESS.sub("", text)  # a bucket may be called anything

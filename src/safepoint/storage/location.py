@@ -105,7 +105,7 @@ class Location:
 
 
 def parse_location(text: str) -> Location:
-    """The location that a text names.
+    """Parse a path or a URI.
 
     The scheme's case does not matter, duplicate slashes are one, a trailing slash is dropped.
 

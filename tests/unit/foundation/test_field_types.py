@@ -48,9 +48,9 @@ def test_what_fits(kind: Kind, value: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "message"),
     [
-        (TEXT, 5, "field must be a text, not 5"),
-        (TEXT, None, "field must be a text, not None"),
-        (TEXT.optional, b"x", "field must be a text or None, not a value of type bytes"),
+        (TEXT, 5, "field must be a string, not 5"),
+        (TEXT, None, "field must be a string, not None"),
+        (TEXT.optional, b"x", "field must be a string or None, not a value of type bytes"),
         (FLAG, 1, "field must be True or False, not 1"),
         (FLAG, "false", "field must be True or False, not 'false'"),
         (PATH, 5, "field must be a path, not 5"),
@@ -62,11 +62,11 @@ def test_what_fits(kind: Kind, value: Any) -> None:
         (whole(1), 1.0, "field must be a whole number, not 1.0"),
         (whole(1), 0, "field 0 must be at least 1"),
         (whole(1, 9), 10, "field 10 must be from 1 to 9"),
-        (texts(), "torch", "field must be a list of texts, not 'torch'"),
-        (texts(), ["a", 1], "field must be a list of texts, not a value of type list"),
+        (texts(), "torch", "field must be a list of strings, not 'torch'"),
+        (texts(), ["a", 1], "field must be a list of strings, not a value of type list"),
         (NAMED, [1], "field must be a mapping with names as keys, not a value of type list"),
         (NAMED, {1: 2}, "field must be a mapping with names as keys, not a value of type dict"),
-        (VARIABLES, {"a": 1}, "field must be a mapping of names to texts, not a value of type dict"),
+        (VARIABLES, {"a": 1}, "field must be a mapping of names to strings, not a value of type dict"),
     ],
 )
 def test_what_does_not(kind: Kind, value: Any, message: str) -> None:

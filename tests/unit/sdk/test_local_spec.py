@@ -177,7 +177,7 @@ def test_what_cannot_be_meant(values: dict[str, Any], message: str) -> None:
         ({"priority": "high"}, "priority must be a whole number, not 'high'"),
         ({"priority": 1.5}, "priority must be a whole number, not 1.5"),
         ({"working_dir": 5}, "working_dir must be a path or None, not 5"),
-        ({"python": None}, "python must be a text, not None"),
+        ({"python": None}, "python must be a string, not None"),
         ({"working_dir": "/no/such"}, "'/no/such' is not a folder"),
         ({"python": "python-that-is-not-there"}, "is not an interpreter"),
     ],

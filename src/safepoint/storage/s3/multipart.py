@@ -1,8 +1,8 @@
-"""Large files and streams into S3 in parts: many in flight, continued after a cut by sending only what is missing.
+"""Uploads large files and streams to S3 in parts, several at once; a repeated upload sends only the missing parts.
 
 A part counts as sent when the server lists it with the size and the MD5 of the source's own bytes there, so that
-parts of another content under the same key are never taken over. Servers whose ETag is not the MD5 (encryption with a
-key of one's own) get every part again.
+parts of another content under the same key are never used. To servers whose ETag is not the MD5 (encryption with the
+customer's key) every part is sent again.
 """
 
 import hashlib
@@ -114,7 +114,7 @@ def _send_file(
 def _send_stream(
     uploads: S3Requests, key: str, content: Content, parts: _Parts, progress: Progress, deadline_s: float | None
 ) -> tuple[UploadId, dict[int, str]]:
-    # The content of a part on the server can only be compared when the stream has brought its bytes.
+    # The content of a part on the server is compared in `send`, when the stream has delivered the same bytes.
     upload, present = _begin_or_continue(
         uploads, key, lambda part: parts.get(part.number, (0, -1))[1] == part.size_bytes, deadline_s
     )
@@ -245,7 +245,7 @@ def _begin_or_continue(
             if etags:
                 continued = upload, etags
             else:
-                # A writer that was replaced must not complete it over what comes now.
+                # Otherwise a writer that was replaced could complete it, and overwrite the new object.
                 uploads.abort(upload, deadline_s=deadline_s)
     return continued or (uploads.begin(key, deadline_s=deadline_s), {})
 

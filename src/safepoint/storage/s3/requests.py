@@ -1,8 +1,8 @@
-"""S3 requests of our own: multipart uploads that can be continued, and ranged reads that cost little.
+"""S3 requests that do not go through obstore: multipart uploads that can be continued, and cheap ranged reads.
 
 obstore begins and ends a multipart upload within one call, and its reads take several times the processor time of a
-socket read into a buffer that stays in the cache (docs/benchmarks.md). Connections are kept open and used again.
-Where they are not encrypted, a file's bytes go from the page cache to the socket without passing through Python.
+read from a socket into a buffer that stays in the processor's cache (docs/benchmarks.md). Connections are kept open
+and used again. Where they are not encrypted, the kernel sends a file's bytes without passing them through Python.
 """
 
 import contextlib
@@ -169,9 +169,10 @@ class S3Requests:
         self._call(_Request(method="DELETE", key=upload.key, query={"uploadId": upload.upload_id}), deadline_s)
 
     def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:
-        """Read `length` bytes from `start` and hand them to `sink` in blocks, in order, each byte once.
+        """Read `length` bytes from `start` and pass them to `sink` in blocks, in order, each byte once.
 
-        A block is valid until `sink` returns. After a cut the reading goes on behind what was handed over.
+        A block is valid until `sink` returns. After the connection was cut off, reading continues with the first byte
+        that was not passed on.
 
         Raises:
             ObjectNotFoundError: there is no such object.
