@@ -6,6 +6,7 @@ context, or only the service that it needs.
 
 import functools
 import logging
+from typing import Final
 
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events import console
@@ -22,7 +23,7 @@ from safepoint.training.outcome.rank_record import RankRecordWriter
 
 
 class RankContext:
-    """One rank under Safepoint. No attribute changes after the construction, which installs no signal handler.
+    """One rank under Safepoint. Its attributes are never replaced; creating it installs no signal handler.
 
     Args:
         settings: what the run was asked to do.
@@ -30,13 +31,13 @@ class RankContext:
     """
 
     def __init__(self, settings: RunSettings, place: Place) -> None:
-        self.settings = settings
-        self.place = place
-        self.log = logging.getLogger("safepoint")
+        self.settings: Final = settings
+        self.place: Final = place
+        self.log: Final = logging.getLogger("safepoint")
         """For messages to people that are no events."""
-        self.reporter = Reporter(settings, place)
+        self.reporter: Final = Reporter(settings, place)
         """Writes events."""
-        self.progress = ProgressTracker(
+        self.progress: Final = ProgressTracker(
             places=settings.progress_places,
             is_first=place.is_first,
             restart=place.restart,
@@ -44,13 +45,13 @@ class RankContext:
             grace_s=settings.grace_s,
         )
         """How far the training is."""
-        self.record = RankRecordWriter(settings.record_folder, place)
+        self.record: Final = RankRecordWriter(settings.record_folder, place)
         """How this rank ends, for its launcher."""
-        self.termination = Termination(within_s=settings.grace_s - settings.margin_s)
+        self.termination: Final = Termination(within_s=settings.grace_s - settings.margin_s)
         """Signals and the deadline."""
-        self.uploads = Uploads(settings, self.reporter, self.termination)
+        self.uploads: Final = Uploads(settings, self.reporter, self.termination)
         """What is on its way to the object store."""
-        self.outcome = Outcome(
+        self.outcome: Final = Outcome(
             settings,
             place,
             reporter=self.reporter,
@@ -60,9 +61,9 @@ class RankContext:
             uploads=self.uploads,
         )
         """What is saved, and how this rank ends."""
-        self.keeper = KeeperConnection(settings, place, self.outcome.end_with_snapshot)
+        self.keeper: Final = KeeperConnection(settings, place, self.outcome.end_with_snapshot)
         """The connection to the node's keeper."""
-        self.outputs = Outputs()
+        self.outputs: Final = Outputs()
         """The folders that this process trains into."""
 
 

@@ -33,6 +33,10 @@ class Reporter:
         self.warns_for_node = False
         """Whether this rank owns a folder of its node's own, so that its warnings are reported too."""
 
+    def warn_for_node(self) -> None:
+        """This rank owns a folder of its node's own: report its warnings too."""
+        self.warns_for_node = True
+
     def write_to(self, stream: Path) -> None:
         """From now on write events to `stream` too."""
         self._events = self._log_to(stream)

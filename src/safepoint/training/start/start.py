@@ -96,7 +96,7 @@ def agree_on_start(
             stores.append(_open_store(context, location, folders))
         if folders.is_owner:
             if not folders.is_shared:
-                context.reporter.warns_for_node = True
+                context.reporter.warn_for_node()
             claim_folder(context, output)
             if location is not None:
                 join_store(context, output, location)
