@@ -31,37 +31,22 @@ class PlainLoop:
         keep_newest: number of checkpoints to keep; None keeps all.
     """
 
+    has_callbacks = False
+
     def __init__(self, parts: Parts, data: DataSource, place: Place, *, keep_newest: int | None = None) -> None:
-        self._keep_newest = keep_newest
         self._parts = parts
         self._data = data
         self._place = place
+        self._keep_newest = keep_newest
         self._base: Mapping[str, str] | None = None
+        self.strategy = parts.strategy
+        self.zero_stage = parts.zero_stage
+        self.written_fraction = parts.written_fraction
         self.step_being_saved: int | None = None
         self.step = 0
         """Optimizer steps done."""
         self.batches_per_step = 1
         """Batches of this rank between two of them."""
-
-    @property
-    def strategy(self) -> str:
-        """See `ManifestFacts`."""
-        return self._parts.strategy
-
-    @property
-    def zero_stage(self) -> int | None:
-        """See `Manifest.zero_stage`."""
-        return self._parts.zero_stage
-
-    @property
-    def has_callbacks(self) -> bool:
-        """See `TrainingLoop`."""
-        return False
-
-    @property
-    def written_fraction(self) -> float:
-        """See `TrainingLoop`."""
-        return self._parts.written_fraction
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """The parameters of all modules; with adapters only the trained ones, because the base is not saved."""

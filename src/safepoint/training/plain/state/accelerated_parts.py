@@ -11,7 +11,7 @@ from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.plain.state.adapters import bases_of, without
-from safepoint.training.plain.state.parts import unwrapped
+from safepoint.training.plain.state.parts import Parts, unwrapped
 from safepoint.training.state.accelerator import (
     check_accelerator,
     innermost,
@@ -26,8 +26,8 @@ _ALWAYS = "random_states_0.pkl"
 """`save_state` writes this file whatever was prepared."""
 
 
-class AcceleratedParts:
-    """See `plain.state.parts.Parts`.
+class AcceleratedParts(Parts):
+    """What the Accelerator has prepared, and what the script has registered with it.
 
     Args:
         accelerator: an `accelerate.Accelerator` that has prepared model and optimizer.
@@ -44,29 +44,15 @@ class AcceleratedParts:
                 hint="call accelerator.prepare(model, optimizer, …) before session()",
             )
         check_accelerator(accelerator)
+        super().__init__(place)
         self._accelerator = accelerator
-        self._place = place
         self._left_out: dict[int, set[str]] = {}
-
-    @property
-    def strategy(self) -> str:
-        """See `TrainingLoop`."""
-        kind = str(getattr(self._accelerator.distributed_type, "value", ""))
+        kind = str(getattr(accelerator.distributed_type, "value", ""))
         if kind in {"FSDP", "DEEPSPEED"}:
-            return kind.lower()
-        return "ddp" if self._place.world_size > 1 else "single"
-
-    @property
-    def zero_stage(self) -> int | None:
-        """See `Manifest.zero_stage`."""
-        return zero_stage_of(self._accelerator)
-
-    @property
-    def written_fraction(self) -> float:
-        """See `TrainingLoop`."""
-        if self.strategy == "deepspeed" or writes_shards(self._accelerator):
-            return 1 / self._place.world_size
-        return 1.0 if self._place.is_first else 0.0
+            self.strategy = kind.lower()
+        self.zero_stage = zero_stage_of(accelerator)
+        if kind == "DEEPSPEED" or writes_shards(accelerator):
+            self.written_fraction = 1 / place.world_size
 
     def modules(self) -> list[torch.nn.Module]:
         """All models that were prepared."""
@@ -77,10 +63,7 @@ class AcceleratedParts:
         if self.strategy not in {"single", "ddp"}:
             return None
         models = {str(number): unwrapped(model) for number, model in enumerate(self._accelerator._models)}
-        found = bases_of(models, peers, is_split=False)
-        if found is None:
-            return None
-        base, left_out = found
+        base, left_out = bases_of(models, peers, is_split=False)
         self._left_out = {int(number): keys for number, keys in left_out.items()}
         return base
 

@@ -38,7 +38,7 @@ def without(state: Mapping[str, Any], left_out: Collection[str]) -> dict[str, An
 
 def bases_of(
     modules: Mapping[str, torch.nn.Module], peers: Peers, *, is_split: bool
-) -> tuple[dict[str, str], dict[str, set[str]]] | None:
+) -> tuple[dict[str, str] | None, dict[str, set[str]]]:
     """The bases of the adapters among a session's modules; all ranks call it.
 
     Args:
@@ -47,14 +47,12 @@ def bases_of(
         is_split: whether `fully_shard` has split one of them.
 
     Returns:
-        For `Manifest.base`; and by the name of each module with adapters the entries that are not saved. None when no
-        module has adapters.
+        For `Manifest.base`, None when no module has adapters; and by the name of each module with adapters the
+        entries that are not saved.
     """
     adapted = {name: module for name, module in modules.items() if has_adapters(module)}
-    if not adapted:
-        return None
-    found: tuple[dict[str, str], dict[str, set[str]]] | None = None
-    if peers.place.is_first or is_split:
+    found: tuple[dict[str, str] | None, dict[str, set[str]]] = None, {}
+    if adapted and (peers.place.is_first or is_split):
         bases = [base_of(module, num_ranks=peers.place.world_size) for module in adapted.values()]
         if peers.place.is_first:
             left_out = {name: left_to_base(module) for name, module in adapted.items()}

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from safepoint.errors import ConflictError, UsageError
 from safepoint.training.plain.state.adapters import without
-from safepoint.training.plain.state.state_shapes import Shapes, first_difference, shapes_of
+from safepoint.training.plain.state.part_checks import Shapes, first_difference, shapes_of
 from safepoint.training.state.base_model import plain_key
 
 _dcp: Any = dcp

@@ -1,39 +1,35 @@
-"""Refuses parts of a session whose state a single rank cannot save or load.
+"""Checks of a session's parts: whether a rank can save their state, and whether a saved state fits the script's.
 
-Their classes are compared by name, so that nothing is imported for scripts that do not use them.
+Classes are compared by name, so that nothing is imported for scripts that do not use them.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from safepoint.errors import UsageError
 
+Shapes = Mapping[str, tuple[int, ...] | None]
+"""The shapes of a state's tensors and arrays, by name; None for a value without a shape."""
+
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"
 _ZERO_REDUNDANCY = "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer"
 _DEEPSPEED = {"deepspeed.runtime.engine.DeepSpeedEngine", "deepspeed.runtime.base_optimizer.DeepSpeedOptimizer"}
-
-
-class _Obstacle(NamedTuple):
-    reason: str
-    hint: str
-
-
-_OF_FSDP1 = _Obstacle(
+_FSDP1_OBSTACLE = (
     "FullyShardedDataParallel needs all ranks to gather its state, and in a session only the first rank writes it",
     "use torch.distributed.fsdp.fully_shard instead: each rank then saves its own shards",
 )
-_OF_DEEPSPEED = _Obstacle(
+_DEEPSPEED_OBSTACLE = (
     "DeepSpeed's engine saves its partitions on all ranks together",
     "let an Accelerator prepare model and optimizer and call session(accelerator=…), or use Hugging Face's Trainer",
 )
-_OF_ZERO_REDUNDANCY = _Obstacle(
+_ZERO_REDUNDANCY_OBSTACLE = (
     "ZeroRedundancyOptimizer has a part of the state on each rank, and no rank has all of it",
     "use a usual optimizer under DistributedDataParallel, or torch.distributed.fsdp.fully_shard to share its state",
 )
-_OF_SHARDS = _Obstacle(
+_SHARDS_OBSTACLE = (
     "its state has sharded tensors, and only modules and torch optimizers can be saved in shards",
     "make it of whole tensors, or a torch.nn.Module",
 )
@@ -61,11 +57,46 @@ def check_whole(name: str, state: Any) -> None:
         UsageError: it has a sharded tensor.
     """
     if _has_shards(state):
-        raise _refusal(name, _OF_SHARDS)
+        raise _refusal(name, _SHARDS_OBSTACLE)
 
 
-def _refusal(name: str, obstacle: _Obstacle) -> UsageError:
-    return UsageError(f"a session cannot save {name}: {obstacle.reason}", hint=obstacle.hint)
+def shapes_of(state: Mapping[str, Any]) -> Shapes:
+    """The shapes in a flat state."""
+    shapes = {name: getattr(one, "shape", None) for name, one in state.items()}
+    return {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
+
+
+def first_difference(then: Shapes, now: Shapes) -> str:
+    """The first name, in alphabetical order, that differs between two states; empty when they agree.
+
+    Args:
+        then: of a checkpoint, called "there".
+        now: of the script, called "here".
+    """
+    for name in sorted(then.keys() | now.keys()):
+        if name not in then or name not in now:
+            return f"{name} is missing {'there' if name in now else 'here'}"
+        if then[name] != now[name]:
+            before, after = ("no tensor" if shape is None else shape for shape in (then[name], now[name]))
+            return f"{name} is {before} there and {after} here"
+    return ""
+
+
+def optimizer_difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Like `first_difference`, for the states of two optimizers: their groups and settings."""
+    before, after = ([len(group["params"]) for group in state["param_groups"]] for state in (then, now))
+    if before != after:
+        return f"it has groups of {before} parameters there and of {after} here"
+    for group, other in zip(then["param_groups"], now["param_groups"], strict=True):
+        gone, new = sorted(group.keys() - other.keys()), sorted(other.keys() - group.keys())
+        if gone and new:  # releases of torch add settings to an optimizer, and remove none
+            return f"it has {gone[0]!r} there and {new[0]!r} here"
+    return ""
+
+
+def _refusal(name: str, obstacle: tuple[str, str]) -> UsageError:
+    reason, hint = obstacle
+    return UsageError(f"a session cannot save {name}: {reason}", hint=hint)
 
 
 def _has_shards(state: Any) -> bool:
@@ -76,16 +107,17 @@ def _has_shards(state: Any) -> bool:
     return isinstance(state, DTensor)
 
 
-def _obstacle(part: Any) -> _Obstacle | None:
+def _obstacle(part: Any) -> tuple[str, str] | None:
+    """Why a session cannot save a part, and a hint; None when it can."""
     if _DEEPSPEED & _class_names(part):
-        return _OF_DEEPSPEED
+        return _DEEPSPEED_OBSTACLE
     if _ZERO_REDUNDANCY in _class_names(part):
-        return _OF_ZERO_REDUNDANCY
+        return _ZERO_REDUNDANCY_OBSTACLE
     if isinstance(part, torch.nn.Module):
         if any(hasattr(parameter, "ds_id") for parameter in part.parameters()):  # partitioned by DeepSpeed's engine
-            return _OF_DEEPSPEED
+            return _DEEPSPEED_OBSTACLE
         if any(_FSDP1 in _class_names(module) for module in part.modules()):
-            return _OF_FSDP1
+            return _FSDP1_OBSTACLE
     return None
 
 
