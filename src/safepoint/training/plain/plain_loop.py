@@ -11,7 +11,7 @@ from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.loop import Write
-from safepoint.training.plain.data.position import DataSource, Position
+from safepoint.training.plain.data.position import DataSource, Position, epochs_done
 from safepoint.training.plain.state.parts import Parts, parameters_of
 from safepoint.training.start.start import Attempt
 from safepoint.training.state.base_model import check_base
@@ -64,17 +64,16 @@ class PlainLoop:
     def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
         """See `TrainingLoop`; with the position in the data."""
         data, world_size, accumulation = self._data, self._place.world_size, self.batches_per_step
-        in_epoch = data.num_batches
         samples = data.batch_size * world_size
         return ManifestFacts(
             run_id=attempt.run_id,
             attempt=attempt.attempt,
             step=self.step,
-            epoch=data.epoch + (data.batches / in_epoch if in_epoch else 0.0),
+            epoch=epochs_done(data),
             world_size=world_size,
             global_batch=samples * accumulation,
             gradient_accumulation=accumulation,
-            samples_seen=(data.epoch * (in_epoch or 0) + data.batches) * samples,
+            samples_seen=(data.epoch * (data.num_batches or 0) + data.batches) * samples,
             strategy=self.strategy,
             zero_stage=self.zero_stage,
             base=self._base,

@@ -58,11 +58,11 @@ class Run(Training):
         """
         if not self._is_inside:
             raise UsageError("the session is used outside its `with` statement")
-        if not self._tracked.is_given:
+        if self._tracked.loader is None:
             raise UsageError("the session has no data to take batches from", hint="give it some: session(data=…, …)")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:  # pyright: ignore  scripts have no types
             raise UsageError(f"epochs {count!r} is not a whole number")
-        if count > 1 and self._tracked.is_iterator:
+        if count > 1 and isinstance(self._tracked.loader, Iterator):
             raise UsageError(
                 f"the data is an iterator, which is empty after one epoch, and {count} epochs were requested",
                 hint="give the session something that can be iterated again: a DataLoader, a list, an object with "

@@ -21,8 +21,7 @@ from safepoint.training.context.rank_context import RankContext
 from safepoint.training.context.store_access import open_tried
 from safepoint.training.engine.boundary import Boundary, release
 from safepoint.training.outcome.program_error import exit_code_after, summarize
-from safepoint.training.plain.data.position import DataSource
-from safepoint.training.plain.data.rescale_position import rescale_position
+from safepoint.training.plain.data.position import DataSource, epochs_done, rescale_position
 from safepoint.training.plain.metric_reader import MetricReader
 from safepoint.training.plain.periodic import Periodic
 from safepoint.training.plain.plain_loop import PlainLoop
@@ -289,7 +288,7 @@ class Training:
         progress.reached(
             step=self._loop.step,
             max_steps=self._steps_in_all(in_epoch),
-            epoch=data.epoch + (data.batches / in_epoch if in_epoch else 0.0),
+            epoch=epochs_done(data),
             num_epochs=float(self.epochs_to_do),
             samples_per_step=data.batch_size * self._context.place.world_size * self._most_batches,
         )

@@ -30,7 +30,7 @@ def capture_rng() -> dict[str, Any]:
 
 def restore_rng(states: dict[str, Any]) -> None:
     """Set the states that `capture_rng` has returned; the index of the CUDA device may have changed."""
-    random.setstate(_as_tuples(states["python"]))
+    random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.random.set_rng_state(states["cpu"])
     cuda = states.get("cuda")
@@ -44,16 +44,26 @@ def devices_left_out(tensors: Iterable[torch.Tensor]) -> list[str]:
     return sorted(str(device) for device in devices if device.index != torch.cuda.current_device())
 
 
-def generators_of(part: Any) -> list[torch.Generator]:
+def generators_of(part: Any, inside: tuple[int, ...] = ()) -> list[torch.Generator]:
     """The generators of a data loader and of its samplers.
 
     Args:
         part: a loader, or anything that may have one.
+        inside: what refers to `part`, by identity; it is not searched again.
 
     Returns:
         Each once, in an order that does not depend on their states.
     """
-    return _generators_in(part, ())
+    found: dict[int, torch.Generator] = {}
+    for name in _GENERATORS:
+        generator = getattr(part, name, None)
+        if isinstance(generator, torch.Generator):
+            found[id(generator)] = generator
+    for name in _PARTS:
+        inner = getattr(part, name, None)
+        if inner is not None and id(inner) not in inside:
+            found |= {id(one): one for one in generators_of(inner, (*inside, id(part)))}
+    return list(found.values())
 
 
 def restore_generators(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
@@ -76,20 +86,3 @@ def other_generators(before: int, now: int) -> ConflictError:
         "training was not started",
         hint="make the loader and its samplers as they were, or start from the beginning with --from-scratch",
     )
-
-
-def _generators_in(part: Any, seen: tuple[int, ...]) -> list[torch.Generator]:
-    found: dict[int, torch.Generator] = {}
-    for name in _GENERATORS:
-        generator = getattr(part, name, None)
-        if isinstance(generator, torch.Generator):
-            found[id(generator)] = generator
-    for name in _PARTS:
-        inner = getattr(part, name, None)
-        if inner is not None and id(inner) not in seen:
-            found |= {id(one): one for one in _generators_in(inner, (*seen, id(part)))}
-    return list(found.values())
-
-
-def _as_tuples(state: Any) -> Any:
-    return tuple(_as_tuples(item) for item in state) if isinstance(state, list | tuple) else state  # pyright: ignore

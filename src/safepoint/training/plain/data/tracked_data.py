@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
-from safepoint.training.plain.data.position import Position
-from safepoint.training.plain.data.skip_batches import skip_batches
+from safepoint.foundation import clock
+from safepoint.foundation.units import format_duration
+from safepoint.training.plain.data.position import ACCELERATED, GENERATED, Position
 from safepoint.training.state.rng import (
     capture_rng,
     generators_of,
@@ -29,12 +30,9 @@ from safepoint.training.state.rng import (
     restore_rng,
 )
 
-ACCELERATED = "Accelerate's "
-"""Prefix of the kind of a sampler whose batches Accelerate assigns to the ranks."""
-GENERATED = " with a generator"
-"""Suffix of the kind of one with its own generator, which Accelerate keeps the same on all ranks."""
 _SEEDED = f"{ACCELERATED}SeedableRandomSampler"
 """Draws from a seed and the number of the epoch; it may make its generator as late as in the first epoch."""
+_REPORT_EVERY_S = 5.0
 _END = object()
 
 
@@ -47,7 +45,7 @@ class TrackedData:
     """
 
     def __init__(self, loader: Iterable[Any] | None, report: Callable[[str], None]) -> None:
-        self._loader = loader
+        self.loader = loader
         self._report = report
         self._has_state = (
             hasattr(loader, "state_dict")
@@ -65,32 +63,27 @@ class TrackedData:
         self._epoch_rng: dict[str, Any] | None = None
 
     @property
-    def is_iterator(self) -> bool:
-        """Whether the data can be iterated only once."""
-        return isinstance(self._loader, Iterator)
-
-    @property
     def num_batches(self) -> int | None:
         """Batches of this rank in an epoch; None when the loader does not know."""
         try:
-            return len(self._loader)  # pyright: ignore[reportArgumentType]
+            return len(self.loader)  # pyright: ignore[reportArgumentType]
         except TypeError:
             return None
 
     @property
     def batch_size(self) -> int:
         """Samples of this rank in a batch; 1 when the loader does not know."""
-        size = getattr(self._loader, "batch_size", None)
+        size = getattr(self.loader, "batch_size", None)
         if size is None:
-            size = getattr(getattr(self._loader, "batch_sampler", None), "batch_size", None)
+            size = getattr(getattr(self.loader, "batch_sampler", None), "batch_size", None)
         return int(size or 1)
 
     @property
     def sampler(self) -> str:
         """The kind of the loader's sampler; for a loader prepared by Accelerate, that of the script's sampler."""
-        if not _is_accelerates(self._loader):
-            return type(getattr(self._loader, "sampler", None)).__name__
-        batches: Any = getattr(self._loader, "batch_sampler", None)
+        if not _is_accelerates(self.loader):
+            return type(getattr(self.loader, "sampler", None)).__name__
+        batches: Any = getattr(self.loader, "batch_sampler", None)
         while hasattr(batches, "batch_sampler"):  # Accelerate's wrappers
             batches = batches.batch_sampler
         sampler = getattr(batches, "sampler", None)
@@ -103,7 +96,7 @@ class TrackedData:
             return self._resumed
         if self._epoch_rng is None:
             return self._start_of(self.epoch)
-        state = self._loader.state_dict() if self._has_state and not self._is_by_count else None  # pyright: ignore
+        state = self.loader.state_dict() if self._has_state and not self._is_by_count else None  # pyright: ignore
         return Position(
             epoch=self.epoch,
             batches=self.batches,
@@ -136,11 +129,6 @@ class TrackedData:
         self.epoch, self.batches, self._epoch_rng = position.epoch, position.batches, None
         self._resumed, self._rng = position, rng
 
-    @property
-    def is_given(self) -> bool:
-        """Whether the script has given any data."""
-        return self._loader is not None
-
     def epochs(self, count: int) -> Iterator[Iterator[Any]]:
         """The batches of each remaining epoch, up to `count` epochs in all."""
         while self.epoch < count:
@@ -160,7 +148,7 @@ class TrackedData:
         self.batches, self._epoch_rng = 0, None
 
     def _epoch(self) -> Iterator[Any]:
-        assert self._loader is not None
+        assert self.loader is not None
         resumed, self._resumed = self._resumed, None
         rng, self._rng = self._rng, None
         self._set_epoch()
@@ -175,10 +163,10 @@ class TrackedData:
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
         # Persistent workers keep the sampler that they were started with.
-        self._is_by_count = self._is_by_count and bool(getattr(self._loader, "persistent_workers", False))
+        self._is_by_count = self._is_by_count and bool(getattr(self.loader, "persistent_workers", False))
         batches = self._batches_after(resumed)
         if rng is not None:
-            if _is_accelerates(self._loader):
+            if _is_accelerates(self.loader):
                 batches = _with_first_fetched(batches)  # the loader draws the order with the first batch
             restore_rng(rng)
         for batch in batches:
@@ -202,21 +190,21 @@ class TrackedData:
         It has started its first pass when it was made, with an order that cannot be reproduced, and `load_state` has
         set a position for its next pass, whichever that is.
         """
-        loader: Any = self._loader
+        loader: Any = self.loader
         if self._has_state and _is_accelerates(loader):
             loader.base_dataloader.load_state_dict({})
             loader.base_dataloader.next_iter_state = None
 
     def _set_epoch(self) -> None:
-        for sampler in (getattr(self._loader, "sampler", None), getattr(self._loader, "batch_sampler", None)):
+        for sampler in (getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)  # pyright: ignore
-        if _is_accelerates(self._loader):
-            self._loader.set_epoch(self.epoch)  # pyright: ignore
+        if _is_accelerates(self.loader):
+            self.loader.set_epoch(self.epoch)  # pyright: ignore
 
     def _batches_after(self, resumed: Position | None) -> Iterator[Any]:
         """The batches of the epoch after a position in it; None is its start."""
-        loader: Any = self._loader
+        loader: Any = self.loader
         if resumed is None or not (resumed.batches or self._draws_late):
             return iter(loader)
         if self._has_state and resumed.loader is not None:
@@ -232,7 +220,7 @@ class TrackedData:
 
     @property
     def _is_stream(self) -> bool:
-        return isinstance(getattr(self._loader, "dataset", None), IterableDataset)
+        return isinstance(getattr(self.loader, "dataset", None), IterableDataset)
 
     @property
     def _draws_late(self) -> bool:
@@ -240,7 +228,7 @@ class TrackedData:
 
         Persistent workers draw their seed only before the first epoch, all others before each epoch.
         """
-        stays = bool(getattr(self._loader, "persistent_workers", False)) and not _is_accelerates(self._loader)
+        stays = bool(getattr(self.loader, "persistent_workers", False)) and not _is_accelerates(self.loader)
         return stays and self.epoch > 0
 
     def _skip(self, count: int) -> Iterator[Any]:
@@ -248,7 +236,7 @@ class TrackedData:
 
         The state of a loader does not include batches that were skipped without it, so that state is not saved.
         """
-        loader: Any = self._loader
+        loader: Any = self.loader
         self._is_by_count = True
         if _is_accelerates(loader) and not self._is_stream:
             return iter(sys.modules["accelerate"].skip_first_batches(loader, count))
@@ -266,6 +254,26 @@ class TrackedData:
         # At once, because the sampler may draw its order only when the first entry is requested.
         skipping.skip()
         return batches
+
+
+def skip_batches(batches: Iterator[Any], count: int, report: Callable[[str], None]) -> Iterator[Any]:
+    """Read the first `count` batches and drop them, and report how long that takes.
+
+    Args:
+        batches: from the start of an epoch.
+        count: batches to drop.
+        report: receives a sentence every five seconds.
+    """
+    began_s = reported_s = clock.monotonic_s()
+    for done in range(1, count + 1):
+        if next(batches, _END) is _END:
+            break
+        now_s = clock.monotonic_s()
+        if now_s - reported_s > _REPORT_EVERY_S:
+            reported_s = now_s
+            left = format_duration((now_s - began_s) / done * (count - done))
+            report(f"skipping batches that were already trained on: {done} of {count}, {left} left")
+    return batches
 
 
 def _with_first_fetched(batches: Iterator[Any]) -> Iterator[Any]:

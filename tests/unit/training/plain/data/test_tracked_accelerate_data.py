@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, TensorDataset
 
-from safepoint.training.plain.data import skip_batches as skipping
+from safepoint.training.plain.data import tracked_data as skipping
 from safepoint.training.plain.data.tracked_data import TrackedData
 from safepoint.training.state.rng import capture_rng
 

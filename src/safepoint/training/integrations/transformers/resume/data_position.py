@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.plain.data.skip_batches import skip_batches
+from safepoint.training.plain.data.tracked_data import skip_batches
 from safepoint.training.state.plain_values import is_plain
 from safepoint.training.state.rng import generators_of, other_generators, restore_generators
 from safepoint.training.state.temporary_attributes import temporarily

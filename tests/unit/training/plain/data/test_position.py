@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.errors import ConflictError
-from safepoint.training.plain.data.position import Position
-from safepoint.training.plain.data.rescale_position import rescale_position
+from safepoint.training.plain.data.position import Position, rescale_position
 from safepoint.training.plain.data.tracked_data import TrackedData
 
 SAMPLES = TensorDataset(torch.arange(96))
