@@ -78,7 +78,6 @@ class CheckpointChooser:
         self._is_first = peers.place.is_first
         self._output = output
         self._folders = folders
-        self._store = store
         self._remote = RemoteFolder(store) if store is not None else None
         self._settings = settings
         self._report = report
@@ -130,7 +129,7 @@ class CheckpointChooser:
         )
         return point
 
-    def bring(self, step: int) -> None:
+    def complete(self, step: int) -> None:
         """Complete the checkpoint of `step` in every folder, because a framework is about to read it.
 
         Raises:
@@ -151,10 +150,10 @@ class CheckpointChooser:
                 if self._complete(candidate):
                     return self._point(candidate)
         if steps and (in_store or not self._folders.is_shared):
-            assert self._store is not None
+            assert self._remote is not None
             raise NothingValidError(
-                f"{self._store.location} and the nodes hold {plural(len(steps), 'checkpoint')}, and none of them is "
-                "valid and complete; training was not started",
+                f"{self._remote.store.location} and the nodes hold {plural(len(steps), 'checkpoint')}, and none of "
+                "them is valid and complete; training was not started",
                 hint="`safepoint checkpoints verify` lists the faults; to start a new run, name another location",
             )
         if steps:
@@ -257,12 +256,13 @@ class CheckpointChooser:
                 return self._complete(candidate, is_retry=True)
             self._reject(self._place_of(candidate.name), Fault(file="its content", reason=str(error)))
             return False
-        if plan.fetched_bytes:
+        fetched_bytes = sum(window.size_bytes for window in plan.fetchers)
+        if fetched_bytes:
             self._report(
                 Fetched(
                     step=candidate.manifest.step,
                     location=str(self._place_of(candidate.name)),
-                    size_bytes=plan.fetched_bytes,
+                    size_bytes=fetched_bytes,
                     duration_s=round(clock.monotonic_s() - started_s, 3),
                 )
             )
@@ -315,7 +315,7 @@ class CheckpointChooser:
         self._report(CheckpointRejected(path=str(where), file=fault.file, reason=reason))
 
     def _place_of(self, name: str) -> object:
-        return self._store.location.child(name) if self._store is not None else self._output.root / name
+        return self._remote.store.location.child(name) if self._remote is not None else self._output.root / name
 
     def _watch(self) -> Callable[[int, int], None] | None:
         return ProgressLine("verifying").update if self._is_first else None

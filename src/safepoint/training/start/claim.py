@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import PART_NAME, Trigger
@@ -18,6 +19,23 @@ from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.storage.location import Location
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.start.folders import Folders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What all ranks agree on before the first step.
+
+    Args:
+        run_id: the run, the same over all its attempts.
+        attempt: which start of the run this is, from 1.
+        attempt_id: names this attempt's working folders.
+        passed_over: steps in the object store that were found damaged.
+    """
+
+    run_id: str
+    attempt: int
+    attempt_id: str
+    passed_over: tuple[int, ...] = ()
 
 
 def claim_folder(context: RankContext, output: OutputFolder) -> None:
@@ -81,7 +99,7 @@ class StoreClaim:
 
     def __init__(self, context: RankContext, remote: RemoteFolder) -> None:
         self._context = context
-        self._remote = remote
+        self.remote = remote
         self._before: Claim | None = None
 
     def begin(self) -> None:
@@ -90,11 +108,11 @@ class StoreClaim:
         Raises:
             ConflictError: the settings would not resume from what the location holds, or another start was first.
         """
-        _check_resumes(self._context, self._remote)
-        self._before = self._remote.claimed_by()
+        _check_resumes(self._context, self.remote)
+        self._before = self.remote.claimed_by()
         run_id = self._before.run_id if self._before else uuid.uuid4().hex
         self._claim(run_id, self.last_attempt_of(run_id) + 1, f"{run_id[:8]}-starting-{uuid.uuid4().hex[:8]}")
-        for name in finish_parts(self._remote):
+        for name in finish_parts(self.remote):
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
@@ -111,15 +129,15 @@ class StoreClaim:
             keep: names of checkpoints that nodes are going to upload, and may have begun to.
         """
         self._claim(run_id, attempt, attempt_id)
-        in_store = {checkpoint_name(step) for step in self._remote.steps()}
-        num_deleted = self._remote.clean(keep=set(keep) - in_store)
+        in_store = {checkpoint_name(step) for step in self.remote.steps()}
+        num_deleted = self.remote.clean(keep=set(keep) - in_store)
         if num_deleted:
-            location = self._remote.store.location
+            location = self.remote.store.location
             self._context.log.info("deleted %s unfinished object(s) of dead runs in %s", num_deleted, location)
 
     def _claim(self, run_id: str, attempt: int, attempt_id: str) -> None:
         now, host = clock.utc_now(), host_name()
-        self._remote.claim(Claim(run_id=run_id, attempt=attempt, attempt_id=attempt_id, since=now, host=host))
+        self.remote.claim(Claim(run_id=run_id, attempt=attempt, attempt_id=attempt_id, since=now, host=host))
 
 
 def names_to_upload(output: OutputFolder, *, with_parts: bool) -> list[str]:
@@ -142,13 +160,7 @@ def names_to_upload(output: OutputFolder, *, with_parts: bool) -> list[str]:
 
 
 def start_uploader(
-    context: RankContext,
-    output: OutputFolder,
-    location: Location,
-    *,
-    attempt_id: str,
-    folders: Folders,
-    passed_over: Collection[int],
+    context: RankContext, output: OutputFolder, location: Location, attempt: Attempt, folders: Folders
 ) -> None:
     """Start this folder's uploader.
 
@@ -156,19 +168,18 @@ def start_uploader(
         context: this rank.
         output: the folder.
         location: the object store.
-        attempt_id: the attempt that has claimed it.
+        attempt: that has claimed both.
         folders: whether other nodes upload parts of the same checkpoints.
-        passed_over: steps in the store that were found damaged.
     """
     settings = context.settings
     plan = UploaderPlan(
         folder=str(output.root.absolute()),
         location=str(location),
-        attempt_id=attempt_id,
+        attempt_id=attempt.attempt_id,
         keep=settings.store_keep,
         node=folders.index,
         num_nodes=folders.count,
-        passed_over=tuple(passed_over),
+        passed_over=attempt.passed_over,
         grace_s=settings.grace_s - settings.margin_s,
         verbosity=settings.verbosity,
         events=str(settings.job_events) if settings.job_events else None,

@@ -26,6 +26,7 @@ from safepoint.training.context.rank_context import RankContext
 from safepoint.training.context.store_access import open_tried
 from safepoint.training.start.choose import CheckpointChooser
 from safepoint.training.start.claim import (
+    Attempt,
     StoreClaim,
     claim_folder,
     join_store,
@@ -38,23 +39,6 @@ from safepoint.training.start.resume import ResumePoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """What all ranks agree on before the first step.
-
-    Args:
-        run_id: the run, the same over all its attempts.
-        attempt: which start of the run this is, from 1.
-        attempt_id: names this attempt's working folders.
-        passed_over: steps in the object store that were found damaged.
-    """
-
-    run_id: str
-    attempt: int
-    attempt_id: str
-    passed_over: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Where this rank starts.
 
@@ -62,13 +46,13 @@ class Start:
         point: the checkpoint to resume from, by its path on this node, or None for step 0.
         attempt: see `Attempt`.
         folders: one shared folder, or several.
-        bring: completes the checkpoint of a step in every folder, all ranks calling it; None with one folder.
+        complete: completes the checkpoint of a step in every folder; all ranks call it. None with one folder.
     """
 
     point: ResumePoint | None
     attempt: Attempt
     folders: Folders
-    bring: Callable[[int], None] | None = None
+    complete: Callable[[int], None] | None = None
 
 
 def agree_on_start(
@@ -89,11 +73,12 @@ def agree_on_start(
     folders = find_folders(peers, output, has_store=location is not None)
     # Before the folder is cleaned up: the keeper may still be writing what the last start has left.
     in_memory = on_first_rank(peers, lambda: _recall(context) if folders.is_shared else None)
-    stores: list[Store] = []
+    store: Store | None = None
 
     def claim() -> None:
+        nonlocal store
         if location is not None:
-            stores.append(_open_store(context, location, folders))
+            store = _open_store(context, location, folders)
         if folders.is_owner:
             if not folders.is_shared:
                 context.reporter.warn_for_node()
@@ -102,9 +87,9 @@ def agree_on_start(
                 join_store(context, output, location)
 
     on_all_ranks(peers, claim)
-    store = stores[0] if stores else None
     store_claim = StoreClaim(context, RemoteFolder(store)) if store is not None else None
-    on_first_rank(peers, lambda: store_claim.begin() if store_claim is not None else None)
+    if store_claim is not None:
+        on_first_rank(peers, store_claim.begin)
     chooser = CheckpointChooser(peers, output, folders, store, context.settings, context.reporter.report)
     point = chooser.choose(in_memory)
 
@@ -113,26 +98,25 @@ def agree_on_start(
         return names_to_upload(output, with_parts=not folders.is_shared) if has_uploader else []
 
     names = {name for names in on_all_ranks(peers, to_upload) for name in names}
-    attempt = on_first_rank(peers, lambda: _begin_attempt(output, store, store_claim, point, names))
+    attempt = on_first_rank(peers, lambda: _begin_attempt(output, store_claim, point, names))
 
     def open_folder() -> None:
         if folders.is_owner:
             output.open_attempt(attempt.attempt_id)
             if location is not None:
-                start_uploader(
-                    context,
-                    output,
-                    location,
-                    attempt_id=attempt.attempt_id,
-                    folders=folders,
-                    passed_over=attempt.passed_over,
-                )
+                start_uploader(context, output, location, attempt, folders)
 
     on_all_ranks(peers, open_folder)
-    if folders.is_shared:
-        _open_in_keeper(context, output)
+    keeper = context.keeper.client
+    if folders.is_shared and keeper is not None:
+        error = open_in_keeper(keeper, context.place, output)
+        if error:
+            context.log.warning("%s: saves are synchronous", error)
+            context.keeper.disable()
     context.reporter.share_stream(output.events)
-    return Start(point=point, attempt=attempt, folders=folders, bring=None if folders.is_shared else chooser.bring)
+    return Start(
+        point=point, attempt=attempt, folders=folders, complete=None if folders.is_shared else chooser.complete
+    )
 
 
 def begin_progress(
@@ -199,20 +183,8 @@ def _recall(context: RankContext) -> ResumePoint | None:
     return ResumePoint(path=Path(recalled.folder), manifest=manifest, is_durable=recalled.is_durable)
 
 
-def _open_in_keeper(context: RankContext, output: OutputFolder) -> None:
-    keeper = context.keeper.client
-    error = open_in_keeper(keeper, context.place, output) if keeper is not None else ""
-    if error:
-        context.log.warning("%s: saves are synchronous", error)
-        context.keeper.disable()
-
-
 def _begin_attempt(
-    output: OutputFolder,
-    store: Store | None,
-    claim: StoreClaim | None,
-    point: ResumePoint | None,
-    to_upload: Collection[str],
+    output: OutputFolder, claim: StoreClaim | None, point: ResumePoint | None, to_upload: Collection[str]
 ) -> Attempt:
     """Count the attempt, in the folder and in the store; on the first rank."""
     run_id = point.manifest.run_id if point else uuid.uuid4().hex
@@ -222,8 +194,8 @@ def _begin_attempt(
     number = output.next_attempt(run_id, after=after)
     attempt_id = f"{run_id[:8]}-{number}-{uuid.uuid4().hex[:8]}"
     passed_over: tuple[int, ...] = ()
-    if store is not None and claim is not None:
+    if claim is not None:
         from_step = point.manifest.step if point else -1
-        passed_over = tuple(step for step in RemoteFolder(store).steps() if step > from_step)
+        passed_over = tuple(step for step in claim.remote.steps() if step > from_step)
         claim.complete(run_id, number, attempt_id, keep=to_upload)
     return Attempt(run_id=run_id, attempt=number, attempt_id=attempt_id, passed_over=passed_over)

@@ -15,13 +15,13 @@ import torch
 
 from safepoint.checkpoint.commit import FolderDestination, commit
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.digest import Digester
+from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.fetch import Window, create_files, fetch, share, windows_of
 from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
-from safepoint.foundation.files import delete_tree, link_or_copy
+from safepoint.foundation.files import delete_tree, link_or_copy, write_at
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks
@@ -45,11 +45,6 @@ class TransferPlan:
     copies: Mapping[int, VerifiedCopy]
     source: Mapping[str, int | None]
     fetchers: Mapping[Window, int]
-
-    @property
-    def fetched_bytes(self) -> int:
-        """Size of what comes from the store."""
-        return sum(window.size_bytes for window in self.fetchers)
 
     def lacks(self, owner: int, entry: FileEntry) -> bool:
         """Whether the folder of `owner` has no good copy."""
@@ -197,27 +192,18 @@ class Transfer:
 
 
 def _read_into(path: Path, start: int, block: torch.Tensor) -> None:
-    view = block.numpy().data
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         file.seek(start)
-        while view:
-            count = file.readinto(view)
-            if not count:
-                raise OSError(f"{path} ends too early")
-            view = view[count:]
+        if file.readinto(block.numpy().data) < len(block):
+            raise OSError(f"{path} ends too early")
 
 
 def _write_from(block: torch.Tensor, path: Path, window: Window) -> None:
-    view = block.numpy().data
-    digester = Digester()
-    digester.update(view)
-    if digester.digest != window.digest:
+    content = block.numpy().data
+    if digest_bytes(content) != window.digest:
         raise CheckpointError(f"{window.path} was damaged in the transfer from another node")
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        position = window.start
-        while view:
-            count = os.pwrite(descriptor, view, position)
-            view, position = view[count:], position + count
+        write_at(descriptor, content, window.start)
     finally:
         os.close(descriptor)

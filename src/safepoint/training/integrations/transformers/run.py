@@ -151,7 +151,7 @@ class TrainerRun(TrainerCallback):
             base=base,
             peers=self._peers,
         )
-        self._best = BestModel(context, trainer, self._peers, self._output.root, start.bring)
+        self._best = BestModel(context, trainer, self._peers, self._output.root, start.complete)
         self._prepared = Boundary(
             context,
             self._peers,
