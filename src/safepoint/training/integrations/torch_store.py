@@ -1,9 +1,9 @@
-"""Gives each start of the ranks keys of its own in torch elastic's store.
+"""Gives each start of the ranks its own keys in torch elastic's store.
 
-torch 2.13 keeps one TCPStore over all restarts of the ranks and writes the same keys into it each time: a
-restarted rank can read the address of a process that is dead ("Gloo connectFullMesh failed … Connection
-refused", about every second restart measured), and with several nodes there is no other store to use. All our
-agents count restarts alike, so that the count can be part of the key; torchrun's do so only where there is one.
+torch 2.13 keeps one TCPStore over all restarts of the ranks and writes the same keys into it each time. A restarted
+rank can then read the address of a dead process ("Gloo connectFullMesh failed … Connection refused", measured at
+about every second restart). With several nodes there is no other store to use. So the number of the restart becomes
+part of each key. Safepoint's agents have the same number on all nodes; torchrun's have it only where there is one.
 """
 
 import functools

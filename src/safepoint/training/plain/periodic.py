@@ -6,7 +6,7 @@ from safepoint.training.plain.data.position import DataSource
 
 
 class Periodic:
-    """Decides after each step, with the same result on all ranks. Saves by time are due by the vote instead.
+    """Decides after each step, with the same result on all ranks. The vote decides on saves by time.
 
     Args:
         settings: of the run; they override the script.

@@ -26,7 +26,7 @@ from safepoint.training.plain.metric_reader import MetricReader
 from safepoint.training.plain.periodic import Periodic
 from safepoint.training.plain.plain_loop import PlainLoop
 from safepoint.training.plain.state.parts import Parts
-from safepoint.training.start.resume import ResumePoint, lease
+from safepoint.training.start.copies import ResumePoint, lease
 from safepoint.training.start.start import Start, agree_on_start
 from safepoint.training.state.rng import devices_left_out
 from safepoint.training.state.strategy import check_partitions, check_strategy
@@ -116,7 +116,7 @@ class Training:
         return self._start.point.path if self._start.point is not None else None
 
     def _try_store(self) -> None:
-        """Find out at once, and not after minutes, that a store cannot be used."""
+        """Raise an error now, and not after minutes, when the store cannot be used."""
         if self._location is not None and self._context.place.is_first:
             open_tried(self._location, verify_access=self._context.settings.verify_access)
 
@@ -177,7 +177,7 @@ class Training:
         check_partitions(manifest, loop.zero_stage, context.place.world_size)
         with self._reading:
             position, rng = loop.position_in(point.path, ranks_before=manifest.world_size)
-            # Before anything is loaded, because it may be refused.
+            # Before anything is loaded, because this may raise an error.
             position = rescale_position(
                 position,
                 manifest,

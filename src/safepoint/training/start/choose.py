@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and how every folder gets it; all ranks decide together.
+"""Chooses the checkpoint that a run resumes from, and completes it in every folder; all ranks decide together.
 
 The newest step that any folder or the object store holds is tried first. Its files are read and compared with the
 manifest; what is damaged is reported. What is missing in a folder comes from the other folders and the store. A step
@@ -27,9 +27,15 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks, on_first_rank
 from safepoint.training.collective.peers import Peers
-from safepoint.training.start.copies import ListedCopy, VerifiedCopy, list_copy, verify_copy
+from safepoint.training.start.copies import (
+    ListedCopy,
+    ResumePoint,
+    VerifiedCopy,
+    list_copy,
+    named_manifest,
+    verify_copy,
+)
 from safepoint.training.start.folders import Folders
-from safepoint.training.start.resume import ResumePoint, named_manifest
 from safepoint.training.start.transfer import Transfer, make_plan
 
 
@@ -84,7 +90,7 @@ class CheckpointChooser:
         self._transfer = Transfer(peers, output, folders, store)
 
     def choose(self, in_memory: ResumePoint | None = None) -> ResumePoint | None:
-        """Choose the checkpoint to resume from, and bring it to every folder.
+        """Choose the checkpoint to resume from, and complete it in every folder.
 
         Args:
             in_memory: a snapshot that an earlier start has left, the same on every rank; when no checkpoint is

@@ -126,7 +126,7 @@ class StoreClaim:
             run_id: the run.
             attempt: which start of it.
             attempt_id: unique to this start.
-            keep: names of checkpoints that nodes are going to upload, and may have begun to.
+            keep: names of checkpoints that nodes will upload, or have begun to upload.
         """
         self._claim(run_id, attempt, attempt_id)
         in_store = {checkpoint_name(step) for step in self.remote.steps()}
@@ -143,11 +143,11 @@ class StoreClaim:
 def names_to_upload(output: OutputFolder, *, with_parts: bool) -> list[str]:
     """The names of the checkpoints that an uploader of this folder will upload.
 
-    The uploader leaves out superseded ones, so what is begun of those in the store need not be kept.
+    The uploader skips superseded checkpoints, so their unfinished objects in the store need not be kept.
 
     Args:
         output: the folder.
-        with_parts: whether other nodes may have the other parts of what it holds parts of.
+        with_parts: whether to include checkpoints of which the folder holds one node's part.
     """
     found = [
         (path, manifest) for path, manifest in output.manifests() if with_parts or not (path / PART_NAME).exists()

@@ -98,21 +98,16 @@ def owners_of(seen: Sequence[Iterable[int]]) -> list[int | None]:
     Returns:
         By rank; None for one that sees no sign.
     """
-    group = list(range(len(seen)))
-
-    def find(rank: int) -> int:
-        while group[rank] != rank:
-            rank = group[rank]
-        return rank
-
+    groups: list[set[int]] = []
     for rank, others in enumerate(seen):
-        for other in others:
-            low, high = sorted((find(rank), find(other)))
-            group[high] = low
+        group = {rank, *others}
+        overlapping = [known for known in groups if known & group]
+        groups = [known for known in groups if not known & group]
+        groups.append(group.union(*overlapping))
     # The lowest rank of a group is not always one that wrote a sign: then the lowest that did is the owner.
     signed = {rank for others in seen for rank in others}
-    owner = {root: min(rank for rank in signed if find(rank) == root) for root in {find(rank) for rank in signed}}
-    return [owner.get(find(rank)) if tuple(seen[rank]) else None for rank in range(len(seen))]
+    owner = {rank: min(group & signed, default=None) for group in groups for rank in group}
+    return [owner[rank] if tuple(others) else None for rank, others in enumerate(seen)]
 
 
 def _sign(token: str, rank: int) -> str:

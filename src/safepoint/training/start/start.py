@@ -34,8 +34,8 @@ from safepoint.training.start.claim import (
     open_in_keeper,
     start_uploader,
 )
+from safepoint.training.start.copies import ResumePoint
 from safepoint.training.start.folders import Folders, find_folders
-from safepoint.training.start.resume import ResumePoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

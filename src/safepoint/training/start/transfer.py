@@ -1,4 +1,4 @@
-"""Bringing one checkpoint to every folder: from the nodes that have it, and from the object store.
+"""Copies one checkpoint into every folder: from the nodes that have it, and from the object store.
 
 All ranks compute the same plan from what each folder holds. A file comes from the first folder with a good copy. What
 no folder has comes from the store: one rank of each node fetches a share of it, so the store is read only once for

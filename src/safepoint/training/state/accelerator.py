@@ -9,8 +9,6 @@ import torch
 from safepoint.errors import UsageError
 from safepoint.training.state.temporary_attributes import temporarily
 
-_LEAST_FOR_FSDP = (1, 15)
-
 
 def check_accelerator(accelerator: Any) -> None:
     """Refuse parallelism whose checkpoints cannot be resumed.
@@ -24,9 +22,10 @@ def check_accelerator(accelerator: Any) -> None:
             "the script uses FSDP1, whose flat parameters PyTorch replaces by FSDP2; training was not started",
             hint='set "version": 2 in fsdp_config (fsdp_version: 2 in a configuration of Accelerate)',
         )
-    if plugin is not None and _installed() < _LEAST_FOR_FSDP:
+    version = metadata.version("accelerate")
+    if plugin is not None and tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (1, 15):
         raise UsageError(
-            f"accelerate {metadata.version('accelerate')} does not load all that FSDP2 saves: before 1.13 it leaves "
+            f"accelerate {version} does not load all that FSDP2 saves: before 1.13 it leaves "
             "out the optimizer's state, before 1.15 the adapters of FULL_STATE_DICT; training was not started",
             hint="pip install 'accelerate>=1.15'",
         )
@@ -45,11 +44,6 @@ def check_accelerator(accelerator: Any) -> None:
                 "would miss parts of the model; training was not started",
                 hint="use FSDP2 or DeepSpeed's ZeRO-3 for a model that does not fit on one device",
             )
-
-
-def _installed() -> tuple[int, ...]:
-    """The first two numbers of Accelerate's version."""
-    return tuple(int(part) for part in metadata.version("accelerate").split(".")[:2] if part.isdigit())
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:

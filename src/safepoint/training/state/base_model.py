@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -45,12 +45,15 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     """Name, revision and digest of the model below the adapters.
 
     The digest covers name, type, shape and content of every weight that is not trained, read once; of a quantized one
-    its scales too. Left out are adapters that are not trained, such as the reference of DPO, because the checkpoint
-    holds them; embeddings of input and output, which the checkpoint holds where their number has changed: PEFT finds
-    that out in each save, by asking where the model came from, which a start cannot rely on; and what stands in for a
-    module that is trained as a whole. Where DeepSpeed has split the weights while they were loaded, the digest
-    covers what this rank has of them. Weights that `fully_shard` has split are put together one after the other, and
-    then all ranks call this.
+    its scales too. It leaves out:
+
+    - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
+    - embeddings of input and output: the checkpoint holds them where their number has changed, which PEFT finds out
+      in each save from where the model came from, and a start cannot rely on that;
+    - the original of a module that is trained as a whole.
+
+    Where DeepSpeed has split the weights while they were loaded, the digest covers what this rank has of them.
+    Weights that `fully_shard` has split are gathered one at a time, and then all ranks call this.
 
     Args:
         model: what is trained, not yet wrapped for training, but perhaps split by `fully_shard`.
@@ -74,7 +77,7 @@ def base_as_saved(
     """The result of `base_of` for these weights if they were split as in the checkpoint.
 
     Where DeepSpeed has split them on one of both sides, or among another number of ranks, the digests cover other
-    parts. All ranks call it, because weights that are split are put together one after the other.
+    parts. All ranks call it, because split weights are gathered one at a time.
 
     Args:
         model: as for `base_of`.
@@ -104,9 +107,12 @@ def base_as_saved(
 def left_to_base(model: Any) -> set[str]:
     """The entries of a model's state that a checkpoint of its adapters need not hold, as `plain_key` writes them.
 
-    They are the weights that the digest of `base_of` covers, with whatever quantized ones are saved with; embeddings
-    of input and output, unless they are trained, or PEFT finds that their number has changed, for which it may ask
-    where the model came from; and what stands in for a module that is trained as a whole.
+    They are:
+
+    - the weights that the digest of `base_of` covers, with all that quantized ones are saved with;
+    - embeddings of input and output, unless they are trained or PEFT finds that their number has changed, for which
+      it may ask where the model came from;
+    - the original of a module that is trained as a whole.
 
     Args:
         model: with adapters, perhaps split by `fully_shard`; the ranks need not call it together.
@@ -133,6 +139,11 @@ def left_to_base(model: Any) -> set[str]:
 def plain_key(key: str) -> str:
     """The key of an entry of a model's state, whatever its modules were wrapped in."""
     return key.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "").lstrip(".")
+
+
+def without(state: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
+    """The entries of a module's state that are not among `left_out`."""
+    return {key: value for key, value in state.items() if plain_key(key) not in left_out}
 
 
 def _embeddings_left_out(model: Any) -> set[int]:
@@ -174,13 +185,13 @@ def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, s
         )
     if saved["digest"] != now["digest"]:
         raise ConflictError(
-            f"the adapters of step {step} were trained on {_called(saved)}, this run has loaded {_called(now)}: "
+            f"the adapters of step {step} were trained on {_name_of(saved)}, this run has loaded {_name_of(now)}: "
             "the weights differ; training was not started",
             hint="load the weights that the run began with, or start a new run with --from-scratch",
         )
 
 
-def _called(base: Mapping[str, str]) -> str:
+def _name_of(base: Mapping[str, str]) -> str:
     name = base["name"] or "a model without a name"
     revision = f" at {base['revision'][:12]}" if base["revision"] else ""
     return f"{name}{revision} ({base['digest'].partition(':')[2][:12]})"
@@ -202,7 +213,9 @@ def _frozen(model: Any) -> Iterator[tuple[str, Any]]:
             full = f"{module_name}.{name}".lstrip(".")
             if _REPLACED in full or id(tensor) in seen or _is_of_adapter(full, model):
                 continue
-            if isinstance(tensor, torch.nn.Parameter):  # the others come and go, and so do their numbers
+            if isinstance(
+                tensor, torch.nn.Parameter
+            ):  # other tensors are temporary, and a later one may have the same id
                 seen.add(id(tensor))
             yield full.removeprefix(_BASE_PREFIX).replace(_WRAPPED, "."), tensor
 

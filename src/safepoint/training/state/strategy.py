@@ -25,7 +25,7 @@ def check_strategy(manifest: Manifest, now: str) -> None:
     """
     before = manifest.strategy
     if before != now and not {before, now} <= _WHOLE:
-        raise other_files(f"the checkpoint of step {manifest.step}", before, now)
+        raise _other_files_error(f"the checkpoint of step {manifest.step}", before, now)
 
 
 def check_fsdp_files(checkpoint: str, *, has_shards: bool, reads_shards: bool) -> None:
@@ -41,10 +41,10 @@ def check_fsdp_files(checkpoint: str, *, has_shards: bool, reads_shards: bool) -
     """
     if has_shards != reads_shards:
         before, now = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")[:: 1 if has_shards else -1]
-        raise other_files(checkpoint, before, now)
+        raise _other_files_error(checkpoint, before, now)
 
 
-def other_files(checkpoint: str, before: str, now: str) -> ConflictError:
+def _other_files_error(checkpoint: str, before: str, now: str) -> ConflictError:
     """The error for a checkpoint that was written under `before`, where `now` reads other files."""
     return ConflictError(
         f"{checkpoint} was written under {before}, this run uses {now}, which reads other files; training was not "

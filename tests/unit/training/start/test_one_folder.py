@@ -17,8 +17,8 @@ from safepoint.foundation.events.stream import Event
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.choose import CheckpointChooser
+from safepoint.training.start.copies import ResumePoint, lease
 from safepoint.training.start.folders import Folders
-from safepoint.training.start.resume import ResumePoint, lease
 from tests.support.checkpoints import commit, prepared
 
 

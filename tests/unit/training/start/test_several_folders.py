@@ -23,8 +23,8 @@ from safepoint.foundation.events.stream import Event
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.start import transfer
 from safepoint.training.start.choose import CheckpointChooser
+from safepoint.training.start.copies import ResumePoint
 from safepoint.training.start.folders import Folders
-from safepoint.training.start.resume import ResumePoint
 from tests.support.checkpoints import commit, describe, prepared
 from tests.support.ranks import run_ranks
 from tests.support.stores import FaultyStore, flip

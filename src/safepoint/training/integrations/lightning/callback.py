@@ -18,7 +18,7 @@ from safepoint.errors import UsageError
 from safepoint.progress.record import State
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.lightning.lightning_data import LightningData
-from safepoint.training.integrations.lightning.parts import STATE, LightningParts
+from safepoint.training.integrations.lightning.lightning_parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
 from safepoint.training.state.temporary_attributes import Overrides, temporarily
 
@@ -89,13 +89,13 @@ class SafepointCallback(Checkpoint):
         self._context, self._trainer, self._training, self._root = context, trainer, training, training.root
         self._override(data, parts, folder)
 
-    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """See `lightning.pytorch.Callback`."""
-        self._answer_signals()
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
-        self._answer_signals()
+        # Lightning's SIGTERM handler makes a collective call, and stops the rank within a step.
+        if self._training is not None and self._context is not None:
+            self._context.termination.reinstall_handlers()
+
+    on_sanity_check_start = on_train_start
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -115,9 +115,7 @@ class SafepointCallback(Checkpoint):
         """See `lightning.pytorch.Callback`."""
         self._close(None)
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """See `lightning.pytorch.Callback`."""
-        self._close(None)  # where no step was left to train
+    on_fit_end = on_train_end  # Lightning does not call `on_train_end` where no step was left to train
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -223,11 +221,6 @@ class SafepointCallback(Checkpoint):
     def _metrics(self) -> dict[str, Any]:
         """What has been logged, not yet computed: computing it is a collective call."""
         return dict(getattr(self._trainer._logger_connector, "_callback_metrics", {}))
-
-    def _answer_signals(self) -> None:
-        # Lightning's SIGTERM handler makes a collective call, and stops the rank within a step.
-        if self._training is not None and self._context is not None:
-            self._context.termination.reinstall_handlers()
 
     def _close(self, error: BaseException | None) -> None:
         training, self._training = self._training, None

@@ -39,7 +39,7 @@ from safepoint.training.integrations.transformers.save_callbacks import SaveCall
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_supported, splits_weights
 from safepoint.training.integrations.transformers.trainer_loop import TrainerLoop
-from safepoint.training.start.resume import lease
+from safepoint.training.start.copies import lease
 from safepoint.training.start.start import Start, agree_on_start
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
 from safepoint.training.state.temporary_attributes import Overrides

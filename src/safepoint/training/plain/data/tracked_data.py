@@ -1,11 +1,11 @@
-"""The data of a loop, and its position in it, which a resumed run restores.
+"""The data of a loop, and the position of the loop in it, which a resume restores.
 
 - A loader that keeps its own state (`state_dict`, `load_state_dict`: torchdata's StatefulDataLoader) stores it.
-- For map-style data the indices of batches that were trained on are drawn and dropped; no sample is read.
-- For a stream the batches are read and dropped, and the log reports how long that takes.
+- For map-style data, the indices of batches that were trained on are drawn and dropped. No sample is read.
+- For a stream, the batches are read and dropped, and the log reports how long that takes.
 
 The order of an epoch is drawn from the random number states at its start. A resume restores these states for the
-drawing, and the states of the checkpoint after it. Generators of the loader and of its samplers are treated alike.
+drawing, and the states of the checkpoint after it. It does the same for generators of the loader and its samplers.
 
 A loader that Accelerate has prepared counts its epochs by itself, and Accelerate's own function skips batches. It
 reads one batch ahead, so a data set that draws random numbers in this process draws others after a resume.

@@ -10,8 +10,7 @@ import torch
 from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
-from safepoint.training.plain.state.adapters import bases_of, without
-from safepoint.training.plain.state.parts import Parts, unwrapped
+from safepoint.training.plain.state.parts import Parts, bases_of, unwrapped
 from safepoint.training.state.accelerator import (
     check_accelerator,
     innermost,
@@ -19,6 +18,7 @@ from safepoint.training.state.accelerator import (
     writes_shards,
     zero_stage_of,
 )
+from safepoint.training.state.base_model import without
 from safepoint.training.state.strategy import check_fsdp_files
 from safepoint.training.state.temporary_attributes import temporarily
 
@@ -165,5 +165,5 @@ class AcceleratedParts(Parts):
 
 
 def _first_mismatch(error: RuntimeError) -> str:
-    """What torch says of the first entry that does not fit: the line after the one that names the module."""
+    """The first entry that does not fit, in torch's words: the line after the one that names the module."""
     return str(error).splitlines()[1:2][0].strip().rstrip(".") if "\n" in str(error) else str(error)

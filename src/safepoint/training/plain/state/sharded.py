@@ -19,9 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from safepoint.errors import ConflictError, UsageError
-from safepoint.training.plain.state.adapters import without
 from safepoint.training.plain.state.part_checks import Shapes, first_difference, shapes_of
-from safepoint.training.state.base_model import plain_key
+from safepoint.training.state.base_model import plain_key, without
 
 _dcp: Any = dcp
 
@@ -75,10 +74,7 @@ class ShardedParts:
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
         set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
-        self._drop_state_of(unused)
-
-    def _drop_state_of(self, unused: Collection[str]) -> None:
-        """Remove the optimizer state that DCP has made for parameters that had none."""
+        # DCP has made optimizer state for parameters that had none.
         for name, parameter in self._module.named_parameters():
             if plain_key(name) in unused:
                 for optimizer in self._optimizers:

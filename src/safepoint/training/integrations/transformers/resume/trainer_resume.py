@@ -24,7 +24,7 @@ from safepoint.training.integrations.transformers.resume.trainer_state import De
 from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
 from safepoint.training.integrations.transformers.sharding.repartition import follow_accumulation
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_checkpoint_strategy
-from safepoint.training.start.resume import ResumePoint
+from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.rng import capture_rng, restore_rng
 from safepoint.training.state.temporary_attributes import Overrides
 

@@ -24,8 +24,8 @@ from safepoint.foundation.units import format_bytes
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
+from safepoint.training.start.copies import ResumePoint
 from safepoint.training.start.folders import Folders
-from safepoint.training.start.resume import ResumePoint
 from safepoint.training.state.accelerator import zero_stage_of
 from safepoint.training.state.strategy import has_same_partitions, writer_of, zero_name, zero_stages
 from safepoint.training.state.temporary_attributes import Overrides

@@ -14,8 +14,8 @@ from safepoint.errors import CheckpointError, ConflictError, StorageError
 from safepoint.foundation.events.run_events import Repartitioned
 from safepoint.training.integrations.deepspeed import universal
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
+from safepoint.training.start.copies import ResumePoint
 from safepoint.training.start.folders import Folders
-from safepoint.training.start.resume import ResumePoint
 from tests.support.contexts import rank_context
 from tests.support.ranks import ThreadPeers, run_ranks
 from tests.support.zero import MOMENTS, WEIGHTS, random_states, write_zero

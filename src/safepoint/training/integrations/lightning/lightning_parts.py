@@ -1,16 +1,17 @@
 """The state of a Lightning Trainer: what `Trainer.save_checkpoint` writes into its file."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins import CheckpointIO
 
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import Place
-from safepoint.training.collective.peers import Peers
-from safepoint.training.integrations.lightning.checkpoint_io import DirectCheckpointIO
+from safepoint.training.plain.state.parts import Parts
 from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
@@ -18,8 +19,8 @@ STATE = "lightning.ckpt"
 _MODEL = "model.ckpt"
 
 
-class LightningParts:
-    """See `plain.state.parts.Parts`.
+class LightningParts(Parts):
+    """What the Trainer saves. Models with adapters are saved whole, with their base.
 
     Args:
         trainer: a `lightning.pytorch.Trainer`.
@@ -27,31 +28,12 @@ class LightningParts:
     """
 
     def __init__(self, trainer: Any, place: Place) -> None:
+        super().__init__(place)
         self._trainer = trainer
-        self._place = place
-
-    @property
-    def strategy(self) -> str:
-        """`single` or `ddp`; the callback refuses others."""
-        return "ddp" if self._place.world_size > 1 else "single"
-
-    @property
-    def zero_stage(self) -> int | None:
-        """None: the callback refuses DeepSpeed."""
-        return None
-
-    @property
-    def written_fraction(self) -> float:
-        """The first rank writes everything."""
-        return 1.0 if self._place.is_first else 0.0
 
     def modules(self) -> list[torch.nn.Module]:
         """The LightningModule."""
         return [self._trainer.lightning_module]
-
-    def base(self, peers: Peers) -> Mapping[str, str] | None:
-        """None: models with adapters are saved whole, with their base."""
-        return None
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those of the LightningModule."""
@@ -95,3 +77,46 @@ class LightningParts:
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO())
+
+
+class DirectCheckpointIO(CheckpointIO):
+    """Writes and reads files with `torch.save` and `torch.load`, directly to and from a path.
+
+    Lightning's own plugin serializes into memory first. That takes twice the size of the state, and the keeper could
+    not take over the write. See `lightning.pytorch.plugins.CheckpointIO`.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a file, and make its folder."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(checkpoint, path)
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read a file; tensors are mapped and read when they are used.
+
+        Args:
+            path: of the file.
+            map_location: ignored; Lightning copies what it needs to the device.
+            weights_only: the script's argument to Lightning. Only False allows objects other than tensors and plain
+                values, whose loading can run code.
+
+        Raises:
+            UsageError: the file contains such objects, and they were not allowed.
+        """
+        try:
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
+        except pickle.UnpicklingError as error:
+            if weights_only is False:
+                raise
+            raise UsageError(
+                f"{Path(path).parent.name} was not loaded: {Path(path).name} is damaged, or it contains Python "
+                "objects (such as hyperparameters), whose loading can run code",
+                hint="if you trust everyone who can write to that folder, call Trainer.fit(…, weights_only=False), "
+                "or allow the classes with torch.serialization.add_safe_globals",
+            ) from error
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a file."""
+        Path(path).unlink(missing_ok=True)

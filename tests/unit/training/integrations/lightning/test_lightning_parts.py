@@ -10,7 +10,7 @@ import torch
 from safepoint.errors import UsageError
 
 pytest.importorskip("lightning.pytorch")
-from safepoint.training.integrations.lightning.checkpoint_io import DirectCheckpointIO
+from safepoint.training.integrations.lightning.lightning_parts import DirectCheckpointIO
 
 
 class Hostile:
