@@ -8,7 +8,7 @@ import torch
 
 from safepoint.checkpoint.format.manifest import ManifestFacts
 from safepoint.training.engine.streams import Streams
-from safepoint.training.start.start import Attempt
+from safepoint.training.start.claim import Attempt
 
 Write = Callable[[Path, Path], None]
 """Writes this rank's files into a folder `checkpoint-<step>`, given (its parent folder, the folder).

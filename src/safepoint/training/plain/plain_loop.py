@@ -13,7 +13,7 @@ from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.loop import Write
 from safepoint.training.plain.data.position import DataSource, Position, epochs_done
 from safepoint.training.plain.state.parts import Parts, parameters_of
-from safepoint.training.start.start import Attempt
+from safepoint.training.start.claim import Attempt
 from safepoint.training.state.base_model import check_base
 from safepoint.training.state.plain_values import load_plain
 from safepoint.training.state.rng import capture_rng

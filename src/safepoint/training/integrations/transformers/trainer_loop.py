@@ -22,7 +22,7 @@ from safepoint.training.integrations.transformers.resume.reference_model import 
 from safepoint.training.integrations.transformers.resume.trainer_state import RankState
 from safepoint.training.integrations.transformers.sharding.final_model import UnplannableError, plan_final_model
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights, strategy_of
-from safepoint.training.start.start import Attempt
+from safepoint.training.start.claim import Attempt
 from safepoint.training.state.accelerator import innermost, shards_in_place, writes_shards, zero_stage_of
 from safepoint.training.state.temporary_attributes import temporarily
 
