@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
-from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.records import JobRecord, JobState, Wanted
 from safepoint.jobs.model.spec import JobSpec
-from safepoint.jobs.model.state import JobState, Wanted
 from safepoint.settings.run_settings import RunSettings
 
 

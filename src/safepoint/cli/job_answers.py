@@ -5,9 +5,8 @@ from typing import Any
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_duration, plural, printable
 from safepoint.jobs.model.output_location import output_of
-from safepoint.jobs.model.records import AttemptRecord, JobRecord, JobSummary
+from safepoint.jobs.model.records import AttemptRecord, JobRecord, JobState, JobSummary
 from safepoint.jobs.model.risk import safe_point
-from safepoint.jobs.model.state import JobState
 from safepoint.progress.record import Progress
 
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from safepoint.doctor.deadline import History, judge_grace, look_at_history
 from safepoint.doctor.finding import Finding, Status
-from safepoint.doctor.folder import Disk, judge_folder, look_at_folder
 from safepoint.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files, judge_python
-from safepoint.doctor.object_store import judge_store, look_at_store
+from safepoint.doctor.output_location import Disk, judge_folder, judge_store, look_at_folder, look_at_store
 from safepoint.doctor.programs import examine_criu, judge_gpus, judge_torch, look_at_gpus, look_at_torch
 from safepoint.foundation.bounded import Work
 from safepoint.settings.output_place import OutputPlace

@@ -15,20 +15,17 @@ from safepoint.foundation.environment import is_importable
 from safepoint.foundation.field_types import check_fields
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.slots import count_slots
-from safepoint.jobs.model.function_source import take_function
-from safepoint.jobs.model.literals import as_options
+from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.jobs.model.spec import JobSpec, check_name, name_from, names_of_secrets
 from safepoint.sdk.config import LocalConfig
-from safepoint.sdk.fields import CUSTOM_TRAINER, TRANSFORMERS_TRAINER
 from safepoint.sdk.resources import share_for
-from safepoint.sdk.trainers import TransformersTrainer
+from safepoint.sdk.trainers import CUSTOM_TRAINER, TRANSFORMERS_TRAINER, TransformersTrainer
 from safepoint.sdk.upstream import types
 from safepoint.settings.run_settings import RunSettings
-from safepoint.storage.location import parse_location
+from safepoint.storage.location import CLAIMS, parse_location
 
 SCRIPT = "train.py"
-_CLAIMS = "SAFEPOINT_PVC_MOUNTS"
-_STORAGE = (_CLAIMS, "SAFEPOINT_VERIFY_TLS")
+_STORAGE = (CLAIMS, "SAFEPOINT_VERIFY_TLS")
 _DEFAULT_INDEX = ["https://pypi.org/simple"]
 _log = logging.getLogger("safepoint")
 
@@ -94,7 +91,10 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
     env |= _claims(settings.output_dir, config, env)
     if own is not None:
         env |= own.storage_environment()
-        _check_bundle(own)
+        if own.ca_bundle is not None and not os.path.isfile(own.ca_bundle):
+            raise UsageError(
+                f"ca_bundle {os.fspath(own.ca_bundle)} is not a file", hint="give the path of a PEM file"
+            )
     script = str(job_folder(name) / SCRIPT)
     spec = JobSpec(
         name=name,
@@ -111,7 +111,8 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
         data_connection=own.data_connection_name if own is not None else None,
         priority=config.priority,
         packages=tuple(trainer.packages_to_install or ()),
-        package_indexes=_indexes(trainer.pip_index_urls),
+        # None for the default, so that pip's own configuration counts.
+        package_indexes=() if list(trainer.pip_index_urls) == _DEFAULT_INDEX else tuple(trainer.pip_index_urls),
     )
     return LocalJob(spec=spec, files={} if program.script is None else {SCRIPT: program.script.encode()})
 
@@ -159,29 +160,17 @@ def _settings(env: Mapping[str, str], own: TransformersTrainer | None) -> tuple[
 def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> dict[str, str]:
     """The folder that stands for the claim of a `pvc://` location, as a variable."""
     claim = parse_location(output).claim if output is not None else None
-    if claim is None or f"{claim}=" in env.get(_CLAIMS, ""):
+    if claim is None or f"{claim}=" in env.get(CLAIMS, ""):
         return {}
     folder = config.pvc.get(claim)
     if folder is not None:
-        return {_CLAIMS: f"{claim}={os.path.abspath(folder)}"}
-    if f"{claim}=" in os.environ.get(_CLAIMS, ""):
-        return {_CLAIMS: os.environ[_CLAIMS]}
+        return {CLAIMS: f"{claim}={os.path.abspath(folder)}"}
+    if f"{claim}=" in os.environ.get(CLAIMS, ""):
+        return {CLAIMS: os.environ[CLAIMS]}
     configured = Configuration.load(Path(config.folder)).pvc.get(claim)
     if configured is not None:
-        return {_CLAIMS: f"{claim}={configured}"}
+        return {CLAIMS: f"{claim}={configured}"}
     raise UsageError(
         f"no folder on this machine is configured for the claim {claim!r} of {output}",
         hint=f"LocalConfig(pvc={{{claim!r}: '/some/folder'}}), or a table [pvc] in safepoint.toml",
     )
-
-
-def _check_bundle(trainer: TransformersTrainer) -> None:
-    if trainer.ca_bundle is not None and not os.path.isfile(trainer.ca_bundle):
-        raise UsageError(
-            f"ca_bundle {os.fspath(trainer.ca_bundle)} is not a file", hint="give the path of a PEM file"
-        )
-
-
-def _indexes(urls: list[str]) -> tuple[str, ...]:
-    """The indexes for pip; none for the default, so that pip's own configuration counts."""
-    return () if list(urls) == _DEFAULT_INDEX else tuple(urls)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safepoint.jobs.model.function_source import take_function
-from safepoint.jobs.model.literals import as_options
+from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.sdk.failures import NotSupportedHereError, as_kubeflow_raises
 
 _ORIGINAL = "__safepoint_function__"

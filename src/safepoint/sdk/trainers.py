@@ -2,19 +2,63 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.errors import UsageError
-from safepoint.foundation.field_types import TEXT, check_fields
+from safepoint.foundation.field_types import FLAG, NAMED, PATH, SECONDS, TEXT, Kind, check_fields, texts, whole
 from safepoint.foundation.quantities import parse_bytes, parse_duration
-from safepoint.sdk.fields import PERIODIC_CHECKPOINT_CONFIG, TRANSFORMERS_TRAINER
-from safepoint.sdk.output_uri import normalize_output_dir
 from safepoint.sdk.pod_function import PodRun, original_of, pod_function
 from safepoint.sdk.upstream import constants, types
 from safepoint.settings.run_settings import SAVE_STRATEGIES, RunSettings
+from safepoint.storage.location import parse_location
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?(.*)", re.DOTALL)
+_FORMS = "pvc://<claim>/<path>, s3://<bucket>/<prefix> or a path"
+_NAMES = {"pvc": "claim", "s3": "bucket"}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, str) or whole().fits(value)
+
+
+def _are_steps(value: Any) -> bool:
+    text = str(value) if whole().fits(value) else value
+    return isinstance(text, str) and (text == "auto" or (text.isdecimal() and int(text) > 0))
+
+
+CUSTOM_TRAINER = {
+    "func_args": NAMED.optional,
+    "image": TEXT.optional,
+    "packages_to_install": texts("a list of requirements").optional,
+    "pip_index_urls": texts("a list of addresses"),
+    "num_nodes": whole(1).optional,
+    "resources_per_node": NAMED.optional,
+    "env": NAMED.optional,
+}
+"""Kubeflow's own trainer, which does not check its fields."""
+
+TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
+    "enable_progression_tracking": FLAG,
+    "metrics_port": whole(1024, 65535),
+    "metrics_poll_interval_seconds": whole(5, 300),
+    "enable_jit_checkpoint": FLAG,
+    "output_dir": TEXT.optional,
+    "data_connection_name": TEXT.optional,
+    "verify_cloud_storage_access": FLAG,
+    "verify_cloud_storage_ssl": FLAG,
+    "grace_period_seconds": SECONDS.optional,
+    "retention": Kind(words="a text or a mapping", fits=lambda value: TEXT.fits(value) or NAMED.fits(value)).optional,
+    "staging_size": Kind(words="a size in bytes, or a text such as 8Gi", fits=_is_size).optional,
+    "ca_bundle": PATH.optional,
+    "save_every": Kind(words="a text such as 10m, or auto", fits=TEXT.fits).optional,
+    "snapshot_steps": Kind(words="a positive number of steps, or auto", fits=_are_steps).optional,
+}
+
+PERIODIC_CHECKPOINT_CONFIG = {"save_steps": whole(1).optional, "save_total_limit": whole(1).optional}
 
 
 @dataclass
@@ -228,6 +272,28 @@ class TransformersTrainer(types.CustomTrainer):
         if self.ca_bundle is not None:
             environ["AWS_CA_BUNDLE"] = os.path.abspath(self.ca_bundle)
         return environ
+
+
+def normalize_output_dir(text: str) -> str:
+    """Check an output location, and write it with its scheme in lower case and without superfluous slashes.
+
+    A path stays as it is.
+
+    Raises:
+        ValueError: another scheme, no bucket or claim, or an invalid location.
+    """
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return text
+    scheme, slashes, rest = match[1].lower(), match[2], match[3]
+    if scheme not in _NAMES or slashes is None:
+        raise ValueError(f"output_dir {text!r} has the scheme {scheme!r}, which is not supported; use {_FORMS}")
+    if not rest.partition("/")[0]:
+        raise ValueError(f"output_dir {text!r} names no {_NAMES[scheme]}; use {_FORMS}")
+    try:
+        return str(parse_location(f"{scheme}://{rest}"))
+    except ValueError as error:
+        raise ValueError(f"output_dir: {error}") from error
 
 
 def _read(name: str, parse: Callable[[Any], Any], text: Any) -> Any:

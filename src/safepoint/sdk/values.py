@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from safepoint.checkpoint.tools.inventory import Item
-from safepoint.jobs.model.records import JobEvent, JobRecord
-from safepoint.jobs.model.state import JobState
+from safepoint.jobs.model.records import JobEvent, JobRecord, JobState
 from safepoint.progress.record import Progress
 from safepoint.sdk.upstream import constants, types
 

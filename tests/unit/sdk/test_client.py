@@ -14,8 +14,8 @@ from kubernetes import client as kubernetes_client
 from safepoint.errors import ExitCode, SafepointError
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.records import JobState, Wanted
 from safepoint.jobs.model.spec import JobSpec
-from safepoint.jobs.model.state import JobState, Wanted
 from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.sdk import LocalConfig, TrainerClient, TrainJob, TransformersTrainer
 from safepoint.sdk.local_backend import LocalBackend

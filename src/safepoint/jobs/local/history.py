@@ -9,6 +9,7 @@ import getpass
 import json
 import logging
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
@@ -18,11 +19,19 @@ from typing import Any, Self, TypeVar
 from safepoint.errors import ConflictError, NotFoundError, SafepointError, StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.environment import host_name
-from safepoint.foundation.processes import ProcessId
-from safepoint.jobs.local.paths import history_file, make_private
-from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary, NodeRecord, as_typed
+from safepoint.foundation.processes import ProcessId, kill, processes_of
+from safepoint.jobs.local.paths import history_file, job_folder, make_private
+from safepoint.jobs.model.records import (
+    AttemptRecord,
+    JobEvent,
+    JobRecord,
+    JobState,
+    JobSummary,
+    NodeRecord,
+    Wanted,
+    as_typed,
+)
 from safepoint.jobs.model.spec import JobSpec
-from safepoint.jobs.model.state import JobState, Wanted
 
 _FIRST_SCHEMA = """
 CREATE TABLE job (
@@ -86,6 +95,10 @@ class History:
                 self._db.close()
                 raise
 
+    def _query(self, statement: str, *values: Any) -> list[Any]:
+        with self._explained():
+            return self._db.execute(statement, values).fetchall()
+
     def _prepare(self) -> None:
         version = self._version()
         if version > SCHEMA_VERSION:
@@ -98,7 +111,10 @@ class History:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         if version < SCHEMA_VERSION:
-            self._make_private()
+            try:
+                self._path.chmod(0o600)
+            except OSError as error:
+                raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
             with self.transaction():
                 for schema in _SCHEMAS[self._version() :]:  # another process may have been first
                     for statement in schema.split(";\n"):
@@ -118,12 +134,6 @@ class History:
                 clock.sleep(_AGAIN_S)
             else:
                 return
-
-    def _make_private(self) -> None:
-        try:
-            self._path.chmod(0o600)
-        except OSError as error:
-            raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
 
     def _version(self) -> int:
         return self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -169,8 +179,7 @@ class History:
 
     def change_number(self) -> int:
         """A number that differs from the last one when another process has changed something."""
-        with self._explained():
-            return self._db.execute("PRAGMA data_version").fetchone()[0]
+        return self._query("PRAGMA data_version")[0][0]
 
     def jobs(self, states: Sequence[JobState] | None = None) -> list[JobRecord]:
         """All jobs, or those in some states, oldest first.
@@ -179,22 +188,20 @@ class History:
         """
         if states is None:
             return self._select("")
-        return self._select(f"WHERE state IN ({', '.join('?' * len(states))})", *map(str, states))
+        return self._select(f"WHERE state IN ({', '.join('?' * len(states))})", *states)
 
     def unfinished(self) -> list[JobRecord]:
         """Jobs that have not ended, or that are to be deleted."""
-        return self._select("WHERE state NOT IN (?, ?) OR wanted = ?", *map(str, _OVER), str(Wanted.DELETE))
+        return self._select("WHERE state NOT IN (?, ?) OR wanted = ?", *_OVER, Wanted.DELETE)
 
     def _select(self, condition: str, *values: str) -> list[JobRecord]:
-        with self._explained():
-            rows = self._db.execute(f"SELECT {_COLUMNS} FROM job {condition} ORDER BY created, name", values)
-            return [job for row in rows if (job := self._readable(_job, row)) is not None]
+        rows = self._query(f"SELECT {_COLUMNS} FROM job {condition} ORDER BY created, name", *values)
+        return [job for row in rows if (job := self._readable(_job, row)) is not None]
 
     def summaries(self) -> list[JobSummary]:
         """All jobs, oldest first, in short: fast for thousands."""
-        with self._explained():
-            rows = self._db.execute("SELECT name, spec, state, created, safe_step FROM job ORDER BY created, name")
-            return [job for row in rows if (job := self._readable(_summary, row)) is not None]
+        rows = self._query("SELECT name, spec, state, created, safe_step FROM job ORDER BY created, name")
+        return [job for row in rows if (job := self._readable(_summary, row)) is not None]
 
     def _readable(self, read: Callable[[tuple[Any, ...]], _Job], row: tuple[Any, ...]) -> _Job | None:
         try:
@@ -207,14 +214,12 @@ class History:
 
     def find(self, name: str) -> JobRecord | None:
         """The job of exactly this name."""
-        with self._explained():
-            row = self._db.execute(f"SELECT {_COLUMNS} FROM job WHERE name = ?", (name,)).fetchone()
-        return None if row is None else _job(row)
+        rows = self._query(f"SELECT {_COLUMNS} FROM job WHERE name = ?", name)
+        return _job(rows[0]) if rows else None
 
     def knows(self, name: str) -> bool:
         """Whether there is a job of exactly this name, readable or not."""
-        with self._explained():
-            return self._db.execute("SELECT 1 FROM job WHERE name = ?", (name,)).fetchone() is not None
+        return bool(self._query("SELECT 1 FROM job WHERE name = ?", name))
 
     def job(self, name: str) -> JobRecord:
         """The job of this name, or the only one whose name starts with it.
@@ -233,11 +238,8 @@ class History:
         """The name itself, or the only one that starts with it; see `job`."""
         if not name.isascii() or not name:  # every name is, and SQLite takes no text that is not UTF-8
             raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows all")
-        with self._explained():
-            rows = self._db.execute(
-                "SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", (len(name), name)
-            )
-            names = [row[0] for row in rows]
+        rows = self._query("SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", len(name), name)
+        names = [row[0] for row in rows]
         if name in names:
             return name
         if not names:
@@ -249,41 +251,32 @@ class History:
 
     def attempts(self, name: str) -> list[AttemptRecord]:
         """The attempts of a job, oldest first."""
-        with self._explained():
-            rows = self._db.execute(
-                "SELECT number, num_nodes, started, ended, outcome, exit_code FROM attempt WHERE job = ? "
-                "ORDER BY number",
-                (name,),
-            )
-            keys = ("number", "num_nodes", "started", "ended", "outcome", "exit_code")
-            return [AttemptRecord(**dict(zip(keys, row, strict=True))) for row in rows]
+        keys = ("number", "num_nodes", "started", "ended", "outcome", "exit_code")
+        rows = self._query(f"SELECT {', '.join(keys)} FROM attempt WHERE job = ? ORDER BY number", name)
+        return [AttemptRecord(**dict(zip(keys, row, strict=True))) for row in rows]
 
     def nodes(self, name: str, attempt: int) -> list[NodeRecord]:
         """The launchers of an attempt."""
-        with self._explained():
-            rows = self._db.execute(
-                "SELECT node, pid, start_ticks, boot, gpus FROM node WHERE job = ? AND attempt = ? ORDER BY node",
-                (name, attempt),
+        rows = self._query(
+            "SELECT node, pid, start_ticks, boot, gpus FROM node WHERE job = ? AND attempt = ? ORDER BY node",
+            *(name, attempt),
+        )
+        return [
+            NodeRecord(
+                node=node,
+                process=ProcessId(pid=pid, start_ticks=ticks, boot=boot),
+                gpus=tuple(map(str, json.loads(gpus))),
             )
-            return [
-                NodeRecord(
-                    node=node,
-                    process=ProcessId(pid=pid, start_ticks=ticks, boot=boot),
-                    gpus=tuple(map(str, json.loads(gpus))),
-                )
-                for node, pid, ticks, boot, gpus in rows
-            ]
+            for node, pid, ticks, boot, gpus in rows
+        ]
 
     def events(self, name: str) -> list[JobEvent]:
         """The actions on a job, oldest first."""
-        with self._explained():
-            rows = self._db.execute(
-                "SELECT time, name, actor, cause, detail FROM event WHERE job = ? ORDER BY id", (name,)
-            )
-            return [
-                JobEvent(time=time, name=event, actor=actor, cause=cause, detail=json.loads(detail))
-                for time, event, actor, cause, detail in rows
-            ]
+        rows = self._query("SELECT time, name, actor, cause, detail FROM event WHERE job = ? ORDER BY id", name)
+        return [
+            JobEvent(time=time, name=event, actor=actor, cause=cause, detail=json.loads(detail))
+            for time, event, actor, cause, detail in rows
+        ]
 
     # ---- changes by commands ----------------------------------------------------------------------------------
 
@@ -302,14 +295,14 @@ class History:
                 )
             self._db.execute(
                 "INSERT INTO job (name, spec, state, wanted, created, changed) VALUES (?, ?, ?, ?, ?, ?)",
-                (spec.name, spec.to_json(), str(JobState.CREATED), str(Wanted.RUN), now, now),
+                (spec.name, spec.to_json(), JobState.CREATED, Wanted.RUN, now, now),
             )
             self._note(spec.name, "submitted", actor)
 
     def want(self, name: str, wanted: Wanted, *, actor: str, cause: str = "") -> None:
         """Request an action of a job."""
         with self.transaction():
-            self._change(name, "wanted = ?", str(wanted))
+            self._change(name, "wanted = ?", wanted)
             self._note(name, f"{wanted}_requested", actor, cause)
 
     def want_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
@@ -326,9 +319,32 @@ class History:
             self._note(job.name, "changed", actor, f"{job.spec.num_nodes} → {num_nodes} nodes")
 
     def forget(self, name: str) -> None:
-        """Remove a job and all that is known about it."""
-        with self._explained():
-            self._db.execute("DELETE FROM job WHERE name = ?", (name,))
+        """Remove a job's entry and all that is known about it; its folder stays."""
+        self._query("DELETE FROM job WHERE name = ?", name)
+
+    def remove(self, name: str) -> None:
+        """Remove a job without processes: first its folder, then its entry. Its checkpoints stay.
+
+        Raises:
+            StorageError: the folder cannot be removed; the entry stays.
+        """
+        folder = job_folder(name)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise StorageError(
+                f"the folder of job {name} cannot be removed: {error.strerror}: {error.filename}; the job stays",
+                hint=f"remove {folder} by hand, and delete the job again",
+            ) from error
+        self.forget(name)
+
+    def remove_remains(self, name: str) -> None:
+        """End the processes and remove the folder of a job that has no entry."""
+        with self.transaction():  # no new job of this name can be submitted meanwhile
+            if not self.knows(name):
+                kill(processes_of(job_folder(name)))
+                shutil.rmtree(job_folder(name), ignore_errors=True)
 
     # ---- changes by supervisors -------------------------------------------------------------------------------
 
@@ -350,38 +366,33 @@ class History:
             raise ValueError(f"a job has no column {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in figures)
         changes += ", target_nodes = NULL" if state.is_over else ""  # no supervisor is left to do it
-        values = (_plain(value) for value in figures.values())
+        values = (state, clock.utc_now(), message, *figures.values())
         with self.transaction():
-            self._change(
-                name, f"state = ?, changed = ?, message = ?{changes}", str(state), clock.utc_now(), message, *values
-            )
+            self._change(name, f"state = ?, changed = ?, message = ?{changes}", *values)
             self._note(name, str(state).lower(), actor, cause or message, **figures)
 
     def begin_attempt(self, name: str, number: int, num_nodes: int) -> None:
         """Store the start of an attempt."""
-        with self._explained():
-            self._db.execute(
-                "INSERT INTO attempt (job, number, num_nodes, started) VALUES (?, ?, ?, ?)",
-                (name, number, num_nodes, clock.utc_now()),
-            )
+        self._query(
+            "INSERT INTO attempt (job, number, num_nodes, started) VALUES (?, ?, ?, ?)",
+            *(name, number, num_nodes, clock.utc_now()),
+        )
 
     def add_node(self, name: str, attempt: int, node: NodeRecord) -> None:
         """Store a launcher as soon as it exists."""
         process = node.process
-        with self._explained():
-            self._db.execute(
-                "INSERT OR REPLACE INTO node (job, attempt, node, pid, start_ticks, boot, gpus) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (name, attempt, node.node, process.pid, process.start_ticks, process.boot, json.dumps(node.gpus)),
-            )
+        self._query(
+            "INSERT OR REPLACE INTO node (job, attempt, node, pid, start_ticks, boot, gpus) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            *(name, attempt, node.node, process.pid, process.start_ticks, process.boot, json.dumps(node.gpus)),
+        )
 
     def end_attempt(self, name: str, number: int, *, outcome: str, exit_code: int | None) -> None:
         """Store the end of an attempt."""
-        with self._explained():
-            self._db.execute(
-                "UPDATE attempt SET ended = ?, outcome = ?, exit_code = ? WHERE job = ? AND number = ?",
-                (clock.utc_now(), outcome, exit_code, name, number),
-            )
+        self._query(
+            "UPDATE attempt SET ended = ?, outcome = ?, exit_code = ? WHERE job = ? AND number = ?",
+            *(clock.utc_now(), outcome, exit_code, name, number),
+        )
 
     def _change(self, name: str, columns: str, *values: Any) -> None:
         if self._db.execute(f"UPDATE job SET {columns} WHERE name = ?", (*values, name)).rowcount == 0:
@@ -390,14 +401,7 @@ class History:
     def _note(self, name: str, event: str, actor: str, cause: str = "", **detail: Any) -> None:
         self._db.execute(
             "INSERT INTO event (job, time, name, actor, cause, detail) VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                name,
-                clock.utc_now(),
-                event,
-                actor,
-                cause,
-                json.dumps({key: _plain(value) for key, value in detail.items()}),
-            ),
+            (name, clock.utc_now(), event, actor, cause, json.dumps(detail)),
         )
 
 
@@ -408,10 +412,6 @@ def this_user() -> str:
     except (KeyError, OSError):
         name = str(os.getuid())
     return f"{name}@{host_name()}"
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, (JobState, Wanted)) else value
 
 
 def _summary(row: tuple[Any, ...]) -> JobSummary:

@@ -15,14 +15,12 @@ from safepoint.jobs.local.attempt import rank_reports
 from safepoint.jobs.local.attempt.logs import LogLine, read_logs
 from safepoint.jobs.local.history import History, this_user
 from safepoint.jobs.local.paths import job_folder, make_private, new_job_folder, supervisor_lock
-from safepoint.jobs.local.removal import remove_job, remove_remains
 from safepoint.jobs.local.slots import check_size, count_slots
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.output_location import output_of, place_of, with_claims
-from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobState, JobSummary, Wanted
 from safepoint.jobs.model.spec import JobSpec
-from safepoint.jobs.model.state import JobState, Wanted
 from safepoint.progress.record import Progress
 
 _POLL_S = 0.1
@@ -255,7 +253,7 @@ class LocalJobs:
             if with_checkpoints:
                 raise
             self._history.forget(name)
-            remove_remains(name, self._history)
+            self._history.remove_remains(name)
             return 0
         if with_checkpoints:
             return self._delete_all(job, timeout_s)
@@ -287,7 +285,7 @@ class LocalJobs:
         with self._at_rest(job.name, timeout_s):
             num_deleted = remove_checkpoints(output, job.spec)
             self._history.want(job.name, Wanted.DELETE, actor=self._actor)
-            remove_job(job.name, self._history)
+            self._history.remove(job.name)
         return num_deleted
 
     @contextlib.contextmanager
@@ -324,7 +322,7 @@ class LocalJobs:
             job = self._history.find(name)
             if lock is None or job is None or job.state.holds_slots:
                 return False
-            remove_job(name, self._history)
+            self._history.remove(name)
             return True
         finally:
             if lock is not None:

@@ -15,9 +15,8 @@ from pathlib import Path
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.processes import JOB_VARIABLE
-from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.records import JobRecord, JobState, Wanted
 from safepoint.jobs.model.spec import JobSpec
-from safepoint.jobs.model.state import JobState, Wanted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANKS_PER_CORE = 4

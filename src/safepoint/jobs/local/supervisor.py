@@ -25,13 +25,11 @@ from safepoint.jobs.local.attempt.launchers import Launchers, launcher_environme
 from safepoint.jobs.local.attempt.packages import JobStoppedError, install_packages
 from safepoint.jobs.local.history import History, HistoryError
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
-from safepoint.jobs.local.removal import remove_job, remove_remains
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.outcome import conclude
 from safepoint.jobs.model.output_location import output_of
-from safepoint.jobs.model.records import JobRecord
-from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.jobs.model.records import JobRecord, JobState, Wanted
 from safepoint.storage.location import parse_location
 
 _POLL_S = 0.1
@@ -50,6 +48,9 @@ class Supervisor:
     Args:
         name: the job's.
         history: the history of all jobs.
+
+    Attributes:
+        was_asked_to_leave: whether this process has to exit, whatever the state of the job.
     """
 
     def __init__(self, name: str, history: History) -> None:
@@ -58,12 +59,12 @@ class Supervisor:
         self._folder = job_folder(name)
         self._actor = f"supervisor {os.getpid()}"
         self._launchers: Launchers | None = None
-        self._was_asked_to_leave = False
+        self.was_asked_to_leave = False
         self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
 
     def leave(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM, at a shutdown for example: the job saves, and the next command continues it."""
-        self._was_asked_to_leave = True
+        self.was_asked_to_leave = True
 
     def run(self) -> None:
         """Supervise the job until it needs no supervisor, or is to be deleted, which the caller does.
@@ -79,11 +80,6 @@ class Supervisor:
                 self._watch(self._launchers)
                 self._conclude(self._launchers)
                 self._launchers = None
-
-    @property
-    def was_asked_to_leave(self) -> bool:
-        """Whether this process has to exit, whatever the state of the job."""
-        return self._was_asked_to_leave
 
     @property
     def _job(self) -> JobRecord:
@@ -109,7 +105,7 @@ class Supervisor:
         capacity = slots.count_slots()
         pause_until_s = clock.monotonic_s() + min(_LONGEST_PAUSE_S, 0.5 * 2**self._job.setbacks)
         seen, look_at_s = -1, 0.0
-        while not self._was_asked_to_leave:
+        while not self.was_asked_to_leave:
             # Waiting supervisors read all jobs only after a change of the history.
             number, now_s = self._history.change_number(), clock.monotonic_s()
             if number != seen or now_s >= look_at_s:
@@ -194,7 +190,7 @@ class Supervisor:
         return launchers
 
     def _is_wanted(self) -> bool:
-        return not self._job.is_to_stop and not self._was_asked_to_leave
+        return not self._job.is_to_stop and not self.was_asked_to_leave
 
     def _free_gpus(self, job: JobRecord) -> tuple[str, ...] | None:
         if not job.spec.gpu_per_node:
@@ -215,9 +211,11 @@ class Supervisor:
         while launchers.are_alive:
             job = self._job
             # SUSPENDING although RUN is requested: it was resumed meanwhile, and first completes the suspension.
-            if job.is_to_stop or self._was_asked_to_leave or job.state is JobState.SUSPENDING:
+            if job.is_to_stop or self.was_asked_to_leave or job.state is JobState.SUSPENDING:
                 if job.state is not JobState.SUSPENDING:
-                    self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=_why(job))
+                    is_scaled = job.wanted is Wanted.RUN and job.target_nodes
+                    cause = f"scaled to {job.target_nodes} nodes" if is_scaled else str(job.wanted)
+                    self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=cause)
                 launchers.ask_to_stop()
             elif job.state is JobState.RESUMING and self._has_resumed(began_s):
                 self._history.become(self._name, JobState.RUNNING, actor=self._actor)
@@ -231,7 +229,9 @@ class Supervisor:
     def _conclude(self, launchers: Launchers) -> None:
         """Store the end of the attempt and the state of the job."""
         launchers.wait_until_gone()
-        safe, missing_in = rank_reports.safe_step(self._folder), self._missing_in()
+        safe, is_not_stored = rank_reports.newest_step(self._folder)
+        output = output_of(self._job.spec, rank_reports.progress(self._folder))
+        is_missing = is_not_stored and output is not None and parse_location(output).is_remote
         exit_codes = launchers.exit_codes
         with self._history.transaction():
             job = self._job
@@ -239,7 +239,7 @@ class Supervisor:
                 exit_codes,
                 self._was_wanted(job),
                 safe_step=safe,
-                missing_in=missing_in,
+                missing_in=output or "" if is_missing else "",
                 has_progressed=safe is not None and safe > (job.safe_step or 0),
                 setbacks=job.setbacks,
             )
@@ -259,16 +259,9 @@ class Supervisor:
             self._history.become(self._name, state, actor=self._actor, message=outcome.message, **figures)
         launchers.tidy()
 
-    def _missing_in(self) -> str:
-        """The object store that lacks the newest saved step; empty otherwise."""
-        output = output_of(self._job.spec, rank_reports.progress(self._folder))
-        if output is None or not parse_location(output).is_remote:
-            return ""
-        return output if rank_reports.step_not_stored(self._folder) is not None else ""
-
     def _was_wanted(self, job: JobRecord) -> Wanted:
         """The request that has ended the launchers, if there was one."""
-        if job.wanted is Wanted.RUN and self._was_asked_to_leave:
+        if job.wanted is Wanted.RUN and self.was_asked_to_leave:
             return Wanted.PREEMPT
         if job.wanted is Wanted.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
             return Wanted.SUSPEND  # it continues afterwards
@@ -279,10 +272,6 @@ class Supervisor:
         if clock.monotonic_s() >= self._check_others_at_s:
             self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
             start_missing_supervisors(self._history, but=self._name, patience_s=0)
-
-
-def _why(job: JobRecord) -> str:
-    return f"scaled to {job.target_nodes} nodes" if job.wanted is Wanted.RUN and job.target_nodes else str(job.wanted)
 
 
 def supervise(name: str) -> int:
@@ -317,9 +306,9 @@ def _supervise(name: str, history: History) -> bool:
         _run(supervisor)
         job = history.find(name)
         if job is not None and job.wanted is Wanted.DELETE:
-            remove_job(name, history)
+            history.remove(name)
     except NotFoundError:  # the entry was removed: no other process would end what is left
-        remove_remains(name, history)
+        history.remove_remains(name)
     return supervisor.was_asked_to_leave
 
 

@@ -61,6 +61,7 @@ def start_missing_supervisors(
 
 def _spawn(name: str) -> "subprocess.Popen[bytes]":
     folder = make_private(job_folder(name))
+    inherited = {JOB_VARIABLE, VISIBLE} if JOB_VARIABLE in os.environ else set[str]()
     with (folder / "supervisor.log").open("ab") as stream:
         process = subprocess.Popen(
             # -P: the supervisor imports no modules from the job's folder.
@@ -69,18 +70,13 @@ def _spawn(name: str) -> "subprocess.Popen[bytes]":
             stdout=stream,
             stderr=stream,
             cwd=folder,
-            env=_environment(),
+            # Without the submitting job's folder, by which its processes are found and killed, and its devices.
+            env={name: text for name, text in os.environ.items() if name not in inherited},
             start_new_session=True,
         )
     # A thread waits for its end, so that no zombie stays while this process runs.
     threading.Thread(target=process.wait, name=f"safepoint-{name}", daemon=True).start()
     return process
-
-
-def _environment() -> dict[str, str]:
-    """Without the variables of a job that submits another one: its name, by which it is killed, and its devices."""
-    names = {JOB_VARIABLE, VISIBLE} if JOB_VARIABLE in os.environ else set[str]()
-    return {key: text for key, text in os.environ.items() if key not in names}
 
 
 def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float) -> None:

@@ -1,8 +1,9 @@
 """A training function and its arguments, as a script that another process runs.
 
 Promises: the script has the function's source as its file has it, letter by letter, and arguments equal to those
-given; no shell and no pickle is involved. A function that needs names from outside, and arguments that are not plain
-values (`literals`), are refused by name.
+given; no shell and no pickle is involved. A function that needs names from outside is refused, and so is an argument
+that is not a plain value: None, True, False, an int, float, complex, str or bytes, or a list, tuple, set, frozenset
+or dict of these.
 """
 
 import __future__
@@ -12,13 +13,13 @@ import builtins
 import dis
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from safepoint.errors import UsageError
-from safepoint.jobs.model.literals import literal
 
 _FUTURE_ANNOTATIONS = "from __future__ import annotations\n"
 _IN_EVERY_MODULE = frozenset(
@@ -26,6 +27,10 @@ _IN_EVERY_MODULE = frozenset(
 )
 _CALLED_IN_VAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _SELF_CONTAINED = "write a function with `def`, with everything it needs imported or defined inside it"
+_MOST_DEPTH = 50
+"""Python's parser has a limit for brackets in brackets."""
+_ACCEPTED = "None, True, False, numbers, strings, bytes, and lists, tuples, sets and dicts of these"
+_REPEATABLE: tuple[type, ...] = (types.NoneType, bool, str, bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,7 @@ def take_function(function: Callable[..., Any], arguments: Mapping[str, Any] | N
         ) from error
     definition = _definition(name, function)
     _check_names(name, function, definition)
-    return Shipment(name=name, definition=definition, arguments=literal(given, "func_args"))
+    return Shipment(name=name, definition=definition, arguments=source_of(given, "func_args"))
 
 
 def _check_kind(function: Any) -> str:
@@ -130,7 +135,7 @@ def _definition(name: str, function: types.FunctionType) -> str:
             hint="define it in a file or a notebook's cell, or give the path of a script",
         ) from error
     source = "".join(lines)
-    # An indented function keeps its indentation: texts over several lines are data.
+    # An indented function keeps its indentation: strings over several lines are data.
     definition = f"if True:\n{source}" if source[:1].isspace() else source
     if function.__code__.co_flags & __future__.annotations.compiler_flag:
         definition = _FUTURE_ANNOTATIONS + definition
@@ -150,21 +155,10 @@ def _definition(name: str, function: types.FunctionType) -> str:
     if node.decorator_list:
         decorators = ", ".join(f"@{ast.unparse(one)}" for one in node.decorator_list)
         raise UsageError(f"{name} is decorated with {decorators}, which is not sent to the job", hint="remove it")
-    if _parameters(node.args) != _parameters_of(function):
+    names = [one.arg for one in ast.iter_child_nodes(node.args) if isinstance(one, ast.arg)]
+    if names != list(inspect.signature(function).parameters):
         raise stale
     return definition
-
-
-def _parameters(arguments: ast.arguments) -> list[str]:
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return [one.arg for one in (*named, arguments.vararg, arguments.kwarg) if one is not None]
-
-
-def _parameters_of(function: types.FunctionType) -> list[str]:
-    code = function.__code__
-    count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return list(code.co_varnames[:count])
 
 
 # ---- names that would be missing ------------------------------------------------------------------------------
@@ -174,13 +168,20 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
     used: set[str] = set()
     defined: set[str] = set()
     _collect(compile(definition, f"<{name}>", "exec", dont_inherit=True), used, defined)
-    missing = sorted(used - defined - _IN_EVERY_MODULE - _builtin_names())
+    # What every interpreter has, without what a notebook adds.
+    own = {
+        key
+        for key, value in vars(builtins).items()
+        if not str(getattr(value, "__module__", "")).startswith("IPython")
+    }
+    missing = sorted(used - defined - _IN_EVERY_MODULE - own)
     if not missing:
         return
     modules = [one for one in missing if isinstance(function.__globals__.get(one), types.ModuleType)]
     hints: list[str] = []
     if modules:
-        imports = "; ".join(_import_of(one, function.__globals__[one]) for one in modules)
+        names = [(function.__globals__[one].__name__, one) for one in modules]
+        imports = "; ".join(f"import {name}" if name == one else f"import {name} as {one}" for name, one in names)
         hints.append(f"write `{imports}` inside it")
     if len(modules) < len(missing):
         others = ", ".join(one for one in missing if one not in modules)
@@ -213,11 +214,76 @@ def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
             _collect(constant, used, defined)
 
 
-def _builtin_names() -> set[str]:
-    """What every interpreter has, without what a notebook adds."""
-    names = vars(builtins).items()
-    return {name for name, value in names if not str(getattr(value, "__module__", "")).startswith("IPython")}
+# ---- arguments ------------------------------------------------------------------------------------------------
 
 
-def _import_of(name: str, module: types.ModuleType) -> str:
-    return f"import {module.__name__}" if module.__name__ == name else f"import {module.__name__} as {name}"
+def source_of(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
+    """An expression in ASCII whose value is equal to `value`, of the same types.
+
+    Args:
+        value: a plain value.
+        where: its name in a message.
+
+    Raises:
+        UsageError: it is not a plain value.
+    """
+    kind = cast("type[Any]", type(value))  # subclasses are something else: numpy's float64 is a float
+    if kind in _REPEATABLE:
+        return ascii(value)
+    if kind is int:
+        return str(value) if abs(value) < 1 << 64 else hex(value)  # many digits are refused, both ways
+    if kind is float:
+        return repr(value) if math.isfinite(value) else f"float('{value!r}')"
+    if kind is complex:
+        return f"complex({source_of(value.real, where)}, {source_of(value.imag, where)})"
+    if kind in {list, tuple, set, frozenset, dict}:
+        if id(value) in _around or len(_around) >= _MOST_DEPTH:
+            raise UsageError(f"{where} contains itself, or is nested more than {_MOST_DEPTH} deep")
+        return _collection(value, where, (*_around, id(value)))
+    shown = getattr(value, "__qualname__", None) or f"{kind.__module__}.{kind.__qualname__}"
+    what = "a function" if inspect.isroutine(value) else f"of type {kind.__qualname__}"
+    raise UsageError(
+        f"{where} is {what} ({shown}), which cannot be sent to a job; accepted: {_ACCEPTED}",
+        hint="create it inside the function, from such values",
+    )
+
+
+def _collection(value: Any, where: str, around: tuple[int, ...]) -> str:
+    if isinstance(value, dict):
+        pairs: list[str] = []
+        for key, item in cast("dict[Any, Any]", value).items():
+            key_text = source_of(key, f"a key of {where}", _around=around)
+            pairs.append(f"{key_text}: {source_of(item, f'{where}[{key_text}]', _around=around)}")
+        return "{" + ", ".join(pairs) + "}"
+    numbered = enumerate(cast("list[Any]", value))
+    items = [source_of(item, f"{where}[{number}]", _around=around) for number, item in numbered]
+    match value:
+        case list():
+            return f"[{', '.join(items)}]"
+        case tuple():
+            return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        case _:
+            return f"{type(value).__name__}([{', '.join(items)}])"
+
+
+def as_options(arguments: Mapping[str, Any] | None) -> list[str]:
+    """Arguments as the options of a script: `{"lr": 1e-4, "fp16": True}` → `--lr 0.0001 --fp16`.
+
+    Raises:
+        UsageError: a value cannot be an option.
+    """
+    options: list[str] = []
+    for name, value in (arguments or {}).items():
+        if not name or name != name.strip() or "=" in name:
+            raise UsageError(f"func_args has {name!r}, which is not a valid name of a script's option")
+        options.append(f"--{name}")
+        if value is True:
+            continue
+        for item in cast("list[Any]", value if isinstance(value, (list, tuple)) else [value]):
+            if type(item) not in {str, int, float}:
+                raise UsageError(
+                    f"func_args[{name!r}] is {value!r}, which cannot be an option of a script",
+                    hint="use strings, numbers, lists of these, and True for a switch",
+                )
+            options.append(str(item))
+    return options

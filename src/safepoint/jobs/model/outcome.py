@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from safepoint.errors import ExitCode
-from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.jobs.model.records import JobState, Wanted
 
 MAX_SETBACKS = 6
 """How often a job restarts after interruptions that no one requested, without a step of progress between them."""

@@ -19,8 +19,8 @@ import pytest
 from safepoint.errors import ConflictError, NotFoundError, StorageError
 from safepoint.foundation.processes import ProcessId
 from safepoint.jobs.local.history import _FIRST_SCHEMA, SCHEMA_VERSION, History
-from safepoint.jobs.model.records import NodeRecord
-from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.records import JobState, NodeRecord, Wanted
 from tests.support.job_values import job_record, job_spec
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -402,3 +402,32 @@ def test_a_history_of_an_older_release_is_brought_up_to_date(tmp_path: Path) -> 
         with History(path) as history:
             job = history.job("a")
             assert (job.spec, job.state, job.target_nodes) == (spec, JobState.RUNNING, None)
+
+
+class TestForgetting:
+    @pytest.fixture(autouse=True)
+    def _own_state_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def test_a_job_goes_with_its_folder(self) -> None:
+        """And no others."""
+        with History() as history:
+            for name in ("a", "a-2"):
+                history.add(job_spec(name), actor="me")
+                job_folder(name).mkdir(parents=True)
+                (job_folder(name) / "file").write_text(name)
+            history.remove("a")
+            assert [job.name for job in history.jobs()] == ["a-2"]
+        assert not job_folder("a").exists()
+        assert (job_folder("a-2") / "file").exists()
+
+    def test_only_what_nobody_knows_are_remains(self) -> None:
+        """A job of the same name may just have been submitted."""
+        with History() as history:
+            history.add(job_spec("a"), actor="me")
+            job_folder("a").mkdir(parents=True)
+            job_folder("b").mkdir(parents=True)
+            history.remove_remains("a")
+            history.remove_remains("b")
+        assert job_folder("a").exists()
+        assert not job_folder("b").exists()

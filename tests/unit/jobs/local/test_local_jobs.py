@@ -27,9 +27,8 @@ from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import history_file, job_folder, supervisor_lock
 from safepoint.jobs.model.output_location import in_full
-from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.records import JobRecord, JobState, Wanted
 from safepoint.jobs.model.spec import JobSpec
-from safepoint.jobs.model.state import JobState, Wanted
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from safepoint.errors import UsageError
 from safepoint.jobs.local import slots
 from safepoint.jobs.local.slots import Admission, Slots, admit, check_size, count_slots, devices, free_gpus, remark_on
-from safepoint.jobs.model.records import JobRecord
-from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.jobs.model.records import JobRecord, JobState, Wanted
 from tests.support.job_values import job_record, job_spec
 
 RUNNING, QUEUED, SUSPENDING = JobState.RUNNING, JobState.QUEUED, JobState.SUSPENDING

@@ -18,8 +18,7 @@ from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
-from safepoint.jobs.model.records import JobRecord
-from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.jobs.model.records import JobRecord, JobState, Wanted
 from tests.support.job_values import job_record, job_spec
 from tests.support.supervisors import supervisor_pid
 

@@ -4,7 +4,7 @@ import pytest
 
 from safepoint.errors import ExitCode
 from safepoint.jobs.model.outcome import MAX_SETBACKS, Outcome, conclude
-from safepoint.jobs.model.state import JobState, Wanted
+from safepoint.jobs.model.records import JobState, Wanted
 
 COMPLETE, FAILED, SUSPENDED = JobState.COMPLETE, JobState.FAILED, JobState.SUSPENDED
 PREEMPTED, RESTARTING = JobState.PREEMPTED, JobState.RESTARTING

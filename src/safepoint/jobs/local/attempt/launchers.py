@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from safepoint.errors import ExitCode
 from safepoint.foundation import clock, processes
@@ -19,7 +18,6 @@ from safepoint.jobs.local.slots import VISIBLE
 from safepoint.jobs.model.connections import with_keys
 from safepoint.jobs.model.records import NodeRecord
 from safepoint.jobs.model.spec import JobSpec
-from safepoint.settings.run_settings import RunSettings
 
 _RANK_LOGS = "SAFEPOINT_RANK_LOGS"
 _OURS = ("SAFEPOINT_", "PET_", "TORCHELASTIC_")
@@ -68,35 +66,11 @@ class Launchers:
         if self._spec.num_nodes > 1 and self._port is None:  # not earlier: installing packages takes minutes
             self._port = _free_port()
         settings = replace(self._spec.settings, job_dir=str(self._folder))
-        if rank_reports.has_begun(self._folder):
-            settings = _settings_after_start(settings)
-        write_plan(plan_file, self._plan(node), settings)
-        output = self._folder / "logs" / f"node-{node}.log"
-        output.parent.mkdir(exist_ok=True)
-        with output.open("ab") as stream:
-            process = subprocess.Popen(
-                [self._spec.python, "-m", "safepoint.jobs.local.attempt.node", str(plan_file)],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                cwd=self._spec.working_dir,
-                env={**environ, **self._variables(output.parent), **_devices(gpus, self._spec)},
-                start_new_session=True,
-            )
-        identity = processes.identify(process.pid)
-        if identity is None:
-            raise OSError(f"the launcher of node {node} ended at once")
-        self._children[process.pid] = process
-        record = NodeRecord(node=node, process=identity, gpus=gpus or ())
-        self._nodes.append(record)
-        return record
-
-    def _variables(self, logs: Path) -> dict[str, str]:
-        return {JOB_VARIABLE: str(self._folder), _RANK_LOGS: str(logs)}
-
-    def _plan(self, node: int) -> dict[str, Any]:
+        if rank_reports.has_begun(self._folder):  # --resume and --from-scratch apply to the first start only
+            resume = "auto" if settings.resume == "never" else settings.resume
+            settings = replace(settings, has_begun=True, from_scratch=False, resume=resume)
         spec = self._spec
-        return {
+        plan = {
             "program": spec.program,
             "is_module": spec.is_module,
             "nproc_per_node": str(spec.ranks_per_node),
@@ -106,6 +80,27 @@ class Launchers:
             "master_port": self._port,
             "max_restarts": spec.max_restarts,
         }
+        write_plan(plan_file, plan, settings)
+        devices = {} if gpus is None or VISIBLE in spec.env else {VISIBLE: ",".join(gpus)}
+        output = self._folder / "logs" / f"node-{node}.log"
+        output.parent.mkdir(exist_ok=True)
+        with output.open("ab") as stream:
+            process = subprocess.Popen(
+                [spec.python, "-m", "safepoint.jobs.local.attempt.node", str(plan_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd=spec.working_dir,
+                env={**environ, JOB_VARIABLE: str(self._folder), _RANK_LOGS: str(output.parent), **devices},
+                start_new_session=True,
+            )
+        identity = processes.identify(process.pid)
+        if identity is None:
+            raise OSError(f"the launcher of node {node} ended at once")
+        self._children[process.pid] = process
+        record = NodeRecord(node=node, process=identity, gpus=gpus or ())
+        self._nodes.append(record)
+        return record
 
     def _plan_file(self, node: int) -> Path:
         return self._folder / f"attempt-{self._attempt}" / f"node-{node}.json"
@@ -137,13 +132,11 @@ class Launchers:
             if now_s - self._asked_s >= self._spec.settings.grace_s + _KILLED_LATER_S:
                 self.kill()
             return
-        if self._lost_s is None and any(self._has_failed(node) for node in self._nodes):
+        ended = (node.node for node in self._nodes if not node.process.is_alive)
+        if self._lost_s is None and any(self._exit_code(node) != 0 for node in ended):
             self._lost_s = now_s
         if self._lost_s is not None and now_s - self._lost_s >= _AFTER_A_LOSS_S:
             self.ask_to_stop()
-
-    def _has_failed(self, node: NodeRecord) -> bool:
-        return not node.process.is_alive and self._exit_code(node.node) != 0
 
     def kill(self) -> None:
         """End every process of the job at once."""
@@ -194,16 +187,6 @@ def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: 
     if extra_path is not None:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(extra_path), environ.get("PYTHONPATH", ""))))
     return environ
-
-
-def _settings_after_start(settings: RunSettings) -> RunSettings:
-    """The settings of later launchers: `--resume` and `--from-scratch` apply to the first start only."""
-    resume = "auto" if settings.resume == "never" else settings.resume
-    return replace(settings, has_begun=True, from_scratch=False, resume=resume)
-
-
-def _devices(gpus: tuple[str, ...] | None, spec: JobSpec) -> dict[str, str]:
-    return {} if gpus is None or VISIBLE in spec.env else {VISIBLE: ",".join(gpus)}
 
 
 def _free_port() -> int:

@@ -1,6 +1,5 @@
 """Installs the packages of a job into a folder of its own, which is searched before the machine's."""
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from safepoint.errors import SafepointError
+from safepoint.foundation import clock
 from safepoint.foundation.processes import JOB_VARIABLE
 from safepoint.jobs.model.spec import JobSpec
 
@@ -45,7 +45,9 @@ def install_packages(spec: JobSpec, folder: Path, *, is_wanted: Callable[[], boo
     shutil.rmtree(unfinished, ignore_errors=True)
     log = folder / "logs" / "packages.log"
     log.parent.mkdir(exist_ok=True)
-    options = ["--target", str(unfinished), *_index_options(spec.package_indexes)]
+    options = ["--target", str(unfinished)]
+    for position, url in enumerate(spec.package_indexes):
+        options += ["--index-url" if position == 0 else "--extra-index-url", url]
     with log.open("ab") as stream:
         process = subprocess.Popen(
             [spec.python, "-m", "pip", "install", *options, "--", *spec.packages],
@@ -56,7 +58,10 @@ def install_packages(spec: JobSpec, folder: Path, *, is_wanted: Callable[[], boo
             start_new_session=True,
         )
         try:
-            _wait(process, is_wanted)
+            while process.poll() is None:
+                if not is_wanted():
+                    raise JobStoppedError
+                clock.sleep(_POLL_S)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # its build processes, too
@@ -67,19 +72,3 @@ def install_packages(spec: JobSpec, folder: Path, *, is_wanted: Callable[[], boo
         raise SafepointError(f"installing {' '.join(spec.packages)} failed", hint=f"see {log}")
     unfinished.rename(target)
     return target
-
-
-def _wait(process: "subprocess.Popen[bytes]", is_wanted: Callable[[], bool]) -> None:
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_POLL_S)
-            return
-        if not is_wanted():
-            raise JobStoppedError
-
-
-def _index_options(urls: tuple[str, ...]) -> list[str]:
-    options: list[str] = []
-    for position, url in enumerate(urls):
-        options += ["--index-url" if position == 0 else "--extra-index-url", url]
-    return options

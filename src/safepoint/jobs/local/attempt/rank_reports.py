@@ -35,32 +35,23 @@ def has_begun(folder: Path) -> bool:
     return any(event["event"] == "attempt_started" for event in events(folder))
 
 
-def safe_step(folder: Path) -> int | None:
-    """The newest committed step that the ranks have reported."""
-    step: int | None = None
-    for event in events(folder):
-        if event["event"] in {"saved", "resumed"} or (event["event"] == "interrupted" and event.get("saved")):
-            reported = event.get("step")
-            step = reported if isinstance(reported, int) else step
-        elif event["event"] == "set_aside":
-            step = None
-    return step
-
-
-def step_not_stored(folder: Path) -> int | None:
-    """The newest saved step if it was not uploaded to the object store; None otherwise."""
+def newest_step(folder: Path) -> tuple[int | None, bool]:
+    """The newest committed step that the ranks have reported, and whether it was not uploaded to the object store."""
+    newest: int | None = None
     saved = stored = -1
     for event in events(folder):
         name, step = event["event"], event.get("step")
         if name == "set_aside":
-            saved = stored = -1
+            newest, saved, stored = None, -1, -1
         elif not isinstance(step, int):
             continue
+        elif name == "resumed":
+            newest = step
         elif name == "saved" or (name == "interrupted" and event.get("saved")):
-            saved = step
+            newest = saved = step
         elif name == "uploaded" and not str(event.get("location")).endswith("/final"):
             stored = max(stored, step)
-    return saved if saved > stored else None
+    return newest, saved > stored
 
 
 def has_reported_since(folder: Path, wall_s: float) -> bool:

@@ -8,10 +8,7 @@ import pytest
 
 from safepoint.errors import ConflictError
 from safepoint.foundation.files import reading
-from safepoint.jobs.local.history import History
 from safepoint.jobs.local.outputs import remove_checkpoints
-from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.local.removal import remove_job, remove_remains
 from safepoint.settings.output_place import place_output
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
@@ -99,28 +96,3 @@ def test_a_store_and_the_folder_in_front_of_it(
     spec = job_spec(output_dir=location, settings={"local_dir": "local"}, working_dir=str(tmp_path))
     assert remove_checkpoints(location, spec) == 2
     assert visible(tmp_path / "local") == []
-
-
-class TestForgetting:
-    def test_a_job_goes_with_its_folder(self) -> None:
-        """And no others."""
-        with History() as history:
-            for name in ("a", "a-2"):
-                history.add(job_spec(name), actor="me")
-                job_folder(name).mkdir(parents=True)
-                (job_folder(name) / "file").write_text(name)
-            remove_job("a", history)
-            assert [job.name for job in history.jobs()] == ["a-2"]
-        assert not job_folder("a").exists()
-        assert (job_folder("a-2") / "file").exists()
-
-    def test_only_what_nobody_knows_are_remains(self) -> None:
-        """A job of the same name may just have been submitted."""
-        with History() as history:
-            history.add(job_spec("a"), actor="me")
-            job_folder("a").mkdir(parents=True)
-            job_folder("b").mkdir(parents=True)
-            remove_remains("a", history)
-            remove_remains("b", history)
-        assert job_folder("a").exists()
-        assert not job_folder("b").exists()

@@ -1,4 +1,4 @@
-"""The output folder: whether it can be written, how fast, and how much room there is."""
+"""The output location: whether checkpoints can be written to the folder and the object store, and how fast."""
 
 import contextlib
 import errno
@@ -6,16 +6,21 @@ import fcntl
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safepoint.doctor.finding import Finding, Status
+from safepoint.errors import StorageError
 from safepoint.foundation import clock
-from safepoint.foundation.units import format_bytes
+from safepoint.foundation.units import format_bytes, format_duration
+from safepoint.storage.location import Location
+from safepoint.storage.opening import Tried, open_store, try_access
+from safepoint.storage.options import StorageOptions
 
 _FIRST_BYTES, _LARGEST_BYTES, _MOST_BYTES = 1 << 20, 32 << 20, 128 << 20
 _LONG_ENOUGH_S = 0.8
 _SLOW_BYTES_PER_S = 50_000_000
+_STORE_LIMIT_S, _SLOW_STORE_S = 6.0, 3.0
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
 
 
@@ -137,4 +142,57 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
         )
     if disk.bytes_per_s < _SLOW_BYTES_PER_S:
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="name a folder on a faster disk")
+    return Finding(check=check, status=Status.OK, found=found, why=why)
+
+
+# ---- the object store ----------------------------------------------------------------------------------------------
+
+
+def look_at_store(location: Location) -> Tried | StorageError:
+    """Write, read, list and delete one small object there, or why not."""
+    try:
+        options = replace(StorageOptions.from_environment(), request_timeout_s=_STORE_LIMIT_S)
+    except ValueError as error:
+        return StorageError(str(error), hint="correct the variable")
+    try:
+        return try_access(open_store(location, options), within_s=_STORE_LIMIT_S)
+    except StorageError as error:
+        return error
+
+
+def judge_store(tried: Tried | StorageError | None, location: Location) -> Finding:
+    """Whether checkpoints can be kept there.
+
+    Args:
+        tried: the result; None without an answer in time.
+        location: the output location.
+    """
+    check, why = "object store", "committed checkpoints are uploaded to it, and another node resumes from it"
+    if tried is None:
+        return Finding(
+            check=check,
+            status=Status.FAILURE,
+            found=f"{location}: no answer in time",
+            why=why,
+            fix="check the endpoint, AWS_ENDPOINT_URL_S3, and the network",
+        )
+    if isinstance(tried, StorageError):
+        fix = tried.hint or "see the message; the store's own log may say more"
+        return Finding(check=check, status=Status.FAILURE, found=f"{location}: {tried.message}", why=why, fix=fix)
+    options = StorageOptions.from_environment()
+    endpoint = f" at {options.endpoint}" if options.endpoint else ""
+    keys = "AWS_ACCESS_KEY_ID" if options.has_keys else "the keys that the machine provides"
+    took = format_duration(tried.duration_s)
+    found = f"{location}{endpoint}, with {keys}: one object written, read, listed and deleted in {took}"
+    if not options.verify_tls:
+        return Finding(
+            check=check,
+            status=Status.WARNING,
+            found=f"{found}; its certificate is not verified",
+            why="anyone on the network can read and change the checkpoints",
+            fix="name the CA's PEM file in AWS_CA_BUNDLE, and unset SAFEPOINT_VERIFY_TLS",
+        )
+    if tried.duration_s > _SLOW_STORE_S:
+        fix = "use a store nearby; uploads and resumes will be slow"
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
     return Finding(check=check, status=Status.OK, found=found, why=why)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.errors import UsageError
-from safepoint.jobs.model.literals import as_options, literal
+from safepoint.jobs.model.function_source import as_options, source_of
 
 KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.floats(allow_nan=False)
 VALUES = st.recursive(
@@ -32,7 +32,7 @@ VALUES = st.recursive(
 @given(value=VALUES)
 def test_it_is_read_as_it_was(value: Any) -> None:
     """Also by a reader of ASCII; texts may hold what no file can."""
-    text = literal(value, "value")
+    text = source_of(value, "value")
     assert text.isascii()
     read = eval(text)
     assert read == value
@@ -46,7 +46,7 @@ def test_it_is_read_as_it_was(value: Any) -> None:
 )
 def test_the_ends_of_the_types(value: Any) -> None:
     """Signed zero, no finite number, more digits than are read, halves of letters."""
-    read = eval(literal(value, "value"))
+    read = eval(source_of(value, "value"))
     assert read == value
     assert type(read) is type(value)
     if isinstance(value, float):
@@ -55,7 +55,7 @@ def test_the_ends_of_the_types(value: Any) -> None:
 
 def test_not_a_number() -> None:
     """It stays none."""
-    assert math.isnan(eval(literal(math.nan, "value")))
+    assert math.isnan(eval(source_of(math.nan, "value")))
 
 
 class Color(enum.IntEnum):
@@ -77,8 +77,8 @@ class Color(enum.IntEnum):
 def test_more_than_a_value_is_refused_by_name(value: Any, message: str) -> None:
     """With the place, the type, and what is accepted."""
     with pytest.raises(UsageError, match=message) as error:
-        literal(value, "func_args")
-    assert "numbers, texts" in str(error.value)
+        source_of(value, "func_args")
+    assert "numbers, strings" in str(error.value)
 
 
 def test_a_snake_is_refused() -> None:
@@ -90,9 +90,9 @@ def test_a_snake_is_refused() -> None:
         deep = [deep]
     for value in (snake, deep):
         with pytest.raises(UsageError, match="contains itself"):
-            literal(value, "value")
+            source_of(value, "value")
     twin = [1]
-    assert literal([twin, twin], "value") == "[[1], [1]]"
+    assert source_of([twin, twin], "value") == "[[1], [1]]"
 
 
 def test_options_of_a_script() -> None:

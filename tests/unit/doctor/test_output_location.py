@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.doctor import folder as module
+from safepoint.doctor import output_location as module
 from safepoint.doctor.finding import Status
-from safepoint.doctor.folder import Disk, judge_folder, look_at_folder
+from safepoint.doctor.output_location import Disk, judge_folder, look_at_folder
 
 
 def disk(**changes: object) -> Disk:
