@@ -19,7 +19,7 @@ from safepoint.foundation.processes import processes_of
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobState, Wanted
+from safepoint.jobs.model.records import JobState, RequestedAction
 from tests.support.equality import finals, same
 from tests.support.jobs_local import Place, jobs_in, tell_to_stop
 from tests.support.moto_server import MotoServer
@@ -94,11 +94,11 @@ def test_suspended_and_resumed_it_ends_as_if_nothing_had_been(place: Place, refe
     place.jobs.submit(place.training("a"))
     place.wait_for_mark("a", 4)
     job = place.jobs.suspend("a", timeout_s=60)
-    assert (job.state, job.wanted, job.exit_code) == (SUSPENDED, Wanted.SUSPEND, 75), place.story("a")
+    assert (job.state, job.wanted, job.exit_code) == (SUSPENDED, RequestedAction.SUSPEND, 75), place.story("a")
     assert processes_of(job_folder("a")) == []
     [step] = place.steps("a")
     assert job.safe_step == step
-    assert job.message == f"step {step} is safe"
+    assert job.message == f"step {step} is saved"
     place.jobs.resume("a")
     job = place.complete("a")
     assert (job.attempt, job.setbacks) == (2, 0)
@@ -212,7 +212,7 @@ def test_suspended_while_its_store_is_away_it_is_safe_here_only(place: Place, mo
     finally:
         moto.start()
     assert job.state is SUSPENDED
-    assert f"is safe on this machine only: {location} does not have it" in job.message
+    assert f"is saved on this machine only: {location} does not have it" in job.message
     place.jobs.resume("a")
     assert place.complete("a").message == ""
 
@@ -291,7 +291,7 @@ def test_a_supervisor_that_is_told_to_leave_takes_the_job_with_it(place: Place, 
     tell_to_stop(pid)
     place.wait_for("the supervisor's end", lambda: not place.processes("a", "supervisor"), "a")
     job = place.jobs.job("a")
-    assert (job.state, job.wanted, job.exit_code) == (PREEMPTED, Wanted.RUN, 75)
+    assert (job.state, job.wanted, job.exit_code) == (PREEMPTED, RequestedAction.RUN, 75)
     assert processes_of(job_folder("a")) == []
     with LocalJobs():
         pass
@@ -328,7 +328,7 @@ def test_a_program_that_fails_has_failed(place: Place) -> None:
     """The job has the exit code of the program, and is not started again."""
     place.jobs.submit(place.script("a", "import sys\nprint('no')\nsys.exit(3)"))
     job = place.jobs.wait("a", [FAILED], timeout_s=120)
-    assert (job.exit_code, job.attempt, job.wanted) == (3, 1, Wanted.RUN), place.story("a")
+    assert (job.exit_code, job.attempt, job.wanted) == (3, 1, RequestedAction.RUN), place.story("a")
     assert job.message == "exit code 3; see its logs"
     assert "no" in place.printed("a")
 
@@ -369,7 +369,7 @@ def test_a_job_waits_for_its_slots_and_starts(tmp_path: Path) -> None:
         place.jobs.submit(place.script("second", "print('at last')"))
         job = place.jobs.wait("second", [QUEUED], timeout_s=60)
         assert job.message == "waits for 1 cpu of 1 cpu and 0 gpu to be free"
-        assert place.jobs.job("first").wanted is Wanted.RUN
+        assert place.jobs.job("first").wanted is RequestedAction.RUN
         (tmp_path / "first.py.go").touch()
         place.complete("second")
         place.complete("first")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
-from safepoint.jobs.model.records import JobRecord, JobState, Wanted
+from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.settings.run_settings import RunSettings
 
@@ -24,7 +24,7 @@ def job_record(
     name: str = "job",
     state: JobState = JobState.QUEUED,
     *,
-    wanted: Wanted = Wanted.RUN,
+    wanted: RequestedAction = RequestedAction.RUN,
     cpu: int = 1,
     gpu: int = 0,
     priority: int = 0,

@@ -29,7 +29,7 @@ from safepoint.jobs.local import local_jobs
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobState, Wanted
+from safepoint.jobs.model.records import JobState, RequestedAction
 from safepoint.progress import prometheus_text
 from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, State
 from safepoint.progress.trainer_status import TrainerStatus
@@ -231,7 +231,7 @@ def _asked_of_jobs(folder: Path) -> dict[str, Any]:
         with History() as history:
             history.begin_attempt("tiny", 1, 1)
             history.end_attempt("tiny", 1, outcome="Suspended", exit_code=75)
-            history.want("tiny", Wanted.SUSPEND, actor="me", cause="lunch")
+            history.want("tiny", RequestedAction.SUSPEND, actor="me", cause="lunch")
             history.become("tiny", JobState.SUSPENDED, actor="me", safe_step=30, exit_code=75, attempt=1)
         logs = job_folder("tiny") / "logs"
         logs.mkdir()

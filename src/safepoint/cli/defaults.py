@@ -13,7 +13,7 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from safepoint.cli.lazy import Command, Invocation, LazyCommand, LazyGroup, walk
+from safepoint.cli.lazy import Command, Invocation, LazyCommand, LazyGroup
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import RESERVED, Configuration, Setting, Table
 from safepoint.foundation.units import nearest
@@ -52,8 +52,7 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
     """
     try:
         configuration = Configuration.load()
-        for table in configuration.tables:
-            _check_table(table, invocation.root)
+        check_tables(configuration, invocation.root)
         values = _file_values(invocation.root, invocation.names, configuration)
     except UsageError:
         if "--help" in invocation.options:
@@ -96,19 +95,16 @@ def effective(root: LazyGroup, names: tuple[str, ...], configuration: Configurat
 
 
 def check_tables(configuration: Configuration, root: LazyGroup) -> None:
-    """Check all tables of the files against all commands.
+    """Check that every table of the files names a command, as far as that is known without importing more.
 
     Raises:
-        UsageError: a table names no command, or sets an option to an invalid value or one that does not exist.
+        UsageError: one does not.
     """
-    for names, _ in walk(root):
-        _file_values(root, names, configuration)
     for table in configuration.tables:
         _check_table(table, root)
 
 
 def _check_table(table: Table, root: LazyGroup) -> None:
-    """Refuse a table that names no command, as far as that is known without importing more."""
     command: Any = root
     for index, name in enumerate(table.name):
         if isinstance(command, LazyCommand):

@@ -4,9 +4,8 @@ from typing import Any
 
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_duration, plural, printable
-from safepoint.jobs.model.output_location import output_of
+from safepoint.jobs.model.job_progress import newest_save, output_of
 from safepoint.jobs.model.records import AttemptRecord, JobRecord, JobState, JobSummary
-from safepoint.jobs.model.risk import safe_point
 from safepoint.progress.record import Progress
 
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
@@ -75,7 +74,7 @@ def progress_lines(progress: Progress, state: JobState) -> list[str]:
     if progress.steps_per_s is not None and state in _OWN_PACE:
         samples = "" if progress.samples_per_s is None else f", {progress.samples_per_s:.1f} samples/s"
         lines.append(f"pace        {progress.steps_per_s:.2f} steps/s{samples}")
-    lines.append(f"safe        {safe_point(progress)}")
+    lines.append(f"safe        {newest_save(progress)}")
     saves = progress.saves
     if saves.count:
         stall = "" if saves.mean_stall_s is None else f", training paused {format_duration(saves.mean_stall_s)} each"

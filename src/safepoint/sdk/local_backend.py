@@ -15,8 +15,8 @@ from safepoint.errors import (
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.local.slots import count_slots
+from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import JobRecord, JobState
-from safepoint.jobs.model.risk import risk_of_suspending
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.local_spec import local_job

@@ -51,10 +51,12 @@ TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
     "verify_cloud_storage_access": FLAG,
     "verify_cloud_storage_ssl": FLAG,
     "grace_period_seconds": SECONDS.optional,
-    "retention": Kind(words="a text or a mapping", fits=lambda value: TEXT.fits(value) or NAMED.fits(value)).optional,
-    "staging_size": Kind(words="a size in bytes, or a text such as 8Gi", fits=_is_size).optional,
+    "retention": Kind(
+        words="a string or a mapping", fits=lambda value: TEXT.fits(value) or NAMED.fits(value)
+    ).optional,
+    "staging_size": Kind(words="a size in bytes, or a string such as 8Gi", fits=_is_size).optional,
     "ca_bundle": PATH.optional,
-    "save_every": Kind(words="a text such as 10m, or auto", fits=TEXT.fits).optional,
+    "save_every": Kind(words="a string such as 10m, or auto", fits=TEXT.fits).optional,
     "snapshot_steps": Kind(words="a positive number of steps, or auto", fits=_are_steps).optional,
 }
 

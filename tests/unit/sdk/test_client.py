@@ -14,7 +14,7 @@ from kubernetes import client as kubernetes_client
 from safepoint.errors import ExitCode, SafepointError
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobState, Wanted
+from safepoint.jobs.model.records import JobState, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.sdk import LocalConfig, TrainerClient, TrainJob, TransformersTrainer
@@ -35,7 +35,7 @@ def add_job(name: str, state: JobState, *, message: str = "", exit_code: int | N
     with History() as history:
         history.add(spec, actor="test")
         with history.transaction():
-            history.want(name, Wanted.SUSPEND, actor="test")
+            history.want(name, RequestedAction.SUSPEND, actor="test")
         history.become(name, state, actor="test", message=message, exit_code=exit_code, safe_step=30)
 
 
@@ -103,13 +103,13 @@ def test_the_runtime_of_this_machine(client: TrainerClient, capsys: pytest.Captu
 def test_jobs_in_every_state(client: TrainerClient) -> None:
     """Ended ones have their nodes, suspended ones have none, as on a cluster."""
     add_job("done", JobState.COMPLETE, exit_code=0)
-    add_job("stopped", JobState.SUSPENDED, message="step 30 is safe", exit_code=75)
+    add_job("stopped", JobState.SUSPENDED, message="step 30 is saved", exit_code=75)
     done, stopped = client.get_job("done"), client.get_job("stopp")
     assert (done.name, done.status, done.num_nodes) == ("done", "Complete", 2)
     assert [(step.name, step.status) for step in done.steps] == [("node-0", "Succeeded"), ("node-1", "Succeeded")]
     assert (stopped.name, stopped.status, stopped.steps) == ("stopped", "Suspended", [])
     assert isinstance(stopped, TrainJob)
-    assert (stopped.message, stopped.exit_code, stopped.safe_step) == ("step 30 is safe", 75, 30)
+    assert (stopped.message, stopped.exit_code, stopped.safe_step) == ("step 30 is saved", 75, 30)
     assert stopped.progress is None
     assert [job.name for job in client.list_jobs(client.get_runtime("torch-distributed"))] == ["done", "stopped"]
     other = types.Runtime(name="other", trainer=done.runtime.trainer, kind=types.RuntimeKind.TRAINING_RUNTIME)

@@ -109,11 +109,11 @@ def test_it_is_a_custom_trainer() -> None:
         ({"metrics_port": True}, "metrics_port must be a whole number, not True"),
         ({"grace_period_seconds": "30"}, "grace_period_seconds must be a positive number of seconds"),
         ({"grace_period_seconds": -1}, "grace_period_seconds must be a positive number of seconds"),
-        ({"retention": 5}, "retention must be a text or a mapping or None, not 5"),
+        ({"retention": 5}, "retention must be a string or a mapping or None, not 5"),
         ({"retention": {"local": 5}}, r"retention\['local'\] must be a string or None, not 5"),
         ({"staging_size": 0}, "staging_size 0 must be more than 0"),
         ({"staging_size": 1.5}, "staging_size must be a size in bytes"),
-        ({"save_every": 600}, "save_every must be a text such as 10m, or auto or None, not 600"),
+        ({"save_every": 600}, "save_every must be a string such as 10m, or auto or None, not 600"),
         ({"save_every": "0m"}, "save_every '0m' must be longer than 0 s"),
         ({"snapshot_steps": 1.5}, "snapshot_steps must be a positive number of steps"),
         (

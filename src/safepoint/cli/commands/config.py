@@ -40,7 +40,6 @@ def show(
     root = context.find_root().command
     assert isinstance(root, LazyGroup)
     configuration = Configuration.load()
-    check_tables(configuration, root)
     lines: list[str] = []
     documents: list[dict[str, Any]] = []
     for names, _ in walk(root):
@@ -49,8 +48,13 @@ def show(
         for item in found:
             document = {"command": " ".join(names), **dataclasses.asdict(item), "origin": item.origin or None}
             documents.append(document)
+    check_tables(configuration, root)  # when all commands are imported
     document: dict[str, Any] = {"settings": documents}
-    for name, values in (("local", _local(configuration)), ("pvc", _claims(configuration))):
+    origins = configuration.origins
+    claims: dict[str, tuple[object, str]] = {
+        claim: (str(folder), origins["pvc", claim].place) for claim, folder in configuration.pvc.items()
+    }
+    for name, values in (("local", _local(configuration)), ("pvc", claims)):
         lines += _section(name, [_line(key, value, origin and place) for key, (value, place) in values.items()])
         document[name] = {key: value for key, (value, _) in values.items()}
     print_answer(as_json, document, lines or ["# every setting is left at its default"])
@@ -68,12 +72,6 @@ def _local(configuration: Configuration) -> dict[str, tuple[object, str]]:
         elif setting is not None:
             found[name] = count, setting.place
     return found
-
-
-def _claims(configuration: Configuration) -> dict[str, tuple[object, str]]:
-    return {
-        claim: (str(folder), configuration.origins["pvc", claim].place) for claim, folder in configuration.pvc.items()
-    }
 
 
 def _section(name: str, rows: Sequence[str]) -> list[str]:

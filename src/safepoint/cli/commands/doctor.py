@@ -69,18 +69,15 @@ def doctor(
 
 def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:
     width = max(len(finding.check) for finding in findings)
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or not sys.stdout.isatty()
     lines: list[str] = []
     for finding in findings:
         status = finding.status.ljust(len(Status.FAILURE))
-        lines.append(f"{_coloured(status, finding.status)}  {finding.check.ljust(width)}  {printable(finding.found)}")
+        coloured = status if is_plain else typer.style(status, fg=_COLOURS[finding.status])
+        lines.append(f"{coloured}  {finding.check.ljust(width)}  {printable(finding.found)}")
         if finding.fix:
             indent = " " * (len(Status.FAILURE) + width + 4)
             lines += [f"{indent}why: {finding.why}", f"{indent}fix: {printable(finding.fix)}"]
     if not is_placed:
         lines.append("not checked: the output location; name it with --output-dir")
     return lines
-
-
-def _coloured(text: str, status: Status) -> str:
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or not sys.stdout.isatty()
-    return text if is_plain else typer.style(text, fg=_COLOURS[status])

@@ -18,8 +18,8 @@ from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import history_file, job_folder
 from safepoint.jobs.local.slots import count_slots, remark_on
+from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import JobState
-from safepoint.jobs.model.risk import risk_of_suspending
 
 
 def complete_job(incomplete: str) -> list[str]:

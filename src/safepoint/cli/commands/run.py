@@ -78,6 +78,8 @@ def run(
     Exit codes: 0 finished, 75 interrupted and saved (run again), 143 terminated without a save, 14 only damaged
     checkpoints exist, otherwise the script's own.
     """
+    from safepoint.checkpoint.local.output_folder import OutputFolder
+    from safepoint.settings.output_place import place_output
     from safepoint.training.launcher.launch import launch
     from safepoint.training.launcher.launch_plan import LaunchPlan
 
@@ -93,7 +95,8 @@ def run(
         max_restarts=max_restarts,
     )
     check_resume(settings.resume)
-    _check_place(settings.output_dir, settings.local_dir)
+    if settings.output_dir is not None:  # before ranks load a model
+        OutputFolder(place_output(settings.output_dir, local_dir=settings.local_dir).folder).prepare()
     report = report_to_program if as_json else None
     code = launch(plan, settings, on_exit=report)
     if report is not None:
@@ -112,12 +115,3 @@ def check_resume(resume: str) -> None:
         raise UsageError(
             f"--resume {resume}: there is no such folder", hint="give auto, never or the path of a checkpoint"
         )
-
-
-def _check_place(output_dir: str | None, local_dir: str | None) -> None:
-    """Check that the output folder can be written, before ranks load a model."""
-    from safepoint.checkpoint.local.output_folder import OutputFolder
-    from safepoint.settings.output_place import place_output
-
-    if output_dir is not None:
-        OutputFolder(place_output(output_dir, local_dir=local_dir).folder).prepare()

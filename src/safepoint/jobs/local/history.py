@@ -28,7 +28,7 @@ from safepoint.jobs.model.records import (
     JobState,
     JobSummary,
     NodeRecord,
-    Wanted,
+    RequestedAction,
     as_typed,
 )
 from safepoint.jobs.model.spec import JobSpec
@@ -192,7 +192,7 @@ class History:
 
     def unfinished(self) -> list[JobRecord]:
         """Jobs that have not ended, or that are to be deleted."""
-        return self._select("WHERE state NOT IN (?, ?) OR wanted = ?", *_OVER, Wanted.DELETE)
+        return self._select("WHERE state NOT IN (?, ?) OR wanted = ?", *_OVER, RequestedAction.DELETE)
 
     def _select(self, condition: str, *values: str) -> list[JobRecord]:
         rows = self._query(f"SELECT {_COLUMNS} FROM job {condition} ORDER BY created, name", *values)
@@ -295,11 +295,11 @@ class History:
                 )
             self._db.execute(
                 "INSERT INTO job (name, spec, state, wanted, created, changed) VALUES (?, ?, ?, ?, ?, ?)",
-                (spec.name, spec.to_json(), JobState.CREATED, Wanted.RUN, now, now),
+                (spec.name, spec.to_json(), JobState.CREATED, RequestedAction.RUN, now, now),
             )
             self._note(spec.name, "submitted", actor)
 
-    def want(self, name: str, wanted: Wanted, *, actor: str, cause: str = "") -> None:
+    def want(self, name: str, wanted: RequestedAction, *, actor: str, cause: str = "") -> None:
         """Request an action of a job."""
         with self.transaction():
             self._change(name, "wanted = ?", wanted)
@@ -437,7 +437,7 @@ def _job(row: tuple[Any, ...]) -> JobRecord:
             name=name,
             spec=JobSpec.from_json(spec),
             state=JobState(state),
-            wanted=Wanted(wanted),
+            wanted=RequestedAction(wanted),
             created=created,
             changed=changed,
             message=message,

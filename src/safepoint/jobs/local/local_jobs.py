@@ -18,8 +18,8 @@ from safepoint.jobs.local.paths import job_folder, make_private, new_job_folder,
 from safepoint.jobs.local.slots import check_size, count_slots
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
 from safepoint.jobs.model.connections import keys_of
-from safepoint.jobs.model.output_location import output_of, place_of, with_claims
-from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobState, JobSummary, Wanted
+from safepoint.jobs.model.job_progress import output_of, place_of, with_claims
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobState, JobSummary, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.progress.record import Progress
 
@@ -155,8 +155,8 @@ class LocalJobs:
         outputs = [(other, self.output_of(other)) for other in others]
         return [other for other, its in outputs if its is not None and place_of(other.spec, its) == place]
 
-    def _ask(self, job: JobRecord, wanted: Wanted) -> None:
-        if job.wanted is Wanted.DELETE:
+    def _ask(self, job: JobRecord, wanted: RequestedAction) -> None:
+        if job.wanted is RequestedAction.DELETE:
             raise ConflictError(f"job {job.name} is being deleted")
         self._history.want(job.name, wanted, actor=self._actor)
 
@@ -171,13 +171,13 @@ class LocalJobs:
             job = self.job(name)
             if job.state.is_over:
                 raise ConflictError(f"job {job.name} cannot be suspended: it is {job.state}")
-            if job.state is not JobState.SUSPENDED or job.wanted is not Wanted.SUSPEND:
-                self._ask(job, Wanted.SUSPEND)
+            if job.state is not JobState.SUSPENDED or job.wanted is not RequestedAction.SUSPEND:
+                self._ask(job, RequestedAction.SUSPEND)
 
         def has_stopped(job: JobRecord) -> bool:
-            if job.state.is_over or (job.state is JobState.SUSPENDED and job.wanted is Wanted.SUSPEND):
+            if job.state.is_over or (job.state is JobState.SUSPENDED and job.wanted is RequestedAction.SUSPEND):
                 return True
-            if job.wanted is not Wanted.SUSPEND:
+            if job.wanted is not RequestedAction.SUSPEND:
                 raise ConflictError(f"job {job.name} was not suspended: someone else requested {job.wanted}")
             return False
 
@@ -193,13 +193,13 @@ class LocalJobs:
             job = self.job(name)
             if job.state is JobState.COMPLETE:
                 raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
-            if job.state.is_active and job.wanted in {Wanted.RUN, Wanted.PREEMPT}:
+            if job.state.is_active and job.wanted in {RequestedAction.RUN, RequestedAction.PREEMPT}:
                 raise ConflictError(
                     f"job {job.name} is {job.state}, not suspended",
                     hint=f"`safepoint logs -f {job.name}` shows its output",
                 )
             self._refuse_taken_place(job.spec, self.output_of(job))
-            self._ask(job, Wanted.RUN)
+            self._ask(job, RequestedAction.RUN)
             if not job.state.is_active:
                 cause = "restarted after a failure" if job.state is JobState.FAILED else ""
                 self._history.become(job.name, JobState.QUEUED, actor=self._actor, cause=cause, setbacks=0)
@@ -222,7 +222,7 @@ class LocalJobs:
             spec = replace(job.spec, num_nodes=num_nodes)
             if job.state is JobState.COMPLETE:
                 raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
-            if job.wanted is Wanted.DELETE:
+            if job.wanted is RequestedAction.DELETE:
                 raise ConflictError(f"job {job.name} is being deleted")
             check_size(spec, count_slots())
             if num_nodes != (job.target_nodes or job.spec.num_nodes):
@@ -284,7 +284,7 @@ class LocalJobs:
             )
         with self._at_rest(job.name, timeout_s):
             num_deleted = remove_checkpoints(output, job.spec)
-            self._history.want(job.name, Wanted.DELETE, actor=self._actor)
+            self._history.want(job.name, RequestedAction.DELETE, actor=self._actor)
             self._history.remove(job.name)
         return num_deleted
 
@@ -318,7 +318,7 @@ class LocalJobs:
         """Remove a job now; when it has a supervisor or processes, only request it and return False."""
         lock = self._lock_of(name)
         try:
-            self._history.want(name, Wanted.DELETE, actor=self._actor)
+            self._history.want(name, RequestedAction.DELETE, actor=self._actor)
             job = self._history.find(name)
             if lock is None or job is None or job.state.holds_slots:
                 return False

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.tools.inventory import Inventory, Kind, open_inventory
+from safepoint.checkpoint.tools.inventory import Inventory, Kind
 from safepoint.errors import ConflictError, UsageError
 from safepoint.jobs.local.attempt.launchers import launcher_environment
 from safepoint.jobs.model.connections import keys_of
@@ -72,25 +72,19 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
     environ = _environment(spec)
     place = place_output(output, local_dir=spec.settings.local_dir, environ=environ)
     folder = _folder(spec, place)
-    places = [(str(place.remote), _options(place.remote, environ))] if place.remote is not None else []
+    stores = [open_store(place.remote, _options(place.remote, environ))] if place.remote is not None else []
     if folder.is_dir():
-        places.append((str(folder), None))
+        stores.append(open_store(parse_location(str(folder))))
     deleted: set[str] = set()
-    kept: list[str] = []
-    for where, options in places:
-        inventory, one = open_inventory(where, options)
-        if one is not None:  # the output folder is named like a checkpoint; folders beside it are of another run
-            inventory = Inventory(open_store(parse_location(where), options))
+    kept: set[str] = set()
+    for inventory in map(Inventory, stores):
         for item in inventory.items():
-            if item.kind is Kind.FOREIGN:
-                continue
-            if inventory.delete(item):
-                deleted.add(item.name)
-            else:
-                kept.append(item.name)
+            if item.kind is not Kind.FOREIGN:
+                names = deleted if inventory.delete(item) else kept
+                names.add(item.name)
     if kept:
         raise ConflictError(
-            f"{', '.join(kept)} in {output} is being read and was not deleted; the others were",
+            f"{', '.join(sorted(kept))} in {output} is being read and was not deleted; the others were",
             hint="delete again later",
         )
     return len(deleted)

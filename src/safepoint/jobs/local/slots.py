@@ -15,7 +15,7 @@ from pathlib import Path
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.processes import JOB_VARIABLE
-from safepoint.jobs.model.records import JobRecord, JobState, Wanted
+from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -139,7 +139,8 @@ def remark_on(spec: JobSpec, capacity: Slots) -> str:
 
 def needs(job: JobRecord, capacity: Slots) -> Slots:
     """The slots that a job takes: at most all the cores of the machine."""
-    return Slots(cpu=min(job.cpu, capacity.cpu), gpu=job.gpu)
+    spec = job.spec
+    return Slots(cpu=min(spec.num_nodes * spec.cpu_per_node, capacity.cpu), gpu=spec.num_nodes * spec.gpu_per_node)
 
 
 def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
@@ -154,8 +155,8 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
     need = needs(asking, capacity)
     holding = [job for job in jobs if job.state.holds_slots and job.name != name]
     free = capacity - _sum(holding, capacity)
-    room = free + _sum([job for job in holding if job.wanted is not Wanted.RUN], capacity)
-    waiting = [job for job in jobs if job.state.is_waiting and job.wanted is Wanted.RUN]
+    room = free + _sum([job for job in holding if job.wanted is not RequestedAction.RUN], capacity)
+    waiting = [job for job in jobs if job.state.is_waiting and job.wanted is RequestedAction.RUN]
     for job in sorted((job for job in waiting if _order(job) < _order(asking)), key=_order):
         need_before = needs(job, capacity)
         if free.holds(need_before):
@@ -190,7 +191,7 @@ def _preempt(asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobR
 
 def _preemptible(asking: JobRecord, holding: Sequence[JobRecord]) -> list[JobRecord]:
     """The jobs that it may preempt."""
-    return [job for job in holding if job.wanted is Wanted.RUN and job.spec.priority < asking.spec.priority]
+    return [job for job in holding if job.wanted is RequestedAction.RUN and job.spec.priority < asking.spec.priority]
 
 
 def _sum(jobs: Sequence[JobRecord], capacity: Slots) -> Slots:

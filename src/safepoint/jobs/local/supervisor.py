@@ -27,9 +27,9 @@ from safepoint.jobs.local.history import History, HistoryError
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors
 from safepoint.jobs.model.connections import keys_of
+from safepoint.jobs.model.job_progress import output_of
 from safepoint.jobs.model.outcome import conclude
-from safepoint.jobs.model.output_location import output_of
-from safepoint.jobs.model.records import JobRecord, JobState, Wanted
+from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
 from safepoint.storage.location import parse_location
 
 _POLL_S = 0.1
@@ -123,18 +123,18 @@ class Supervisor:
     def _turn(self, capacity: slots.Slots, *, has_paused: bool) -> bool | None:
         """Within a transaction: whether the job starts now; None to check again later."""
         job = self._job
-        if job.wanted is Wanted.DELETE or not job.needs_supervisor:
+        if job.wanted is RequestedAction.DELETE or not job.needs_supervisor:
             return False
         if job.target_nodes is not None:  # between two attempts; the check whether they fit follows
             self._history.change_nodes(job, job.target_nodes, actor=self._actor)
             self._history.become(self._name, JobState.QUEUED, actor=self._actor)
             job = self._job
-        if job.wanted is Wanted.SUSPEND:
-            message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is safe"
+        if job.wanted is RequestedAction.SUSPEND:
+            message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is saved"
             self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
             return False
-        if job.wanted is Wanted.PREEMPT:  # it has no processes to stop, and waits for slots again
-            self._history.become(self._name, JobState.PREEMPTED, actor=self._actor, wanted=Wanted.RUN)
+        if job.wanted is RequestedAction.PREEMPT:  # it has no processes to stop, and waits for slots again
+            self._history.become(self._name, JobState.PREEMPTED, actor=self._actor, wanted=RequestedAction.RUN)
             job = self._job
         if job.state is JobState.RESTARTING:
             if has_paused:
@@ -147,7 +147,7 @@ class Supervisor:
             return True
         for victim in admission.preempt:
             cause = f"job {self._name} has priority {job.spec.priority}"
-            self._history.want(victim, Wanted.PREEMPT, actor=f"job {self._name}", cause=cause)
+            self._history.want(victim, RequestedAction.PREEMPT, actor=f"job {self._name}", cause=cause)
         state = JobState.PREEMPTED if job.state is JobState.PREEMPTED else JobState.QUEUED
         message = f"waits for {admission.waits_for}"
         if (job.state, job.message) != (state, message):
@@ -213,7 +213,7 @@ class Supervisor:
             # SUSPENDING although RUN is requested: it was resumed meanwhile, and first completes the suspension.
             if job.is_to_stop or self.was_asked_to_leave or job.state is JobState.SUSPENDING:
                 if job.state is not JobState.SUSPENDING:
-                    is_scaled = job.wanted is Wanted.RUN and job.target_nodes
+                    is_scaled = job.wanted is RequestedAction.RUN and job.target_nodes
                     cause = f"scaled to {job.target_nodes} nodes" if is_scaled else str(job.wanted)
                     self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=cause)
                 launchers.ask_to_stop()
@@ -248,9 +248,9 @@ class Supervisor:
                 "safe_step": safe,
                 "setbacks": outcome.setbacks,
             }
-            if outcome.state is JobState.PREEMPTED and job.wanted is Wanted.PREEMPT:
-                figures["wanted"] = Wanted.RUN
-            goes_on = outcome.state is JobState.SUSPENDED and job.wanted is Wanted.RUN
+            if outcome.state is JobState.PREEMPTED and job.wanted is RequestedAction.PREEMPT:
+                figures["wanted"] = RequestedAction.RUN
+            goes_on = outcome.state is JobState.SUSPENDED and job.wanted is RequestedAction.RUN
             state = JobState.QUEUED if goes_on else outcome.state
             text = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
             self._history.end_attempt(self._name, job.attempt, outcome=text, exit_code=outcome.exit_code)
@@ -259,12 +259,12 @@ class Supervisor:
             self._history.become(self._name, state, actor=self._actor, message=outcome.message, **figures)
         launchers.tidy()
 
-    def _was_wanted(self, job: JobRecord) -> Wanted:
+    def _was_wanted(self, job: JobRecord) -> RequestedAction:
         """The request that has ended the launchers, if there was one."""
-        if job.wanted is Wanted.RUN and self.was_asked_to_leave:
-            return Wanted.PREEMPT
-        if job.wanted is Wanted.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
-            return Wanted.SUSPEND  # it continues afterwards
+        if job.wanted is RequestedAction.RUN and self.was_asked_to_leave:
+            return RequestedAction.PREEMPT
+        if job.wanted is RequestedAction.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
+            return RequestedAction.SUSPEND  # it continues afterwards
         return job.wanted
 
     def _start_missing_supervisors(self) -> None:
@@ -303,27 +303,21 @@ def _supervise(name: str, history: History) -> bool:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, supervisor.leave)
     try:
-        _run(supervisor)
+        for trial in itertools.count(1):
+            try:
+                supervisor.run()
+                break
+            except HistoryError as error:  # on a full disk, for example: the job continues, and this tries again
+                if trial == _TRIALS:
+                    raise
+                _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)
+                clock.sleep(_NEXT_TRIAL_S)
         job = history.find(name)
-        if job is not None and job.wanted is Wanted.DELETE:
+        if job is not None and job.wanted is RequestedAction.DELETE:
             history.remove(name)
     except NotFoundError:  # the entry was removed: no other process would end what is left
         history.remove_remains(name)
     return supervisor.was_asked_to_leave
-
-
-def _run(supervisor: Supervisor) -> None:
-    """Run it; while the history cannot be used, on a full disk for example, the job continues and it tries again."""
-    for trial in itertools.count(1):
-        try:
-            supervisor.run()
-        except HistoryError as error:
-            if trial == _TRIALS:
-                raise
-            _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)
-            clock.sleep(_NEXT_TRIAL_S)
-        else:
-            return
 
 
 def _lock(path: Path) -> FolderLock | None:

@@ -88,7 +88,9 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
         if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
             raise UsageError(f"{path}: {key!r} in [{name}] is not a valid name of an environment variable")
         if not isinstance(value, (str, bool, int)) or "\0" in str(value):
-            raise UsageError(f"{path}: the value of {key} in [{name}] must be a text")
+            raise UsageError(
+                f"{path}: the value of {key} in [{name}] must be a string, a whole number or true or false"
+            )
         keys[key] = str(value)
     missing = [key for key in _NEEDED if not keys.get(key)]
     if missing:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from safepoint.errors import ExitCode
-from safepoint.jobs.model.records import JobState, Wanted
+from safepoint.jobs.model.records import JobState, RequestedAction
 
 MAX_SETBACKS = 6
 """How often a job restarts after interruptions that no one requested, without a step of progress between them."""
@@ -38,7 +38,7 @@ class Outcome:
 
 def conclude(
     exit_codes: Sequence[int | None],
-    wanted: Wanted,
+    wanted: RequestedAction,
     *,
     safe_step: int | None,
     missing_in: str = "",
@@ -57,18 +57,18 @@ def conclude(
     """
     if all(code == ExitCode.OK for code in exit_codes):
         return Outcome(state=JobState.COMPLETE, exit_code=0, message="")
-    was_asked = wanted is not Wanted.RUN
+    was_asked = wanted is not RequestedAction.RUN
     failure = _failure_of(exit_codes)
     if failure is not None and not (was_asked and failure == ExitCode.STORAGE):
         return Outcome(state=JobState.FAILED, exit_code=failure, message=_describe(failure))
     saved = any(code == ExitCode.INTERRUPTED_SAVED for code in exit_codes)
     code = ExitCode.INTERRUPTED_SAVED if saved else next((code for code in exit_codes if code), None)
     unknown = "its state is saved" if saved else "nothing is saved yet"
-    stands = unknown if safe_step is None else f"step {safe_step} is safe"
+    stands = unknown if safe_step is None else f"step {safe_step} is saved"
     if missing_in and safe_step is not None:
         stands += f" on this machine only: {missing_in} does not have it; it is uploaded when the job resumes"
     if was_asked:
-        state = JobState.PREEMPTED if wanted is Wanted.PREEMPT else JobState.SUSPENDED
+        state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
         message = stands if saved else f"it was stopped without a save; {stands}"
         if failure is not None and not missing_in:
             message += "; its upload to the object store is not complete"

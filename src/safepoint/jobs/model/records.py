@@ -53,7 +53,7 @@ class JobState(enum.StrEnum):
         return self in {JobState.COMPLETE, JobState.FAILED}
 
 
-class Wanted(enum.StrEnum):
+class RequestedAction(enum.StrEnum):
     """The action that is requested of a job; commands set it, and supervisors carry it out."""
 
     RUN = "run"
@@ -84,7 +84,7 @@ class JobRecord:
     name: str
     spec: JobSpec
     state: JobState
-    wanted: Wanted
+    wanted: RequestedAction
     created: str
     changed: str
     message: str = ""
@@ -97,29 +97,19 @@ class JobRecord:
     @property
     def needs_supervisor(self) -> bool:
         """Whether a supervisor must run for it."""
-        if self.wanted is Wanted.DELETE or self.state.is_active:
+        if self.wanted is RequestedAction.DELETE or self.state.is_active:
             return True
-        return self.state is JobState.SUSPENDED and self.wanted is Wanted.RUN
+        return self.state is JobState.SUSPENDED and self.wanted is RequestedAction.RUN
 
     @property
     def is_to_stop(self) -> bool:
         """Whether its launchers have to stop, for good or to be started again in another number."""
-        return self.wanted is not Wanted.RUN or self.target_nodes is not None
+        return self.wanted is not RequestedAction.RUN or self.target_nodes is not None
 
     @property
     def was_saved(self) -> bool:
         """Whether its last attempt ended with a checkpoint; a job that never ran has lost nothing either."""
         return self.attempt == 0 or self.exit_code == ExitCode.INTERRUPTED_SAVED
-
-    @property
-    def cpu(self) -> int:
-        """Slots that it takes."""
-        return self.spec.num_nodes * self.spec.cpu_per_node
-
-    @property
-    def gpu(self) -> int:
-        """Devices that it takes."""
-        return self.spec.num_nodes * self.spec.gpu_per_node
 
     @property
     def command(self) -> str:

@@ -101,7 +101,7 @@ class JobSpec:
         self._check_packages()
 
     def _check_packages(self) -> None:
-        # Messages do not show the texts: they may have passwords in them.
+        # Messages do not show the values: they may have passwords in them.
         for what, given in (("the address of a package index", self.package_indexes), ("a package", self.packages)):
             if any(_has_credentials(text) for text in given):
                 raise UsageError(
@@ -131,7 +131,7 @@ class JobSpec:
         settings = {name: value for name, value in record.pop("settings").items() if name in of_settings}
         values = {name: value for name, value in record.items() if name in of_job}
         for name in ("program", "packages", "package_indexes"):
-            # tuple() would split a text into letters.
+            # tuple() would split a string into letters.
             values[name] = tuple(values[name]) if isinstance(values.get(name), list) else values.get(name, ())
         return cls(settings=RunSettings(**settings), **values)
 

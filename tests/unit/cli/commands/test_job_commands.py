@@ -20,8 +20,8 @@ from safepoint.cli.commands.watch import picture, sparkline
 from safepoint.cli.job_answers import page
 from safepoint.jobs.local.history import SCHEMA_VERSION, History
 from safepoint.jobs.local.paths import history_file, job_folder, state_folder
-from safepoint.jobs.model.records import JobState, Wanted
-from safepoint.jobs.model.risk import risk_of_suspending
+from safepoint.jobs.model.job_progress import risk_of_suspending
+from safepoint.jobs.model.records import JobState, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.settings.run_settings import RunSettings
@@ -53,7 +53,7 @@ def add(name: str, state: JobState, **changes: Any) -> None:
         history.add(spec(name, **changes), actor="test")
         history.become(name, state, actor="test")
         if state is JobState.SUSPENDED:
-            history.want(name, Wanted.SUSPEND, actor="test")
+            history.want(name, RequestedAction.SUSPEND, actor="test")
 
 
 def connections(text: str, mode: int = 0o600) -> None:
@@ -378,7 +378,7 @@ def test_what_list_and_status_say() -> None:
     add("newer", JobState.SUSPENDED, settings=RunSettings(output_dir="out"), num_nodes=2, priority=3)
     with History() as history:
         history.become(
-            "newer", JobState.SUSPENDED, actor="test", message="step 30 is safe", safe_step=30, exit_code=75
+            "newer", JobState.SUSPENDED, actor="test", message="step 30 is saved", safe_step=30, exit_code=75
         )
     report("newer")
     report("older", state=State.FINISHED, step=100)
@@ -388,7 +388,7 @@ def test_what_list_and_status_say() -> None:
     assert "40/100" in lines[1]
     assert "40 %" in lines[1]
     page = safepoint("status", "new").stdout
-    assert "newer: Suspended (step 30 is safe)" in page
+    assert "newer: Suspended (step 30 is saved)" in page
     assert "2 nodes, 1 rank on each" in page
     assert "safepoint resume newer" in page
     assert "left" not in safepoint("status", "older").stdout
@@ -531,8 +531,8 @@ def test_a_suspension_that_does_not_fit_is_announced(changes: dict[str, Any], gr
     risk = risk_of_suspending(job, report("any", safe_step=1240, safe_time=then, **changes))
     assert (risk is not None) == is_risky
     if risk is not None:
-        assert risk.startswith("last safe point step 1,240, 2 m 10 s ago; a save needs about 48 s")
-        assert f"grace is {grace_s:g} s, of which" in risk
+        assert risk.startswith("newest save: step 1,240, 2 m 10 s ago; a save needs about 48 s")
+        assert f"of the {grace_s:g} s grace period" in risk
     unsaved = risk_of_suspending(job, report("any", safe_step=None, safe_time=None, **changes))
     assert unsaved is None or unsaved.startswith("nothing is saved yet; a save needs about 48 s")
 
@@ -554,7 +554,7 @@ def test_a_risky_suspension_is_asked_for_or_refused() -> None:
         assert (untouched["wanted"], untouched["num_nodes"]) == ("run", 1)
         asked = safepoint("suspend", "held", "--yes", "--timeout", "0.1")
         assert asked.code == 15, asked.stderr  # no process does it
-        assert "warning: last safe point step 30" in asked.stderr
+        assert "warning: newest save: step 30" in asked.stderr
         assert safepoint("status", "held", "--json").document["wanted"] == "suspend"
 
 

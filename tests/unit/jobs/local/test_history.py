@@ -20,7 +20,7 @@ from safepoint.errors import ConflictError, NotFoundError, StorageError
 from safepoint.foundation.processes import ProcessId
 from safepoint.jobs.local.history import _FIRST_SCHEMA, SCHEMA_VERSION, History
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobState, NodeRecord, Wanted
+from safepoint.jobs.model.records import JobState, NodeRecord, RequestedAction
 from tests.support.job_values import job_record, job_spec
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -52,7 +52,7 @@ def test_what_was_written_is_read(history: History) -> None:
     """All tables, and the events in order."""
     fill(history, "a")
     job = history.job("a")
-    assert (job.state, job.wanted, job.exit_code, job.attempt) == (JobState.FAILED, Wanted.RUN, 3, 1)
+    assert (job.state, job.wanted, job.exit_code, job.attempt) == (JobState.FAILED, RequestedAction.RUN, 3, 1)
     assert job.spec == job_spec("a")
     [attempt] = history.attempts("a")
     assert (attempt.number, attempt.num_nodes, attempt.outcome, attempt.exit_code) == (1, 2, "Failed", 3)
@@ -130,7 +130,7 @@ def test_removing_a_job_removes_all_that_is_known_of_it(history: History, path: 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda history: history.want("a", Wanted.SUSPEND, actor="me"),
+        lambda history: history.want("a", RequestedAction.SUSPEND, actor="me"),
         lambda history: history.become("a", JobState.RUNNING, actor="me"),
         lambda history: history.change_nodes(job_record("a"), 2, actor="me"),
     ],
@@ -153,7 +153,7 @@ def test_an_error_within_a_transaction_undoes_all_of_it(history: History) -> Non
 
     def fail() -> None:
         with history.transaction():
-            history.want("a", Wanted.DELETE, actor="me")
+            history.want("a", RequestedAction.DELETE, actor="me")
             with history.transaction():  # one inside another belongs to it
                 history.become("a", JobState.RUNNING, actor="me")
             raise RuntimeError
@@ -161,10 +161,10 @@ def test_an_error_within_a_transaction_undoes_all_of_it(history: History) -> Non
     with pytest.raises(RuntimeError):
         fail()
     job = history.job("a")
-    assert (job.state, job.wanted) == (JobState.FAILED, Wanted.RUN)
+    assert (job.state, job.wanted) == (JobState.FAILED, RequestedAction.RUN)
     assert len(history.events("a")) == 2
-    history.want("a", Wanted.SUSPEND, actor="me")
-    assert history.job("a").wanted is Wanted.SUSPEND
+    history.want("a", RequestedAction.SUSPEND, actor="me")
+    assert history.job("a").wanted is RequestedAction.SUSPEND
 
 
 def test_a_change_and_its_event_are_one(history: History, path: Path) -> None:
@@ -173,8 +173,8 @@ def test_a_change_and_its_event_are_one(history: History, path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("CREATE TRIGGER full BEFORE INSERT ON event BEGIN SELECT RAISE(ABORT, 'disk full'); END")
     with pytest.raises(StorageError, match="disk full"):
-        history.want("a", Wanted.DELETE, actor="me")
-    assert history.job("a").wanted is Wanted.RUN
+        history.want("a", RequestedAction.DELETE, actor="me")
+    assert history.job("a").wanted is RequestedAction.RUN
 
 
 def _add_many(path: str, prefix: str, count: int) -> None:
@@ -244,7 +244,7 @@ def test_a_writer_that_is_killed_leaves_all_or_nothing(history: History, path: P
         names = [event.name for event in history.events("a")][1:]
         assert names == ["running", "queued"] * (len(names) // 2)
         assert history.job("a").state is JobState.QUEUED
-    history.want("a", Wanted.SUSPEND, actor="me")
+    history.want("a", RequestedAction.SUSPEND, actor="me")
 
 
 def test_others_changes_are_noticed(history: History, path: Path) -> None:

@@ -26,8 +26,8 @@ from safepoint.jobs.local.attempt.launchers import launcher_environment
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import history_file, job_folder, supervisor_lock
-from safepoint.jobs.model.output_location import in_full
-from safepoint.jobs.model.records import JobRecord, JobState, Wanted
+from safepoint.jobs.model.job_progress import in_full
+from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
@@ -65,7 +65,9 @@ def history() -> Iterator[History]:
         yield history
 
 
-def known(history: History, name: str, state: JobState, wanted: Wanted = Wanted.RUN, **fields: Any) -> JobSpec:
+def known(
+    history: History, name: str, state: JobState, wanted: RequestedAction = RequestedAction.RUN, **fields: Any
+) -> JobSpec:
     """A job that is in this state already."""
     spec = job_spec(name, **fields)
     history.add(spec, actor="me")
@@ -85,7 +87,7 @@ class TestSubmitting:
     def test_the_job_is_there_with_its_files(self, jobs: LocalJobs, supervisors: list[str]) -> None:
         """Before anybody could start it."""
         job = jobs.submit(job_spec("a"), {"function.py": b"print(1)"})
-        assert (job.state, job.wanted, supervisors) == (JobState.CREATED, Wanted.RUN, ["a"])
+        assert (job.state, job.wanted, supervisors) == (JobState.CREATED, RequestedAction.RUN, ["a"])
         assert (job_folder("a") / "function.py").read_bytes() == b"print(1)"
         assert job_folder("a").stat().st_mode & 0o077 == 0
         assert os.listdir(job_folder("a").parent) == ["a"]
@@ -184,11 +186,11 @@ class TestSubmitting:
     def test_a_folder_is_free_when_its_job_rests(self, jobs: LocalJobs, history: History, tmp_path: Path) -> None:
         """And the one that rests is refused when it wants to go on meanwhile."""
         output = str(tmp_path / "out")
-        known(history, "a", SUSPENDED, Wanted.SUSPEND, output_dir=output)
+        known(history, "a", SUSPENDED, RequestedAction.SUSPEND, output_dir=output)
         jobs.submit(job_spec("b", output_dir=output))
         with pytest.raises(ConflictError, match="job b writes to"):
             jobs.resume("a")
-        assert jobs.job("a").wanted is Wanted.SUSPEND
+        assert jobs.job("a").wanted is RequestedAction.SUSPEND
 
     def test_a_supervisor_that_does_not_start_leaves_no_job(
         self, jobs: LocalJobs, monkeypatch: pytest.MonkeyPatch
@@ -225,14 +227,14 @@ class TestAsking:
     @pytest.mark.parametrize(
         ("state", "wanted", "message"),
         [
-            (COMPLETE, Wanted.RUN, "is complete"),
-            (RUNNING, Wanted.RUN, "is Running, not suspended"),
-            (RUNNING, Wanted.PREEMPT, "is Running, not suspended"),
-            (SUSPENDED, Wanted.DELETE, "is being deleted"),
+            (COMPLETE, RequestedAction.RUN, "is complete"),
+            (RUNNING, RequestedAction.RUN, "is Running, not suspended"),
+            (RUNNING, RequestedAction.PREEMPT, "is Running, not suspended"),
+            (SUSPENDED, RequestedAction.DELETE, "is being deleted"),
         ],
     )
     def test_what_cannot_be_resumed(
-        self, jobs: LocalJobs, history: History, state: JobState, wanted: Wanted, message: str
+        self, jobs: LocalJobs, history: History, state: JobState, wanted: RequestedAction, message: str
     ) -> None:
         """And is left as it is."""
         known(history, "a", state, wanted)
@@ -245,22 +247,22 @@ class TestAsking:
         known(history, "a", FAILED)
         history.become("a", FAILED, actor="me", setbacks=6)
         job = jobs.resume("a")
-        assert (job.state, job.wanted, job.setbacks) == (JobState.QUEUED, Wanted.RUN, 0)
+        assert (job.state, job.wanted, job.setbacks) == (JobState.QUEUED, RequestedAction.RUN, 0)
         assert supervisors == ["a"]
 
     def test_nothing_can_be_asked_of_a_job_that_is_being_deleted(self, jobs: LocalJobs, history: History) -> None:
         """Or its deletion would never end."""
-        known(history, "a", RUNNING, Wanted.DELETE)
+        known(history, "a", RUNNING, RequestedAction.DELETE)
         with pytest.raises(ConflictError, match="being deleted"):
             jobs.suspend("a")
         with pytest.raises(ConflictError, match="being deleted"):
             jobs.scale("a", 2)
-        assert jobs.job("a").wanted is Wanted.DELETE
+        assert jobs.job("a").wanted is RequestedAction.DELETE
 
     def test_a_suspension_that_somebody_takes_back_is_not_waited_for(self, jobs: LocalJobs, history: History) -> None:
         """For ever, it would be."""
         known(history, "a", RUNNING)
-        with done_when(lambda history: history.job("a").wanted is Wanted.SUSPEND, _let_run):
+        with done_when(lambda history: history.job("a").wanted is RequestedAction.SUSPEND, _let_run):
             with pytest.raises(ConflictError, match="someone else requested run"):
                 jobs.suspend("a", timeout_s=30)
 
@@ -269,13 +271,13 @@ class TestAsking:
         known(history, "a", RUNNING)
         with pytest.raises(WaitTimeoutError, match=r"not suspended within 0\.2 s; it is Running"):
             jobs.suspend("a", timeout_s=0.2)
-        assert jobs.job("a").wanted is Wanted.SUSPEND
+        assert jobs.job("a").wanted is RequestedAction.SUSPEND
 
     def test_scaling_what_rests_changes_only_the_number(
         self, jobs: LocalJobs, history: History, supervisors: list[str]
     ) -> None:
         """It goes on when somebody says so."""
-        known(history, "a", SUSPENDED, Wanted.SUSPEND, priority=3)
+        known(history, "a", SUSPENDED, RequestedAction.SUSPEND, priority=3)
         job = jobs.scale("a", 4)
         assert (job.spec.num_nodes, job.spec.priority, job.state, supervisors) == (4, 3, SUSPENDED, [])
         with pytest.raises(UsageError, match="num_nodes 0"):
@@ -299,7 +301,7 @@ class TestAsking:
             with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*it continues"):
                 jobs.scale("a", 2, timeout_s=0.1)
         job = jobs.job("a")
-        assert (job.target_nodes, job.spec.num_nodes, job.wanted) == (2, 1, Wanted.RUN)
+        assert (job.target_nodes, job.spec.num_nodes, job.wanted) == (2, 1, RequestedAction.RUN)
         assert [event.name for event in history.events("a")].count("scale_requested") == 1
         assert "a" in supervisors
 
@@ -316,9 +318,9 @@ class TestAsking:
         self, jobs: LocalJobs, history: History, supervisors: list[str]
     ) -> None:
         """No command sees a job that rests and is to run."""
-        known(history, "a", SUSPENDED, Wanted.SUSPEND)
+        known(history, "a", SUSPENDED, RequestedAction.SUSPEND)
         job = jobs.resume("a")
-        assert (job.state, job.wanted, job.needs_supervisor) == (JobState.QUEUED, Wanted.RUN, True)
+        assert (job.state, job.wanted, job.needs_supervisor) == (JobState.QUEUED, RequestedAction.RUN, True)
 
 
 class TestWaiting:
@@ -369,7 +371,7 @@ class TestDeleting:
         known(history, "a", RUNNING)
         with pytest.raises(WaitTimeoutError, match="not deleted"):
             jobs.delete("a", timeout_s=0.1)
-        assert jobs.job("a").wanted is Wanted.DELETE
+        assert jobs.job("a").wanted is RequestedAction.DELETE
         assert "a" in supervisors
 
     def test_an_entry_that_cannot_be_read_can_be_deleted(self, jobs: LocalJobs, history: History) -> None:
@@ -415,7 +417,7 @@ class TestDeleting:
     ) -> None:
         """So that the same command can be given again."""
         commit(prepared(tmp_path / "out"), 10)
-        known(history, "a", SUSPENDED, Wanted.SUSPEND, output_dir=str(tmp_path / "out"))
+        known(history, "a", SUSPENDED, RequestedAction.SUSPEND, output_dir=str(tmp_path / "out"))
 
         def fail(self: Inventory, item: object) -> bool:
             raise StorageError("the store does not answer")
@@ -424,7 +426,7 @@ class TestDeleting:
             patch.setattr(Inventory, "delete", fail)
             with pytest.raises(StorageError, match="does not answer"):
                 jobs.delete("a", with_checkpoints=True)
-        assert (jobs.job("a").state, jobs.job("a").wanted) == (SUSPENDED, Wanted.SUSPEND)
+        assert (jobs.job("a").state, jobs.job("a").wanted) == (SUSPENDED, RequestedAction.SUSPEND)
         assert not is_locked(supervisor_lock("a"))
         assert jobs.delete("a", with_checkpoints=True) == 1
         assert jobs.jobs() == []
@@ -437,7 +439,7 @@ class TestDeleting:
         known(history, "a", RUNNING, output_dir=str(tmp_path / "out"))
         with pytest.raises(WaitTimeoutError, match=r"nothing was deleted.*delete it again when it has stopped"):
             jobs.delete("a", with_checkpoints=True, timeout_s=0.1)
-        assert jobs.job("a").wanted is Wanted.SUSPEND
+        assert jobs.job("a").wanted is RequestedAction.SUSPEND
         assert (tmp_path / "out" / "checkpoint-10").exists()
         history.become("a", SUSPENDED, actor="me")
         assert jobs.delete("a", with_checkpoints=True) == 1
@@ -448,7 +450,7 @@ class TestDeleting:
         supervisor_lock("a").mkdir()
         with pytest.raises(StorageError, match=r"of job a cannot be used.*nothing was done"):
             jobs.delete("a")
-        assert jobs.job("a").wanted is Wanted.RUN
+        assert jobs.job("a").wanted is RequestedAction.RUN
 
     def test_a_folder_that_cannot_be_removed_keeps_the_job(
         self, jobs: LocalJobs, history: History, monkeypatch: pytest.MonkeyPatch
@@ -481,7 +483,7 @@ class TestDeleting:
         """Nothing is deleted, the job neither."""
         commit(prepared(tmp_path / "out"), 10)
         known(history, "a", FAILED, output_dir=str(tmp_path / "out"))
-        known(history, "b", state, Wanted.SUSPEND, output_dir=str(tmp_path / "out"))
+        known(history, "b", state, RequestedAction.SUSPEND, output_dir=str(tmp_path / "out"))
         with pytest.raises(ConflictError, match=r"job b uses the checkpoints in .*nothing was deleted"):
             jobs.delete("a", with_checkpoints=True)
         assert (tmp_path / "out" / "checkpoint-10").exists()
@@ -508,7 +510,7 @@ def done_when(is_time: Callable[[History], bool], act: Callable[[History], None]
 
 
 def _let_run(history: History) -> None:
-    history.want("a", Wanted.RUN, actor="you")
+    history.want("a", RequestedAction.RUN, actor="you")
 
 
 def test_events_of_all_are_one_story(jobs: LocalJobs) -> None:

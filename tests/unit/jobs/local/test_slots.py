@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safepoint.errors import UsageError
 from safepoint.jobs.local import slots
 from safepoint.jobs.local.slots import Admission, Slots, admit, check_size, count_slots, devices, free_gpus, remark_on
-from safepoint.jobs.model.records import JobRecord, JobState, Wanted
+from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
 from tests.support.job_values import job_record, job_spec
 
 RUNNING, QUEUED, SUSPENDING = JobState.RUNNING, JobState.QUEUED, JobState.SUSPENDING
@@ -26,7 +26,7 @@ def running(name: str, **values: object) -> JobRecord:
 
 
 def leaving(name: str, **values: object) -> JobRecord:
-    return job_record(name, SUSPENDING, wanted=Wanted.PREEMPT, **values)  # pyright: ignore[reportArgumentType]
+    return job_record(name, SUSPENDING, wanted=RequestedAction.PREEMPT, **values)  # pyright: ignore[reportArgumentType]
 
 
 def _asks(others: Sequence[JobRecord], *, capacity: Slots = CPU2, **values: object) -> Admission:
@@ -52,7 +52,7 @@ def test_the_higher_priority_goes_before_the_older() -> None:
 
 def test_a_job_whose_owner_has_it_suspended_holds_nobody_up() -> None:
     """It waits for slots no longer, whatever its state says until its supervisor has seen it."""
-    assert _asks([job_record("other", age=1, wanted=Wanted.SUSPEND)]).may_start
+    assert _asks([job_record("other", age=1, wanted=RequestedAction.SUSPEND)]).may_start
 
 
 def test_a_small_job_starts_beside_what_an_older_one_cannot_use() -> None:
@@ -105,8 +105,8 @@ def test_nobody_leaves_for_what_would_not_fit_then_either() -> None:
 
 
 @pytest.mark.parametrize("state", [RUNNING, SUSPENDING, JobState.RESTARTING])
-@pytest.mark.parametrize("wanted", [Wanted.PREEMPT, Wanted.SUSPEND, Wanted.DELETE])
-def test_whoever_is_leaving_is_counted_and_not_asked_again(state: JobState, wanted: Wanted) -> None:
+@pytest.mark.parametrize("wanted", [RequestedAction.PREEMPT, RequestedAction.SUSPEND, RequestedAction.DELETE])
+def test_whoever_is_leaving_is_counted_and_not_asked_again(state: JobState, wanted: RequestedAction) -> None:
     """Their slots will be free; no other job has to leave."""
     others = [job_record("leaver", state, wanted=wanted), running("stays")]
     admission = _asks(others, priority=1)
@@ -270,15 +270,15 @@ class Machine:
             self._set(name, state=RUNNING)
         for victim in admission.preempt:
             assert self.jobs[victim].spec.priority < me.spec.priority
-            assert self.jobs[victim].wanted is Wanted.RUN
+            assert self.jobs[victim].wanted is RequestedAction.RUN
             assert self.jobs[victim].state is RUNNING
-            self._set(victim, wanted=Wanted.PREEMPT)
+            self._set(victim, wanted=RequestedAction.PREEMPT)
         self.check()
         return admission
 
     def leave(self, name: str) -> None:
         """A job that was asked to has left."""
-        self._set(name, state=JobState.PREEMPTED, wanted=Wanted.RUN)
+        self._set(name, state=JobState.PREEMPTED, wanted=RequestedAction.RUN)
 
     def end(self, name: str) -> None:
         self._set(name, state=JobState.COMPLETE)
@@ -306,7 +306,7 @@ def test_never_over_capacity_and_never_at_an_equals_cost(
             machine.ask(waiting[moment % len(waiting)].name)
         elif holding := machine.of(RUNNING):
             job = holding[moment % len(holding)]
-            machine.leave(job.name) if job.wanted is Wanted.PREEMPT else machine.end(job.name)
+            machine.leave(job.name) if job.wanted is RequestedAction.PREEMPT else machine.end(job.name)
 
 
 @settings(max_examples=200, deadline=None)
@@ -338,7 +338,7 @@ def test_preemption_comes_to_an_end(capacity: Slots, wanted: list[tuple[int, int
         has_changed = False
         for name in chance.sample(names, len(names)):
             job = machine.jobs[name]
-            if job.state is RUNNING and job.wanted is Wanted.PREEMPT:
+            if job.state is RUNNING and job.wanted is RequestedAction.PREEMPT:
                 if chance.random() < 0.5:
                     machine.leave(name)
                 has_changed = True

@@ -18,7 +18,7 @@ from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
-from safepoint.jobs.model.records import JobRecord, JobState, Wanted
+from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
 from tests.support.job_values import job_record, job_spec
 from tests.support.supervisors import supervisor_pid
 
@@ -71,16 +71,16 @@ def wait_until(found: Callable[[], Any], timeout_s: float = 60) -> Any:
     return result
 
 
-NEEDING = [(state, wanted) for state in JobState for wanted in Wanted]
+NEEDING = [(state, wanted) for state in JobState for wanted in RequestedAction]
 
 
 @pytest.mark.parametrize(("state", "wanted"), NEEDING)
-def test_who_needs_a_supervisor(state: JobState, wanted: Wanted) -> None:
+def test_who_needs_a_supervisor(state: JobState, wanted: RequestedAction) -> None:
     """Jobs that run, will run by themselves, or are to be removed; and the history looks among all of them."""
     job: JobRecord = job_record(state=state, wanted=wanted)
     over = state in {JobState.COMPLETE, JobState.FAILED}
-    rests = state is JobState.SUSPENDED and wanted is not Wanted.RUN
-    assert job.needs_supervisor is (wanted is Wanted.DELETE or not (over or rests))
+    rests = state is JobState.SUSPENDED and wanted is not RequestedAction.RUN
+    assert job.needs_supervisor is (wanted is RequestedAction.DELETE or not (over or rests))
 
 
 def test_all_that_need_one_are_unfinished(history: History) -> None:
@@ -118,9 +118,9 @@ def test_one_that_was_killed_is_replaced_by_any_command(history: History) -> Non
 def test_a_finished_job_gets_none(history: History) -> None:
     """Nor does one that rests."""
     for name, state, wanted in (
-        ("a", JobState.COMPLETE, Wanted.RUN),
-        ("b", JobState.FAILED, Wanted.SUSPEND),
-        ("c", JobState.SUSPENDED, Wanted.SUSPEND),
+        ("a", JobState.COMPLETE, RequestedAction.RUN),
+        ("b", JobState.FAILED, RequestedAction.SUSPEND),
+        ("c", JobState.SUSPENDED, RequestedAction.SUSPEND),
     ):
         history.add(never(name), actor="me")
         history.become(name, state, actor="me", wanted=wanted)
@@ -242,7 +242,7 @@ def test_a_supervisor_that_is_told_to_leave_leaves_and_the_job_stays_as_it_is(hi
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: not supervisors_of("a"))
     assert not is_locked(supervisor_lock("a"))
-    assert (history.job("a").state, history.job("a").wanted) == (JobState.QUEUED, Wanted.RUN)
+    assert (history.job("a").state, history.job("a").wanted) == (JobState.QUEUED, RequestedAction.RUN)
     assert start_missing_supervisors(history) == ["a"]
 
 

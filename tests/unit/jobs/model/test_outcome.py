@@ -4,19 +4,19 @@ import pytest
 
 from safepoint.errors import ExitCode
 from safepoint.jobs.model.outcome import MAX_SETBACKS, Outcome, conclude
-from safepoint.jobs.model.records import JobState, Wanted
+from safepoint.jobs.model.records import JobState, RequestedAction
 
 COMPLETE, FAILED, SUSPENDED = JobState.COMPLETE, JobState.FAILED, JobState.SUSPENDED
 PREEMPTED, RESTARTING = JobState.PREEMPTED, JobState.RESTARTING
 
 
-def end(*codes: int | None, wanted: Wanted = Wanted.RUN, **values: object) -> Outcome:
+def end(*codes: int | None, wanted: RequestedAction = RequestedAction.RUN, **values: object) -> Outcome:
     values = {"safe_step": None, "has_progressed": False, "setbacks": 0} | values
     return conclude(codes, wanted, **values)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("wanted", list(Wanted))
-def test_all_zero_is_complete_whatever_was_wanted(wanted: Wanted) -> None:
+@pytest.mark.parametrize("wanted", list(RequestedAction))
+def test_all_zero_is_complete_whatever_was_wanted(wanted: RequestedAction) -> None:
     """A job that ended before it heard of a request has ended."""
     assert end(0, 0, wanted=wanted) == Outcome(state=COMPLETE, exit_code=0, message="")
 
@@ -44,7 +44,11 @@ TABLE = [
 def test_one_launcher(code: int | None, run: JobState, suspend: JobState, preempt: JobState) -> None:
     """The state, and that the exit code is passed on."""
     assert end(code).state is run
-    for wanted, state in ((Wanted.SUSPEND, suspend), (Wanted.DELETE, suspend), (Wanted.PREEMPT, preempt)):
+    for wanted, state in (
+        (RequestedAction.SUSPEND, suspend),
+        (RequestedAction.DELETE, suspend),
+        (RequestedAction.PREEMPT, preempt),
+    ):
         outcome = end(code, wanted=wanted)
         assert outcome.state is state
         if code is not None:
@@ -61,34 +65,34 @@ def test_the_table_knows_every_exit_code_of_ours() -> None:
 @pytest.mark.parametrize("codes", [(75, 143), (143, 75)])
 def test_one_node_that_saved_speaks_for_all(codes: tuple[int, int]) -> None:
     """Checkpoints are whole or absent: a 75 means that all of it is there."""
-    outcome = end(*codes, wanted=Wanted.SUSPEND, safe_step=7)
-    assert (outcome.state, outcome.exit_code, outcome.message) == (SUSPENDED, 75, "step 7 is safe")
+    outcome = end(*codes, wanted=RequestedAction.SUSPEND, safe_step=7)
+    assert (outcome.state, outcome.exit_code, outcome.message) == (SUSPENDED, 75, "step 7 is saved")
 
 
 def test_a_stop_without_a_save_says_so() -> None:
     """And which step is safe all the same."""
-    outcome = end(143, wanted=Wanted.SUSPEND, safe_step=40)
-    assert outcome.message == "it was stopped without a save; step 40 is safe"
-    assert "nothing is saved" in end(143, wanted=Wanted.SUSPEND).message
+    outcome = end(143, wanted=RequestedAction.SUSPEND, safe_step=40)
+    assert outcome.message == "it was stopped without a save; step 40 is saved"
+    assert "nothing is saved" in end(143, wanted=RequestedAction.SUSPEND).message
 
 
 def test_a_save_of_unknown_step_is_not_called_nothing() -> None:
     """The ranks may have reported nothing, and their exit code says that they have saved."""
-    assert end(75, wanted=Wanted.SUSPEND).message == "its state is saved"
+    assert end(75, wanted=RequestedAction.SUSPEND).message == "its state is saved"
 
 
 def test_a_checkpoint_that_is_not_in_the_store_is_safe_here_only() -> None:
     """A person who cleans this machine must know."""
-    outcome = end(75, wanted=Wanted.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
-    assert outcome.message.startswith("step 7 is safe on this machine only: s3://bucket/run does not have it")
-    failed = end(13, wanted=Wanted.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
+    outcome = end(75, wanted=RequestedAction.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
+    assert outcome.message.startswith("step 7 is saved on this machine only: s3://bucket/run does not have it")
+    failed = end(13, wanted=RequestedAction.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
     assert failed.message.count("s3://bucket/run") == 1
     assert "upload to the object store" not in failed.message
 
 
 def test_an_upload_that_did_not_finish_suspends_all_the_same() -> None:
     """13 after a request: what is safe is safe here; the next start takes it there."""
-    outcome = end(13, wanted=Wanted.SUSPEND, safe_step=5)
+    outcome = end(13, wanted=RequestedAction.SUSPEND, safe_step=5)
     assert outcome.state is SUSPENDED
     assert outcome.exit_code == 13
     assert "its upload to the object store is not complete" in outcome.message
@@ -96,7 +100,7 @@ def test_an_upload_that_did_not_finish_suspends_all_the_same() -> None:
 
 def test_a_program_that_fails_while_it_is_stopped_has_failed() -> None:
     """Whatever was wanted: it would fail again."""
-    assert end(75, 3, wanted=Wanted.SUSPEND).state is FAILED
+    assert end(75, 3, wanted=RequestedAction.SUSPEND).state is FAILED
 
 
 def test_a_failure_says_what_it_means_and_where_to_look() -> None:
@@ -138,7 +142,7 @@ def test_setbacks_are_counted_and_come_to_an_end() -> None:
     assert outcome.state is FAILED
     assert outcome.exit_code == 75
     assert f"{MAX_SETBACKS + 1} times without progress" in outcome.message
-    assert "step 3 is safe" in outcome.message
+    assert "step 3 is saved" in outcome.message
 
 
 def test_progress_forgives_all_setbacks() -> None:
@@ -148,7 +152,7 @@ def test_progress_forgives_all_setbacks() -> None:
     assert outcome.setbacks == 1
 
 
-@pytest.mark.parametrize("wanted", [Wanted.SUSPEND, Wanted.PREEMPT])
-def test_what_was_asked_for_is_no_setback(wanted: Wanted) -> None:
+@pytest.mark.parametrize("wanted", [RequestedAction.SUSPEND, RequestedAction.PREEMPT])
+def test_what_was_asked_for_is_no_setback(wanted: RequestedAction) -> None:
     """A job may be preempted as often as anybody likes."""
     assert end(75, wanted=wanted, setbacks=MAX_SETBACKS).setbacks == 0

@@ -1,0 +1,77 @@
+"""What the progress that ranks have reported says of their job: its output location, its newest save, and the risk of
+stopping it now.
+"""
+
+import contextlib
+import os
+from dataclasses import replace
+
+from safepoint.foundation import clock
+from safepoint.foundation.units import format_age, format_duration
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.progress.record import Progress
+from safepoint.storage.location import CLAIMS, parse_location, resolve_claim
+
+_DAY_S = 86400
+
+
+def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
+    """The output location in full: the specification's, or the one that its ranks reported; None before that."""
+    if spec.settings.output_dir is not None:
+        return in_full(spec.settings.output_dir, spec.working_dir)
+    reported = (progress.location or progress.output_dir) if progress is not None else ""
+    with contextlib.suppress(ValueError):  # the record was altered
+        return in_full(reported, spec.working_dir) if reported else None
+    return None
+
+
+def place_of(spec: JobSpec, output: str) -> str:
+    """The folder or object store of an output location; equal texts are the same place."""
+    location = parse_location(output)
+    with contextlib.suppress(ValueError):  # no folder is known for the claim here
+        location = resolve_claim(location, spec.env.get(CLAIMS, ""))
+    return str(location.resolved(spec.working_dir))
+
+
+def with_claims(spec: JobSpec) -> JobSpec:
+    """The job with the folders that claims have now: a later command may run where they have others."""
+    claims = os.environ.get(CLAIMS, "")
+    return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec
+
+
+def in_full(output: str, working_dir: str) -> str:
+    """An output location that is the same from every working folder."""
+    return str(parse_location(output).resolved(working_dir))
+
+
+def risk_of_suspending(job: JobRecord, progress: Progress | None) -> str | None:
+    """A sentence on what may be lost when the job stops now; None when a save fits its grace period.
+
+    Ranks exit a margin before the platform's SIGKILL: a save has the grace period minus that margin.
+    """
+    settings = job.spec.settings
+    if not job.state.holds_slots or progress is None or progress.state.is_end:
+        return None
+    needed_s = progress.save_needed_s
+    if needed_s is None or needed_s <= settings.grace_s - settings.margin_s:
+        return None
+    newest = newest_save(progress)
+    saved = newest if progress.safe_step is None else f"newest save: {newest}"
+    return (
+        f"{saved}; a save needs about {format_duration(needed_s)}, "
+        f"and it has {settings.grace_s - settings.margin_s:g} s of the {settings.grace_s:g} s grace period"
+    )
+
+
+def newest_save(progress: Progress) -> str:
+    """The newest committed step and its age."""
+    if progress.safe_step is None:
+        return "nothing is saved yet"
+    step = f"step {progress.safe_step:,}"
+    if progress.safe_time is None:
+        return step
+    age_s = max(0.0, clock.wall_s() - clock.parse_utc(progress.safe_time))
+    if age_s < 60:
+        return f"{step}, {age_s:.0f} s ago"
+    return f"{step}, {format_duration(age_s) if age_s < _DAY_S else format_age(age_s)} ago"
