@@ -48,10 +48,9 @@ def judge_memory(state_bytes: int | None) -> Finding:
             fix="allow memfd_create in the container's seccomp profile; until then training waits for each save",
         )
     found = f"{format_bytes(room.available_bytes)} available, limited by {room.limited_by}"
-    if state_bytes is None:
-        return Finding(check=check, status=Status.OK, found=found, why=why)
-    found += f"; a snapshot takes {format_bytes(state_bytes)}"
-    if room.has(state_bytes):
+    if state_bytes is not None:
+        found += f"; a snapshot takes {format_bytes(state_bytes)}"
+    if state_bytes is None or room.has(state_bytes):
         return Finding(check=check, status=Status.OK, found=found, why=why)
     return Finding(
         check=check,

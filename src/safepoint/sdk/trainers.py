@@ -292,10 +292,7 @@ def normalize_output_dir(text: str) -> str:
         raise ValueError(f"output_dir {text!r} has the scheme {scheme!r}, which is not supported; use {_FORMS}")
     if not rest.partition("/")[0]:
         raise ValueError(f"output_dir {text!r} names no {_NAMES[scheme]}; use {_FORMS}")
-    try:
-        return str(parse_location(f"{scheme}://{rest}"))
-    except ValueError as error:
-        raise ValueError(f"output_dir: {error}") from error
+    return str(_read("output_dir", parse_location, f"{scheme}://{rest}"))
 
 
 def _read(name: str, parse: Callable[[Any], Any], text: Any) -> Any:

@@ -4,6 +4,7 @@ People read lines on stdout, programs one JSON document with `--json`; progress 
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,13 +62,12 @@ def list_(location: _Place, connection: Connection = None, as_json: _Json = Fals
     for item in items:
         faults = inventory.verify(item, progress=ProgressLine(f"reading {item.name}").update) if deep else item.faults
         state = _state(item, faults, deep=deep)
-        manifest = item.manifest
         documents.append({**_document(item, faults), "state": state})
         rows.append(
             [
                 item.name,
                 format_age(clock.wall_s() - item.created_s),
-                str(manifest.trigger) if manifest else "-",
+                str(item.manifest.trigger) if item.manifest else "-",
                 format_bytes(item.size_bytes),
                 plural(item.num_files, "file"),
                 state,
@@ -114,8 +114,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
     lines: list[str] = []
     num_damaged = 0
     for item in items:
-        progress = ProgressLine(f"reading {item.name}").update
-        faults = inventory.verify(item, progress=progress) if deep else item.faults
+        faults = inventory.verify(item, progress=ProgressLine(f"reading {item.name}").update) if deep else item.faults
         num_damaged += bool(faults)
         documents.append({**_document(item, faults), "valid": not faults})
         lines.append(f"{item.where}: {_state(item, faults, deep=deep)}")
@@ -330,8 +329,11 @@ def repair_(
     lines = [f"{did} {item.where}: it was never committed" for item in found.unfinished]
     lines += [f"left {item.where}: it is not finished, and a run may be writing it" for item in found.recent]
     lines += [f"left {item.where}: Safepoint did not write it" for item in found.foreign]
+    fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
+    if not is_gone:
+        fate = "would be removed" if drop_damaged else "left; see --drop-damaged"
     for damage in found.damaged:
-        lines.append(f"{damage.item.where} is damaged ({_fate(found.moved_to, drop_damaged, dry_run)}):")
+        lines.append(f"{damage.item.where} is damaged ({fate}):")
         lines += [f"  {fault}" for fault in damage.faults]
     if found.num_leftovers:
         lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of ended runs")
@@ -344,23 +346,12 @@ def repair_(
         )
 
 
-def _fate(moved_to: str | None, drop_damaged: bool, dry_run: bool) -> str:
-    if not drop_damaged:
-        return "left; see --drop-damaged"
-    if dry_run:
-        return "would be removed"
-    return f"moved to {moved_to}" if moved_to else "deleted"
-
-
 def _pick(inventory: Inventory, name: str | None) -> Item:
     """The checkpoint that was named, or the newest complete one; a warning names newer ones."""
     item = inventory.item(name)
     if name is None:
-        passed_over: list[str] = []
-        for other in inventory.items():
-            if other.name == item.name:
-                break
-            passed_over.append(f"{other.name} ({_state(other, other.faults, deep=False)})")
+        newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())
+        passed_over = [f"{other.name} ({_state(other, other.faults, deep=False)})" for other in newer]
         if passed_over:
             console.set_up(0).warning("using %s; newer ones are not complete: %s", item.name, ", ".join(passed_over))
     return item
@@ -388,10 +379,7 @@ def _export_item(inventory: Inventory, item: Item, place: Location, progress: co
 
 def _sharded_model(text: str) -> Location | None:
     """The location itself, when it holds a sharded model and is not a checkpoint of a run."""
-    try:
-        location = resolve_claim(parse_location(text))
-    except ValueError:
-        return None
+    location = _location(text)
     if location.is_folder:
         return location if exporting.is_in_pieces(browse(open_store(location))) else None
     inventory, name = _open(text)
@@ -406,11 +394,15 @@ def _open(text: str) -> tuple[Inventory, str | None]:
         raise UsageError(str(error)) from error
 
 
-def _place(text: str) -> Location:
+def _location(text: str) -> Location:
     try:
-        location = resolve_claim(parse_location(text))
+        return resolve_claim(parse_location(text))
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _place(text: str) -> Location:
+    location = _location(text)
     if any(step_of(Path(part)) is not None for part in location.path.split("/")[:-1]):
         raise UsageError(
             f"{text} is inside a checkpoint, and writing there would damage it", hint="name another location"

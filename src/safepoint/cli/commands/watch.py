@@ -1,5 +1,6 @@
 """`safepoint watch`: the jobs, live."""
 
+import contextlib
 import json
 import shutil
 import sys
@@ -41,12 +42,9 @@ def watch(
     if not (as_json or sys.stdout.isatty()):
         raise UsageError("watch needs a terminal", hint="use --json, or `safepoint list`")
     show: Any = _Changes() if as_json else _Screen()
-    with LocalJobs() as jobs:
-        try:
-            for found in _looks(jobs, name, interval):
-                show([(job, jobs.progress_of(job)) for job in found])
-        except KeyboardInterrupt:
-            return
+    with LocalJobs() as jobs, contextlib.suppress(KeyboardInterrupt):
+        for found in _looks(jobs, name, interval):
+            show([(job, jobs.progress_of(job)) for job in found])
 
 
 def _looks(jobs: LocalJobs, name: str | None, interval_s: float) -> Iterator[list[JobRecord]]:

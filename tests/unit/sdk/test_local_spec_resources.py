@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from safepoint.jobs.local.slots import Slots
-from safepoint.sdk.resources import share_for
+from safepoint.sdk.local_spec import share_for
 
 LAPTOP = Slots(cpu=8, gpu=0)
 SERVER = Slots(cpu=64, gpu=4)
