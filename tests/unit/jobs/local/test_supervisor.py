@@ -178,7 +178,7 @@ class TestEnds:
         monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.0)
         place.add("a", *["75"] * (MAX_SETBACKS + 3), "0")
         steps = iter(range(1, 100))
-        monkeypatch.setattr(module.rank_reports, "safe_step", lambda folder: next(steps))
+        monkeypatch.setattr(module.rank_reports, "newest_step", lambda folder: (next(steps), False))
         job = run(place)
         assert (job.state, job.attempt, job.setbacks) == (COMPLETE, MAX_SETBACKS + 4, 0)
 

@@ -69,13 +69,17 @@ def main(arguments: Sequence[str]) -> int:
         code = error.exit_code
     except BaseException as error:  # noqa: BLE001  the supervisor needs an exit code in any case
         traceback.print_exc()
-        # Another process has taken the port since it was chosen; the next start chooses another one.
-        is_port_taken = _PORT_TAKEN in str(error)
-        code = ExitCode.TERMINATED_UNSAVED if is_port_taken else exit_code_after(error) or ExitCode.FAILED
+        code = _code_after(error)
     leave(code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # tearing down an interpreter with torch in it takes longer than a save
+
+
+def _code_after(error: BaseException) -> int:
+    if _PORT_TAKEN in str(error):  # taken since it was chosen; the next start chooses another one
+        return ExitCode.TERMINATED_UNSAVED
+    return exit_code_after(error) or ExitCode.FAILED
 
 
 if __name__ == "__main__":
