@@ -49,9 +49,9 @@ GOAL_CPU_RATIO, GOAL_RSS_MB = 5, 256
 
 def safepoint_up(source: Path, key: str) -> None:
     from safepoint.checkpoint.format.verify import read_manifest
-    from safepoint.checkpoint.local.upload_record import UploadRecord
     from safepoint.checkpoint.remote.publish import publish
     from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+    from safepoint.checkpoint.remote.verified_upload import UploadRecord
     from safepoint.storage.location import parse_location
     from safepoint.storage.opening import open_store
 

@@ -14,8 +14,7 @@ from safepoint.checkpoint.commit import FolderDestination, commit
 from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.local.pruning import prune
-from safepoint.checkpoint.local.retention import KeepNewest
+from safepoint.checkpoint.local.retention import KeepNewest, prune
 from safepoint.checkpoint.local.working_checkpoint import WorkingCheckpoint
 from safepoint.checkpoint.remote.fetch import check_listing, create_files, fetch, windows_of
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder

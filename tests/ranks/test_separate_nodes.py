@@ -9,8 +9,7 @@ import pytest
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints
 from safepoint.checkpoint.format.manifest import PART_NAME
-from safepoint.checkpoint.format.node_part import read_part, verify_part
-from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.format.verify import read_part, verify, verify_part
 from safepoint.checkpoint.tools.inventory import Kind, open_inventory
 from tests.support.ceph_rgw import CephRgw
 from tests.support.equality import assert_same_run

@@ -1,13 +1,20 @@
 """Makes small committed checkpoints without training."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.checkpoint.format.verify import read_manifest
-from safepoint.checkpoint.local.added_files import extend_manifest, find_added_files, replace_record
 from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.local.working_checkpoint import WorkingCheckpoint
+from safepoint.checkpoint.local.working_checkpoint import (
+    WorkingCheckpoint,
+    extend_manifest,
+    find_added_files,
+    replace_record,
+)
 
 FILES = {
     0: {
@@ -82,3 +89,10 @@ def name_added_files(folder: Path) -> list[str]:
     added = find_added_files(folder, manifest)
     replace_record(folder, extend_manifest(manifest, added), added)
     return [entry.path for entry in added]
+
+
+def sealed(record: dict[str, Any]) -> bytes:
+    """A manifest whose own digest is right, whatever it says."""
+    record = {name: value for name, value in record.items() if name != "manifest_digest"}
+    body = (json.dumps(record, sort_keys=True, indent=1) + "\n").encode()
+    return (json.dumps({**record, "manifest_digest": digest_bytes(body)}, sort_keys=True, indent=1) + "\n").encode()

@@ -16,8 +16,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from safepoint.checkpoint.format.manifest import Manifest
-from safepoint.checkpoint.format.node_part import NodePart
+from safepoint.checkpoint.format.manifest import Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing, list_files
 from safepoint.errors import ConflictError, SaveError
 from safepoint.foundation import files

@@ -1,27 +1,33 @@
-"""The manifest: one JSON file that says what a checkpoint is and names every file of it.
+"""The manifest: one JSON file that says what a checkpoint is and names every file of it; and one node's part.
 
-Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`; any altered byte is refused; a hostile
-manifest is refused before any path in it is used. Reading executes nothing.
-Not promised: that the files are there. That is `safepoint.checkpoint.format.verify`.
+Where every node has a folder of its own, it holds a part of the checkpoint (docs/adr/0008). The folder has the
+checkpoint's name, with the record of the part in place of the manifest, so that no reader takes it for a checkpoint.
+
+Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part; any altered byte is
+refused; a hostile record is refused before any path in it is used. Reading executes nothing.
+Not promised: that the files are there. `safepoint.checkpoint.format.verify` checks that.
 """
 
+import contextlib
 import enum
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 from safepoint.checkpoint.format.digest import ALGORITHM, FileDigest, digest_bytes, digest_of_parts, num_parts
 from safepoint.errors import ManifestError
 from safepoint.foundation import clock
+from safepoint.foundation.field_types import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
 
 MANIFEST_NAME = "safepoint-manifest.json"
 PART_NAME = "safepoint-part.json"
-"""What stands in a folder instead of a manifest when it holds one node's part only; see `part`."""
+"""The file that stands in place of the manifest in a folder that holds one node's part; see `NodePart`."""
 FORMAT = "safepoint-checkpoint"
+_PART_FORMAT = "safepoint-part"
 VERSION = 1
 MAX_MANIFEST_BYTES = 64 << 20
 """More than a million files; a larger manifest is not read into memory."""
@@ -30,8 +36,51 @@ _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # both blocks of control characters
 _MAX_PATH_BYTES = 4096
 _SELF = "manifest_digest"
-_BASE = {"name", "revision", "digest"}
-_T = TypeVar("_T")
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _are_metrics(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_real, cast("Mapping[str, Any]", value).values()))
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def _are_digests(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_digest, cast("list[Any]", value)))
+
+
+def _is_base(value: Any) -> bool:
+    return VARIABLES.fits(value) and set(value) == {"name", "revision", "digest"} and _is_digest(value["digest"])
+
+
+_DIGEST_WORDS = f"{ALGORITHM}:<32 hex digits>"
+_ENTRY_KINDS = {
+    "path": TEXT,
+    "size_bytes": whole(least=0),
+    "digest": Kind(words=_DIGEST_WORDS, fits=_is_digest),
+    "parts": Kind(words=f"a list of {_DIGEST_WORDS}", fits=_are_digests),
+}
+_FACT_KINDS = {
+    "run_id": TEXT,
+    "attempt": whole(least=1),
+    "step": whole(least=0),
+    "epoch": Kind(words="a finite number with a fraction", fits=_is_real, least=0),
+    "world_size": whole(least=1),
+    "global_batch": whole(least=1),
+    "gradient_accumulation": whole(least=1),
+    "samples_seen": whole(least=0),
+    "strategy": TEXT,
+    "zero_stage": whole(least=0, most=3).optional,
+    "libraries": VARIABLES,
+    "metrics": Kind(words="a mapping of names to finite numbers with a fraction", fits=_are_metrics),
+    "base": Kind(words=f"a name, a revision and a digest {_DIGEST_WORDS}", fits=_is_base, is_optional=True),
+}
+_PART_KINDS = {"node": whole(least=0), "num_nodes": whole(least=1), "paths": texts(), "is_open": FLAG}
 
 
 class Trigger(enum.StrEnum):
@@ -66,15 +115,10 @@ class FileEntry:
         return cls(path=path, size_bytes=found.size_bytes, digest=found.digest, parts=found.parts)
 
     def __post_init__(self) -> None:
+        check_fields(self, _ENTRY_KINDS)
         fault = path_fault(self.path)
         if fault:
             raise ValueError(f"path {self.path!r} {fault}")
-        if self.size_bytes < 0:
-            raise ValueError(f"size_bytes {self.size_bytes} of {self.path!r} must not be negative")
-        if not _DIGEST.fullmatch(self.digest):
-            raise ValueError(f"digest {self.digest!r} of {self.path!r} must be {ALGORITHM}:<32 hex digits>")
-        if not all(_DIGEST.fullmatch(part) for part in self.parts):
-            raise ValueError(f"parts of {self.path!r} must be {ALGORITHM}:<32 hex digits>")
         if len(self.parts) != num_parts(self.size_bytes):
             raise ValueError(
                 f"parts of {self.path!r} must be {num_parts(self.size_bytes)} digests, not {len(self.parts)}"
@@ -136,27 +180,7 @@ class ManifestFacts:
     base: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        least = {
-            "attempt": 1,
-            "step": 0,
-            "world_size": 1,
-            "global_batch": 1,
-            "gradient_accumulation": 1,
-            "samples_seen": 0,
-        }
-        for name, minimum in least.items():
-            if getattr(self, name) < minimum:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least {minimum}")
-        if not math.isfinite(self.epoch) or self.epoch < 0:
-            raise ValueError(f"epoch {self.epoch} must be finite and not negative")
-        if not all(math.isfinite(value) for value in self.metrics.values()):
-            raise ValueError("metrics must be finite")
-        if self.zero_stage is not None and not 0 <= self.zero_stage <= 3:
-            raise ValueError(f"zero_stage {self.zero_stage} must be 0, 1, 2 or 3")
-        if self.base is not None and (set(self.base) != _BASE or not _DIGEST.fullmatch(self.base["digest"])):
-            raise ValueError(
-                f"base {dict(self.base)!r} must have a name, a revision and a digest {ALGORITHM}:<32 hex digits>"
-            )
+        check_fields(self, _FACT_KINDS)
 
     def to_manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
         """The manifest of a checkpoint that is complete now."""
@@ -180,6 +204,7 @@ class Manifest(ManifestFacts):
     files: tuple[FileEntry, ...]
 
     def __post_init__(self) -> None:
+        TEXT.check("created", self.created)
         ManifestFacts.__post_init__(self)  # `super()` does not work in a class with slots that a decorator makes
         paths = [entry.path for entry in self.files]
         if not paths:
@@ -218,7 +243,7 @@ class Manifest(ManifestFacts):
             "created": self.created,
             "files": [_record(entry) for entry in self.files],
         }
-        return seal_record(record)
+        return _seal_record(record)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
@@ -229,60 +254,15 @@ class Manifest(ManifestFacts):
         Raises:
             ManifestError: with the reason; nothing of the content was used.
         """
-        record = open_record(data, name=FORMAT, version=VERSION)
-        try:
-            manifest = cls._from_record(record)
-        except (ValueError, TypeError, KeyError) as error:
-            reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
-            raise ManifestError(f"it is malformed: {reason}") from error
-        check_seal(record, data)
-        return manifest
-
-    @classmethod
-    def _from_record(cls, record: dict[str, Any]) -> "Manifest":
-        files = record["files"]
-        if not isinstance(files, list):
-            raise TypeError("files must be a list")
-        entries: list[FileEntry] = []
-        for item in cast("list[Any]", files):
-            if not isinstance(item, dict):
-                raise TypeError("files must hold objects")
-            entry = cast("dict[str, Any]", item)
-            entries.append(
-                FileEntry(
-                    path=_typed(entry, "path", str),
-                    size_bytes=_typed(entry, "size_bytes", int),
-                    digest=_typed(entry, "digest", str),
-                    parts=_texts(entry.get("parts", [])),
-                )
-            )
-        libraries = cast("dict[Any, Any]", _typed(record, "libraries", dict))
-        if not all(isinstance(text, str) for pair in libraries.items() for text in pair):
-            raise TypeError("libraries must map names to versions")
-        metrics = cast("dict[Any, Any]", _typed(record, "metrics", dict))
-        if not all(isinstance(value, float) for value in metrics.values()):
-            raise TypeError("metrics must map names to numbers with a fraction")
-        base = cast("dict[Any, Any] | None", _typed(record, "base", dict) if "base" in record else None)
-        if base is not None and not all(isinstance(text, str) for text in base.values()):
-            raise TypeError("base must be described by texts")
-        return cls(
-            run_id=_typed(record, "run_id", str),
-            attempt=_typed(record, "attempt", int),
-            step=_typed(record, "step", int),
-            epoch=_typed(record, "epoch", float),
-            trigger=Trigger(_typed(record, "trigger", str)),
-            world_size=_typed(record, "world_size", int),
-            global_batch=_typed(record, "global_batch", int),
-            gradient_accumulation=_typed(record, "gradient_accumulation", int),
-            samples_seen=_typed(record, "samples_seen", int),
-            strategy=_typed(record, "strategy", str),
-            zero_stage=_typed(record, "zero_stage", int) if "zero_stage" in record else None,
-            libraries=libraries,
-            metrics=metrics,
-            base=base,
-            created=_typed(record, "created", str),
-            files=tuple(entries),
-        )
+        record = _open_record(data, name=FORMAT)
+        with _refusing_malformed():
+            files: Any = record["files"]
+            if not isinstance(files, list) or not all(isinstance(item, dict) for item in cast("list[Any]", files)):
+                raise TypeError("files must be a list of objects")
+            stated: dict[str, Any] = {"zero_stage": None, "base": None, **record}
+            stated["trigger"] = Trigger(stated["trigger"])
+            stated["files"] = tuple(_read_entry(item) for item in cast("list[dict[str, Any]]", files))
+            return cls(**{one.name: stated[one.name] for one in fields(cls)})
 
 
 Describe = Callable[[tuple[FileEntry, ...]], Manifest]
@@ -294,62 +274,115 @@ def _record(entry: FileEntry) -> dict[str, Any]:
     return {**record, "parts": list(entry.parts)} if entry.parts else record
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in cast("list[Any]", value)):
-        raise TypeError("parts must be a list of texts")
-    return tuple(cast("list[str]", value))
+def _read_entry(record: Mapping[str, Any]) -> FileEntry:
+    parts = tuple(record.get("parts", ()))
+    return FileEntry(path=record["path"], size_bytes=record["size_bytes"], digest=record["digest"], parts=parts)
 
 
-def _typed(record: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
-    value = record[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
-    return value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePart:
+    """What one node holds of a checkpoint.
+
+    Args:
+        node: the node's number, from 0.
+        num_nodes: how many parts make the checkpoint.
+        paths: the files that the node holds, sorted.
+        manifest: of the whole checkpoint.
+        is_open: whether callbacks may still add files, which change the manifest. An open part is resumed from, and
+            not uploaded.
+    """
+
+    file_name: ClassVar[str] = PART_NAME
+    node: int
+    num_nodes: int
+    paths: tuple[str, ...]
+    manifest: Manifest
+    is_open: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, _PART_KINDS)
+        if self.node >= self.num_nodes:
+            raise ValueError(f"node {self.node} must be below num_nodes {self.num_nodes}")
+        unknown = set(self.paths) - {entry.path for entry in self.manifest.files}
+        if unknown:
+            raise ValueError(f"{min(unknown)!r} is not in the manifest")
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The manifest's entries of the files that the node holds."""
+        held = set(self.paths)
+        return tuple(entry for entry in self.manifest.files if entry.path in held)
+
+    def to_bytes(self) -> bytes:
+        """The canonical JSON, with a digest of itself."""
+        return _seal_record(
+            {
+                "format": _PART_FORMAT,
+                "version": VERSION,
+                "node": self.node,
+                "num_nodes": self.num_nodes,
+                "paths": list(self.paths),
+                "open": self.is_open,
+                "manifest": self.manifest.to_bytes().decode(),
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "NodePart":
+        """Read and check it.
+
+        Raises:
+            ManifestError: with the reason; nothing of the content was used.
+        """
+        record = _open_record(data, name=_PART_FORMAT)
+        with _refusing_malformed():
+            _PART_KINDS["paths"].check("paths", record["paths"])
+            TEXT.check("manifest", record["manifest"])
+            return cls(
+                node=record["node"],
+                num_nodes=record["num_nodes"],
+                paths=tuple(record["paths"]),
+                manifest=Manifest.from_bytes(record["manifest"].encode()),
+                is_open=record["open"],
+            )
 
 
-def seal_record(record: Mapping[str, Any]) -> bytes:
+def _seal_record(record: Mapping[str, Any]) -> bytes:
     """Canonical JSON of `record`, with a digest of itself."""
     return _canonical({**record, _SELF: digest_bytes(_canonical(record))})
 
 
-def open_record(data: bytes, *, name: str, version: int) -> dict[str, Any]:
-    """The record that `seal_record` has written; `check_seal` says whether it is still what was written.
-
-    Args:
-        data: what was read.
-        name: the format that it must state.
-        version: likewise.
+def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
+    """The record of the format `name` that `_seal_record` has written.
 
     Raises:
-        ManifestError: it is something else.
+        ManifestError: it is something else, or was altered.
     """
     record = parse_json_object(data)
     if record.get("format") != name:
         raise ManifestError(f"it is not a {name} (format is {record.get('format')!r})")
     stated_version = record.get("version")
-    if type(stated_version) is not int or stated_version != version:  # True == 1, and is not a version
+    if type(stated_version) is not int or stated_version != VERSION:  # True == 1, and is not a version
         raise ManifestError(
-            f"its version is {stated_version!r}, this release reads version {version}",
+            f"its version is {stated_version!r}, this release reads version {VERSION}",
             hint="use the release of safepoint that wrote it",
         )
+    content = {name: value for name, value in record.items() if name != _SELF}
+    with _refusing_malformed():  # 1e999 and nesting at the very limit can be read, and only writing them fails
+        is_intact = record.get(_SELF) == digest_bytes(_canonical(content)) and data == _canonical(record)
+    if not is_intact:
+        raise ManifestError("it was altered after it was written: its own digest does not match")
     return record
 
 
-def check_seal(record: Mapping[str, Any], data: bytes) -> None:
-    """Compare `record`, which was read from `data`, with its own digest.
-
-    Raises:
-        ManifestError: it was altered.
-    """
-    record = dict(record)
-    stated = record.pop(_SELF, None)
+@contextlib.contextmanager
+def _refusing_malformed() -> Generator[None]:
+    """Raise ManifestError in place of what the fields of a record raise."""
     try:
-        is_intact = stated == digest_bytes(_canonical(record)) and data == _canonical({**record, _SELF: stated})
-    except (ValueError, RecursionError) as error:
-        # 1e999 and nesting at the very limit can be read, and only writing them fails.
-        raise ManifestError(f"it is malformed: {error}") from error
-    if not is_intact:
-        raise ManifestError("it was altered after it was written: its own digest does not match")
+        yield
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ManifestError(f"it is malformed: {reason}") from error
 
 
 def _canonical(record: Mapping[str, Any]) -> bytes:

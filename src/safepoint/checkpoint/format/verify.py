@@ -1,4 +1,4 @@
-"""Verifying that a folder is the checkpoint that its manifest describes.
+"""Verifying that a folder is the checkpoint, or one node's part of it, that its record describes.
 
 Promises: any changed, missing, added or linked file is found before a byte of it is used; links are never
 followed, and nothing outside the folder is opened.
@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.checkpoint.format.digest import digest_file
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest
+from safepoint.checkpoint.format.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    PART_NAME,
+    FileEntry,
+    Manifest,
+    NodePart,
+)
 from safepoint.errors import ManifestError
 from safepoint.foundation.files import regular_files
 from safepoint.foundation.units import ByteCounter, printable
@@ -59,16 +66,34 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         ManifestError: no manifest, a link instead of a file, or unacceptable content.
     """
-    return Manifest.from_bytes(read_record(folder, MANIFEST_NAME))
+    return Manifest.from_bytes(_read_record(folder / MANIFEST_NAME))
 
 
-def read_record(folder: Path, name: str) -> bytes:
-    """The bytes of Safepoint's own file `name` in `folder`.
+def read_part(folder: Path) -> NodePart:
+    """Read the record of the part in `folder`.
 
     Raises:
-        ManifestError: there is none, it is a link instead of a file, or larger than any.
+        ManifestError: there is none, it is a link, or its content is unacceptable.
     """
-    path = folder / name
+    return NodePart.from_bytes(_read_record(folder / PART_NAME))
+
+
+def read_manifest_of_any(folder: Path) -> Manifest:
+    """The manifest of the checkpoint in `folder`, a whole one or one node's part.
+
+    Raises:
+        ManifestError: it is neither.
+    """
+    try:
+        return read_manifest(folder)
+    except ManifestError:
+        if not (folder / PART_NAME).is_file():
+            raise
+        return read_part(folder).manifest
+
+
+def _read_record(path: Path) -> bytes:
+    """The bytes of a manifest, or of the record of a part; links are not followed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -100,11 +125,25 @@ def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], No
         manifest = read_manifest(folder)
     except ManifestError as error:
         return Verdict(manifest=None, faults=(Fault(file=MANIFEST_NAME, reason=str(error)),))
-    faults = verify_files(folder, manifest.files, MANIFEST_NAME, extra=True, deep=deep, progress=progress)
+    faults = _verify_files(folder, manifest.files, MANIFEST_NAME, extra=True, deep=deep, progress=progress)
     return Verdict(manifest=manifest, faults=faults)
 
 
-def verify_files(
+def verify_part(
+    folder: Path, part: NodePart, *, deep: bool = True, progress: Callable[[int, int], None] | None = None
+) -> tuple[Fault, ...]:
+    """Every fault of the files that the node holds; a further file is none.
+
+    Args:
+        folder: where.
+        part: what `read_part` found there.
+        deep: see `verify`.
+        progress: see `verify`.
+    """
+    return _verify_files(folder, part.files, PART_NAME, deep=deep, progress=progress)
+
+
+def _verify_files(
     folder: Path,
     entries: Sequence[FileEntry],
     record_name: str,
@@ -113,16 +152,6 @@ def verify_files(
     deep: bool,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Fault, ...]:
-    """Compare files in a folder with entries of a manifest.
-
-    Args:
-        folder: the folder.
-        entries: the files to compare.
-        record_name: of the file that names them, in the same folder.
-        extra: whether a further file is a fault.
-        deep: see `verify`.
-        progress: see `verify`.
-    """
     try:
         found = list_files(folder)
     except OSError as error:

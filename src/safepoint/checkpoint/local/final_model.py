@@ -6,7 +6,6 @@ output folder itself, replaces it.
 """
 
 import os
-import stat
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ from pathlib import Path
 from safepoint.checkpoint.commit import FolderDestination, commit
 from safepoint.checkpoint.format.digest import digest_file
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry
+from safepoint.checkpoint.format.verify import list_files
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.local.upload_record import UploadRecord
 from safepoint.foundation import files
 
 FINAL = "final"
@@ -28,11 +27,6 @@ _MODEL_FILES = (
 def final_folder(output: OutputFolder) -> Path:
     """Where the uploader finds the final model."""
     return output.control / FINAL
-
-
-def sent_record(output: OutputFolder) -> UploadRecord:
-    """Which files of the final model are in the store."""
-    return UploadRecord(output.control / f"upload-{FINAL}.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +86,7 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
 def _scripts_model(root: Path) -> tuple[Path, list[str]]:
     own = root / FINAL
     if own.is_dir() and not own.is_symlink():
-        return own, _regular(own)
+        return own, [path for path, size in list_files(own).items() if size is not None and path != MANIFEST_NAME]
     with os.scandir(root) as entries:
         at_root = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
     return root, at_root if any(name in at_root for name in _MODEL_FILES) else []
-
-
-def _regular(folder: Path) -> list[str]:
-    return [
-        path for path, status in files.regular_files(folder) if stat.S_ISREG(status.st_mode) and path != MANIFEST_NAME
-    ]

@@ -10,14 +10,11 @@ from typing import Any
 
 from safepoint.checkpoint.format.catalog import list_checkpoints, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
-from safepoint.checkpoint.format.node_part import read_manifest_of_any
+from safepoint.checkpoint.format.verify import read_manifest_of_any
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
 from safepoint.errors import ConflictError, ManifestError, StorageError
 from safepoint.foundation import clock, files
 from safepoint.foundation.environment import host_name
-from safepoint.foundation.files import FolderLock
-
-_CONTROL = ".safepoint"
 
 
 class OutputFolder:
@@ -29,14 +26,14 @@ class OutputFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.control = root / _CONTROL
+        self.control = root / ".safepoint"
         self.work = self.control / "work"
         self.trash = self.control / "trash"
         self.events = self.control / "events.jsonl"
         self.progress = self.control / "progress.json"
         self.keeper_lock = self.control / "keeper"
         """Held by the keeper that writes here, also after the run that claimed the folder has died."""
-        self._lock: FolderLock | None = None
+        self._lock: files.FolderLock | None = None
 
     def check_usable(self) -> None:
         """Whether the folder can exist; cheap, creates the folder and nothing in it.
@@ -96,7 +93,7 @@ class OutputFolder:
         while True:
             held = path
             try:
-                self._lock = FolderLock.acquire(path, owner)
+                self._lock = files.FolderLock.acquire(path, owner)
                 held = self.keeper_lock
                 self._wait_not_for(keeper_pid, owner)
             except BlockingIOError as error:
@@ -123,7 +120,7 @@ class OutputFolder:
         """
         holder = files.read_lock_owner(self.keeper_lock)
         if (holder.get("pid"), holder.get("host")) != (keeper_pid, owner["host"]):
-            lock = FolderLock.acquire(self.keeper_lock, owner)
+            lock = files.FolderLock.acquire(self.keeper_lock, owner)
             if lock is not None:
                 lock.release()
 
@@ -180,7 +177,7 @@ class OutputFolder:
                     found.append((path, read_manifest_of_any(path)))
         return found
 
-    # ---- see `pruning.CheckpointFolder`; deadlines are ignored: a file system call cannot be cancelled -------
+    # ---- see `retention.CheckpointFolder`; deadlines are ignored: a file system call cannot be cancelled -------
 
     def steps(self, *, deadline_s: float | None = None) -> list[int]:
         """The steps of the committed checkpoints and parts, newest first; not verified."""

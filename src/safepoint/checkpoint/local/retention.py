@@ -1,4 +1,6 @@
-"""Retention policies: which checkpoints may be deleted. Pure functions; `pruning` deletes.
+"""Retention: the policies that say which checkpoints to keep, and pruning, which deletes the others.
+
+Pruning is the same in a folder and in an object store. The policies are pure functions.
 
 A policy names what it keeps. Several together keep what any of them keeps, so adding one never deletes more. These
 always stay: the newest, the newest valid one, what a process reads or uploads, and what the caller protects. Age
@@ -6,11 +8,15 @@ alone deletes nothing. Only committed checkpoints are counted and chosen, so a d
 the place of a good one nor is deleted.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from safepoint.foundation.events.run_events import Pruned, SaveFailed
+from safepoint.foundation.events.stream import Event
 
 if TYPE_CHECKING:  # every command reads policies, and few of them manifests
     from safepoint.checkpoint.format.manifest import Manifest
@@ -56,8 +62,8 @@ class Candidate:
 class Policy(Protocol):
     """Chooses the checkpoints to keep."""
 
-    is_limit: ClassVar[bool]
-    """Whether what it does not keep may go; a policy that is none only spares."""
+    is_limit: ClassVar[bool] = True
+    """Whether checkpoints that no policy keeps may be deleted; without a policy that is a limit, all stay."""
 
     def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
         """The steps to keep, of `candidates` newest first; `protected` ones are kept in any case."""
@@ -65,35 +71,24 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeepNewest:
+class KeepNewest(Policy):
     """The newest `count`, protected ones counted in, as the Trainer does it."""
 
     count: int
-    is_limit: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _at_least_one("newest", self.count)
 
     def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
         """See `Policy`."""
         steps = [candidate.step for candidate in candidates]
         kept = set(steps[:1]) | (set(protected) & set(steps))
-        for step in steps:
-            if len(kept) >= self.count:
-                break
-            kept.add(step)
-        return kept
+        others = [step for step in steps if step not in kept]
+        return kept | set(others[: max(0, self.count - len(kept))])
 
 
 @dataclass(frozen=True, slots=True)
-class KeepEvery:
+class KeepEvery(Policy):
     """Those of every `steps` steps, as a history of the run."""
 
     steps: int
-    is_limit: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _at_least_one("every", self.steps)
 
     def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
         """See `Policy`."""
@@ -101,16 +96,12 @@ class KeepEvery:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepBest:
+class KeepBest(Policy):
     """The best `count` by `metric`; those without the figure are not among them. Of equals, the newer is better."""
 
     count: int
     metric: str
     larger_is_better: bool = False
-    is_limit: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _at_least_one("best", self.count)
 
     def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
         """See `Policy`."""
@@ -121,7 +112,7 @@ class KeepBest:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepYounger:
+class KeepYounger(Policy):
     """Those younger than `seconds`: others may go when they are at least that old. It is no limit by itself."""
 
     seconds: float
@@ -163,7 +154,7 @@ def parse_policies(text: str | None, limit: int | None = None) -> tuple[Policy, 
 
     Args:
         text: the policies.
-        limit: adds `newest=<limit>`; None and 0 add nothing.
+        limit: adds `newest=<limit>`; None, 0 and negative numbers add nothing, as in the Trainer.
 
     Raises:
         ValueError: the text is invalid.
@@ -174,7 +165,7 @@ def parse_policies(text: str | None, limit: int | None = None) -> tuple[Policy, 
         "best": _read_best,
         "younger": _read_younger,
     }
-    policies: list[Policy] = [KeepNewest(limit)] if limit else []
+    policies: list[Policy] = [KeepNewest(limit)] if limit is not None and limit > 0 else []
     for item in (text or "").split(","):
         name, _, value = item.strip().partition("=")
         if not name and not value:
@@ -189,8 +180,8 @@ def parse_policies(text: str | None, limit: int | None = None) -> tuple[Policy, 
 
 
 def _count(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ValueError("it needs a whole number")
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise ValueError("it needs a whole number of at least 1")
     return int(text)
 
 
@@ -209,6 +200,66 @@ def _read_younger(value: str) -> KeepYounger:
     return KeepYounger(float(match[1]) * _SECONDS[match[2]])
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} {value} must be at least 1")
+class CheckpointFolder(Protocol):
+    """The checkpoints of a run, in a folder or in an object store."""
+
+    def steps(self, *, deadline_s: float | None = None) -> list[int]:
+        """The steps of the committed checkpoints, newest first; not verified."""
+        ...
+
+    def superseded(
+        self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
+    ) -> list[int]:
+        """The steps that no policy keeps, oldest first; see `select_superseded`."""
+        ...
+
+    def delete(self, name: str, *, deadline_s: float | None = None) -> bool:
+        """Delete the checkpoint called `name` so that readers see it whole or not at all.
+
+        Returns:
+            False when a process is reading or uploading it; then it stays.
+        """
+        ...
+
+    def where(self, name: str) -> str:
+        """The checkpoint's place in full, for people."""
+        ...
+
+
+def prune(
+    folder: CheckpointFolder,
+    policies: Sequence[Policy],
+    report: Callable[[Event], None],
+    *,
+    protected: Collection[int] = (),
+    deadline_s: float | None = None,
+) -> None:
+    """Delete the checkpoints that no policy keeps, and report each deletion.
+
+    An OSError is reported as an event, and the next save tries again.
+
+    Args:
+        folder: the checkpoints.
+        policies: which checkpoints to keep; without any, all are kept.
+        report: receives the events.
+        protected: steps that are never deleted.
+        deadline_s: when to give up on a store.
+
+    Raises:
+        ConflictError: another attempt has claimed the store.
+        StorageError: the store cannot be used.
+    """
+    from safepoint.checkpoint.format.catalog import checkpoint_name  # imports manifests
+
+    try:
+        for step in folder.superseded(policies, protected=protected, deadline_s=deadline_s):
+            name = checkpoint_name(step)
+            if folder.delete(name, deadline_s=deadline_s):
+                report(Pruned(step=step, path=folder.where(name)))
+    except OSError as error:
+        reason = f"an older checkpoint could not be deleted: {error}"
+        newest = 0
+        with contextlib.suppress(OSError):  # the same disk may refuse this too
+            newest = max(folder.steps(deadline_s=deadline_s), default=0)
+        consequence = "it stays until the next save"
+        report(SaveFailed(step=newest, trigger="retention", reason=reason, consequence=consequence))

@@ -7,17 +7,21 @@
 
 A crash before the commit leaves a working folder, which the next owner of the output folder deletes. A crash after it
 leaves a complete checkpoint.
+
+Files that are added after the commit, by a user's callback for example, make the checkpoint invalid until
+`replace_record` names them: it replaces the record in one step.
 """
 
-import stat
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safepoint.checkpoint.commit import FolderDestination, commit
+from safepoint.checkpoint.commit import FolderDestination, Record, commit, fsync_parents
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.digest import digest_file
-from safepoint.checkpoint.format.manifest import Describe, FileEntry, Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Describe, FileEntry, Manifest
+from safepoint.checkpoint.format.verify import list_files, read_part
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import SaveError
 from safepoint.foundation import files
@@ -71,11 +75,10 @@ class WorkingCheckpoint(FolderDestination):
         """
         written = self._root / f"rank-{rank}" / self.name
         entries: list[FileEntry] = []
-        for path, status in files.regular_files(written):
-            if not stat.S_ISREG(status.st_mode):
+        for path, size_bytes in list_files(written).items():
+            if size_bytes is None:
                 raise SaveError(f"{path} is a link or a special file, which a checkpoint cannot hold")
-            files.fsync_file(written / path)
-            entries.append(FileEntry.of(path, digest_file(written / path)))
+            entries.append(_seal_file(written, path))
         for entry in entries:
             destination = self.source / entry.path
             destination.parent.mkdir(parents=True, exist_ok=True)
@@ -121,3 +124,53 @@ def merge_parts(parts: Sequence[RankPart], describe: Describe) -> Manifest:
         return describe(tuple(entries[path] for path in sorted(entries)))
     except ValueError as error:
         raise SaveError(f"the manifest is invalid: {error}") from error
+
+
+def find_added_files(folder: Path, manifest: Manifest) -> list[FileEntry]:
+    """The files in `folder` that the manifest does not name, made durable.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    named = {MANIFEST_NAME, PART_NAME, *(entry.path for entry in manifest.files)}
+    found = list_files(folder).items()
+    added = [_seal_file(folder, path) for path, size_bytes in found if path not in named and size_bytes is not None]
+    fsync_parents(folder, [entry.path for entry in added])
+    return added
+
+
+def _seal_file(folder: Path, path: str) -> FileEntry:
+    files.fsync_file(folder / path)
+    return FileEntry.of(path, digest_file(folder / path))
+
+
+def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
+    """`manifest` with further files; of two files under one name the first counts.
+
+    Raises:
+        ValueError: the manifest would be invalid.
+    """
+    entries = {entry.path: entry for entry in manifest.files}
+    for entry in added:
+        entries.setdefault(entry.path, entry)
+    return dataclasses.replace(manifest, files=tuple(entries[path] for path in sorted(entries)))
+
+
+def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry]) -> None:
+    """Make the record in `folder`, of a whole checkpoint or of one node's part, name files that were added.
+
+    Args:
+        folder: a committed checkpoint, or a part; a part is closed.
+        manifest: with the files that all nodes have added.
+        added: those in this folder.
+
+    Raises:
+        ManifestError: the part in `folder` cannot be read.
+        OSError: the record could not be written.
+    """
+    record: Record = manifest
+    if not (folder / MANIFEST_NAME).exists():
+        part = read_part(folder)
+        paths = sorted({*part.paths, *(entry.path for entry in added)})
+        record = dataclasses.replace(part, paths=tuple(paths), manifest=manifest, is_open=False)
+    files.write_atomic(folder / record.file_name, record.to_bytes(), durable=True)

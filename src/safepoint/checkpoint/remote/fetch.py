@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,16 @@ class Window:
 
 def windows_of(entries: Iterable[FileEntry]) -> list[Window]:
     """All parts of these files, in their order."""
-    return [part for entry in entries for part in _windows_of_file(entry)]
+    return [
+        Window(
+            path=entry.path,
+            start=index * PART_BYTES,
+            size_bytes=min(PART_BYTES, entry.size_bytes - index * PART_BYTES),
+            digest=digest,
+        )
+        for entry in entries
+        for index, digest in enumerate(entry.parts or (entry.digest,))
+    ]
 
 
 def share(parts: Sequence[Window], *, index: int, count: int) -> list[Window]:
@@ -177,36 +186,16 @@ def _for_each(
     parts: Sequence[Window], work: Callable[[Window], None], progress: Callable[[int], None] | None
 ) -> None:
     """Do `work` for several parts at once; what it raises ends the rest."""
-    lock, stopped = threading.Lock(), threading.Event()
+    lock = threading.Lock()
 
     def one(part: Window) -> None:
-        if stopped.is_set():
-            return
         work(part)
         if progress is not None:
             with lock:
                 progress(part.size_bytes)
 
     with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-fetch") as threads:
-        futures: list[Future[None]] = [threads.submit(one, part) for part in parts]
-        wait(futures, return_when=FIRST_EXCEPTION)
-        stopped.set()
-    for future in futures:
-        future.result()
-
-
-def _windows_of_file(entry: FileEntry) -> list[Window]:
-    if not entry.parts:
-        return [Window(path=entry.path, start=0, size_bytes=entry.size_bytes, digest=entry.digest)]
-    return [
-        Window(
-            path=entry.path,
-            start=index * PART_BYTES,
-            size_bytes=min(PART_BYTES, entry.size_bytes - index * PART_BYTES),
-            digest=digest,
-        )
-        for index, digest in enumerate(entry.parts)
-    ]
+        list(threads.map(one, parts))  # raises what the first part that failed has raised, and cancels the rest
 
 
 def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, deadline_s: float | None) -> None:

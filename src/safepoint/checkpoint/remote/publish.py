@@ -2,20 +2,34 @@
 
 From one node, or from several that each hold a part (docs/adr/0008): the node that finds that all parts are there
 commits the whole. After a failure the next try uploads only what is missing.
+
+Nodes know of each other only what they leave in the store. `.safepoint/parts/<name>/<manifest's digest>/begun-<node>`
+says that a node is uploading its files, and `…/<node>-of-<nodes>`, which holds the manifest, that all of them are
+there. A checkpoint that another node has begun comes first, because without this node's part it never becomes
+complete. No node begins the next checkpoint before the last one is complete, so that all upload the same one.
 """
 
+import contextlib
+import re
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from pathlib import Path
 
 from safepoint.checkpoint.commit import Record, commit, manifest_of
-from safepoint.checkpoint.format.node_part import NodePart
+from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing
-from safepoint.checkpoint.local.upload_record import UploadRecord
-from safepoint.checkpoint.remote.node_marks import NodeMarks, complete_marks
-from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder, is_name
 from safepoint.checkpoint.remote.store_destination import StoreDestination
-from safepoint.checkpoint.remote.verified_upload import SourceFile
-from safepoint.storage.store import Progress
+from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord
+from safepoint.errors import ManifestError, ObjectNotFoundError, SafepointError, StorageError, TransientError
+from safepoint.foundation import clock
+from safepoint.storage.store import Progress, Store
+
+_LOOK_EVERY_S = 1.0
+_SHOW_LIFE_EVERY_S = 15.0
+_MARK = re.compile(r"([^/]+)/([0-9a-f]{32})/(0|[1-9][0-9]{0,6})-of-([1-9][0-9]{0,6})")
 
 
 class Published(Enum):
@@ -91,3 +105,139 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
             commit(StoreDestination(remote, name), manifest)
             committed.append(name)
     return committed
+
+
+class NodeMarks:
+    """The marks for one manifest of a checkpoint.
+
+    Args:
+        store: where they are.
+        name: of the checkpoint.
+        manifest: of the whole checkpoint.
+        deadline_s: when to give up on the store.
+    """
+
+    def __init__(self, store: Store, name: str, manifest: Manifest, deadline_s: float | None) -> None:
+        self._store = store
+        self._data = manifest.to_bytes()
+        self._prefix = f"{PARTS}/{name}/{_hex_of(self._data)}"
+        self._deadline_s = deadline_s
+
+    def show_life(self, node: int) -> None:
+        """Let other nodes see that `node` uploads its files."""
+        self._store.write(f"{self._prefix}/begun-{node}", clock.utc_now().encode(), deadline_s=self._deadline_s)
+
+    def add(self, node: int, num_nodes: int) -> None:
+        """Let other nodes see that the files of `node` are there."""
+        self._store.write(f"{self._prefix}/{node}-of-{num_nodes}", self._data, deadline_s=self._deadline_s)
+
+    def are_complete(self) -> bool:
+        """Whether the files of all nodes are there."""
+        return any(manifest.to_bytes() == self._data for _, manifest in complete_marks(self._store, self._deadline_s))
+
+
+def complete_marks(store: Store, deadline_s: float | None) -> Iterator[tuple[str, Manifest]]:
+    """The name and the manifest of every checkpoint whose nodes have all left the mark of their files."""
+    marked: dict[tuple[str, str, int], set[int]] = {}
+    for item in store.list(PARTS, deadline_s=deadline_s):
+        match = _MARK.fullmatch(item.key.removeprefix(f"{PARTS}/"))
+        if match is not None and is_name(match[1]):
+            marked.setdefault((match[1], match[2], int(match[4])), set()).add(int(match[3]))
+    for (name, digest, num_nodes), nodes in marked.items():
+        if nodes != set(range(num_nodes)):
+            continue
+        key = f"{PARTS}/{name}/{digest}/0-of-{num_nodes}"
+        # Missing when another node has just committed; altered by a hostile writer.
+        with contextlib.suppress(ObjectNotFoundError, ManifestError):
+            size_bytes = min(store.stat(key, deadline_s=deadline_s).size_bytes, MAX_MANIFEST_BYTES)
+            data = bytes(store.read(key, length=size_bytes, deadline_s=deadline_s))
+            manifest = Manifest.from_bytes(data)
+            if _hex_of(data) == digest and step_of(Path(name)) in {None, manifest.step}:
+                yield name, manifest
+
+
+def _hex_of(data: bytes) -> str:
+    return digest_bytes(data).rpartition(":")[2]
+
+
+class NodeUploaders:
+    """The uploaders of all nodes; with one node, nothing ever waits.
+
+    Args:
+        remote: the claimed location.
+        count: how many nodes there are, this one included.
+    """
+
+    def __init__(self, remote: RemoteFolder, *, count: int) -> None:
+        self._remote = remote
+        self.exist = count > 1
+        """Whether there are other nodes."""
+        self.awaited: dict[str, Manifest] = {}
+        """What this node has sent, and still lacks parts of other nodes, by name."""
+        self._look_again_s = 0.0
+        self._shown_life_s = 0.0
+        self._signs: set[tuple[str, str, float]] = set()
+
+    def begun(self, deadline_s: float | None) -> set[str]:
+        """The names of what any node has begun to send, and is not superseded; none while the store fails."""
+        with contextlib.suppress(SafepointError):
+            names = self._remote.with_parts(deadline_s) if self.exist else set[str]()
+            newest = max(self._remote.steps(deadline_s=deadline_s), default=-1) if names else -1
+            return {name for name in names if (step_of(Path(name)) or 0) > newest}
+        return set()
+
+    def may_begin(self, deadline_s: float | None) -> bool:
+        """Whether the last checkpoint that this node has sent is complete, or superseded; asks once a second."""
+        if not self.awaited or clock.monotonic_s() < self._look_again_s:
+            return not self.awaited
+        self._look_again_s = clock.monotonic_s() + _LOOK_EVERY_S
+        with contextlib.suppress(SafepointError):
+            newest = max(self._remote.steps(deadline_s=deadline_s), default=-1)
+            for name in list(self.awaited):
+                if (step_of(Path(name)) or 0) < newest:
+                    del self.awaited[name]
+                else:
+                    self._is_complete(name, deadline_s)
+        return not self.awaited
+
+    def _is_complete(self, name: str, deadline_s: float | None) -> bool:
+        """Whether it is committed with this node's manifest, or was not awaited."""
+        manifest = self.awaited.get(name)
+        if manifest and self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == manifest.to_bytes():
+            del self.awaited[name]
+        return name not in self.awaited
+
+    def note(self, name: str, manifest: Manifest, published: Published) -> None:
+        """Remember what became of a checkpoint that this node has sent."""
+        self.awaited.pop(name, None)  # of the same step with another manifest
+        if published is Published.IN_PART:
+            self.awaited[name] = manifest
+
+    def show_life(self, name: str, record: Record, deadline_s: float | None) -> None:
+        """Let the other nodes see that this one is still uploading; cheap to call often."""
+        now_s = clock.monotonic_s()
+        if isinstance(record, NodePart) and self.exist and now_s - self._shown_life_s > _SHOW_LIFE_EVERY_S:
+            self._shown_life_s = now_s
+            with contextlib.suppress(StorageError):
+                NodeMarks(self._remote.store, name, record.manifest, deadline_s).show_life(record.node)
+
+    def check_complete(self, newest: str, *, alive: Callable[[], None], deadline_s: float | None) -> None:
+        """Check that the newest checkpoint is complete in the store; older ones do not matter any more.
+
+        Args:
+            newest: its name.
+            alive: called when another node has gone on sending what is awaited since the last call.
+            deadline_s: when to give up on the store.
+
+        Raises:
+            TransientError: it is not yet.
+            StorageError: the store cannot be read.
+        """
+        prefixes = [f"{PARTS}/{name}" for name in self.awaited]
+        found = [item for prefix in prefixes for item in self._remote.store.list(prefix, deadline_s=deadline_s)]
+        signs = {(item.key, item.version, item.modified_s) for item in found}
+        if signs != self._signs:
+            self._signs = signs
+            alive()
+        if not self._is_complete(newest, deadline_s):
+            raise TransientError(f"{self._remote.where(newest)} still lacks the parts of other nodes")

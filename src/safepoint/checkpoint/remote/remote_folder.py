@@ -23,12 +23,12 @@ from safepoint.errors import (
 )
 from safepoint.foundation import clock
 from safepoint.storage.opening import PROBE_PREFIX
-from safepoint.storage.store import ABSENT, Condition, Store, StoredObject
+from safepoint.storage.store import ABSENT, Condition, Store
 
 ATTEMPT_KEY = ".safepoint/attempt.json"
 UNFINISHED = ".safepoint/unfinished"
 PARTS = ".safepoint/parts"
-"""See `node_marks`."""
+"""See `publish`."""
 _PROBE_LIVES_S = 3600.0
 _MAX_ATTEMPT_BYTES = 1 << 16
 
@@ -67,8 +67,7 @@ class RemoteFolder:
         self._passed_over = set(passed_over)
         self._attempt_id = attempt_id
         self._candidates: dict[int, Candidate] = {}
-        self._seen_claim: str | None = None
-        self._has_looked = False
+        self._seen_claim: Condition | None = None
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
@@ -80,14 +79,13 @@ class RemoteFolder:
 
     def steps(self, *, deadline_s: float | None = None) -> list[int]:
         """The steps of the checkpoints that have a manifest, newest first."""
-        found = self._by_checkpoint(deadline_s)
-        return sorted((step for step, keys in found.items() if _manifest_key(step) in keys), reverse=True)
+        found = self._have_manifests(deadline_s)
+        return sorted((step for step, has_manifest in found.items() if has_manifest), reverse=True)
 
     def foreign_steps(self, *, deadline_s: float | None = None) -> list[int]:
         """Folders with a checkpoint's name, without a manifest, and not begun by Safepoint; newest first."""
         unfinished = self.unfinished(deadline_s=deadline_s)
-        found = self._by_checkpoint(deadline_s)
-        steps = [step for step, keys in found.items() if _manifest_key(step) not in keys]
+        steps = [step for step, has_manifest in self._have_manifests(deadline_s).items() if not has_manifest]
         return sorted((step for step in steps if checkpoint_name(step) not in unfinished), reverse=True)
 
     def unfinished(self, *, deadline_s: float | None = None) -> set[str]:
@@ -147,31 +145,31 @@ class RemoteFolder:
 
     def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
         if step not in self._candidates:
-            try:
+            with contextlib.suppress(ManifestError):
                 self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s))
-            except ManifestError:
-                return None
-        return self._candidates[step]
+        return self._candidates.get(step)
 
     def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
         """What is under `name`, the manifest included: path → size in bytes."""
         found = self.store.list(name, deadline_s=deadline_s)
         return {item.key.removeprefix(f"{name}/"): item.size_bytes for item in found}
 
-    def _by_checkpoint(self, deadline_s: float | None) -> dict[int, dict[str, StoredObject]]:
-        found: dict[int, dict[str, StoredObject]] = {}
+    def _have_manifests(self, deadline_s: float | None) -> dict[int, bool]:
+        """The step of everything that is named like a checkpoint, and whether it has a manifest."""
+        found: dict[int, bool] = {}
         for item in self.store.list(deadline_s=deadline_s):
-            step = step_of(Path(item.key.partition("/")[0]))
-            if step is not None and "/" in item.key:
-                found.setdefault(step, {})[item.key] = item
+            name, _, path = item.key.partition("/")
+            step = step_of(Path(name))
+            if step is not None and path:
+                found[step] = found.get(step, False) or path == MANIFEST_NAME
         return found
 
     # ---- claiming -------------------------------------------------------------------------------------------
 
     def claimed_by(self, *, deadline_s: float | None = None) -> Claim | None:
         """The present claim; a `claim` that follows replaces this one and no other."""
-        self._has_looked = True
-        holder, self._seen_claim = self._read_claim(deadline_s)
+        holder, version = self._read_claim(deadline_s)
+        self._seen_claim = ABSENT if version is None else Condition(version=version)
         return holder
 
     def claim(self, claim: Claim, *, deadline_s: float | None = None) -> None:
@@ -180,17 +178,17 @@ class RemoteFolder:
         Raises:
             ConflictError: another attempt has claimed the location since.
         """
-        if not self._has_looked:
+        if self._seen_claim is None:
             self.claimed_by(deadline_s=deadline_s)
-        condition = ABSENT if self._seen_claim is None else Condition(version=self._seen_claim)
         data = json.dumps(asdict(claim)).encode()
         try:
-            self._seen_claim = self.store.write(ATTEMPT_KEY, data, condition=condition, deadline_s=deadline_s)
+            version = self.store.write(ATTEMPT_KEY, data, condition=self._seen_claim, deadline_s=deadline_s)
         except ConditionError as error:
             raise ConflictError(
                 f"another run began to use {self.store.location} at the same moment; training was not started",
                 hint="stop one of them, or give each a location of its own",
             ) from error
+        self._seen_claim = Condition(version=version)
         self._attempt_id = claim.attempt_id
 
     def fence(self, *, deadline_s: float | None = None) -> None:
@@ -201,9 +199,8 @@ class RemoteFolder:
         """
         holder = self._read_claim(deadline_s)[0]
         if (holder.attempt_id if holder else None) != self._attempt_id:
-            if holder is None:
-                who = "no longer this attempt's: .safepoint/attempt.json is gone"
-            else:
+            who = "no longer this attempt's: .safepoint/attempt.json is gone"
+            if holder is not None:
                 who = f"now used by attempt {holder.attempt} of run {holder.run_id[:8]} on {holder.host}"
             raise ConflictError(
                 f"{self.store.location} is {who}; nothing more is written there",
@@ -233,7 +230,7 @@ class RemoteFolder:
             How many objects and uploads were deleted.
         """
         num_deleted = 0
-        for name in sorted(self.unfinished(deadline_s=deadline_s) | self._with_parts(deadline_s)):
+        for name in sorted(self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)):
             if name in keep:
                 continue
             named: set[str] = set()
@@ -250,7 +247,8 @@ class RemoteFolder:
             only=lambda key: _is_ours(key) and key.partition("/")[0] not in keep, deadline_s=deadline_s
         )
 
-    def _with_parts(self, deadline_s: float | None) -> set[str]:
+    def with_parts(self, deadline_s: float | None) -> set[str]:
+        """The names of which a node has begun to upload its part."""
         keys = [item.key.removeprefix(f"{PARTS}/") for item in self.store.list(PARTS, deadline_s=deadline_s)]
         return {name for key in keys if is_name(name := key.partition("/")[0])}
 
@@ -307,7 +305,3 @@ def _is_ours(key: str) -> bool:
 def is_name(text: str) -> bool:
     """Whether it is the name of a checkpoint or of the final model."""
     return text == FINAL or (step_of(Path(text)) is not None and "/" not in text)
-
-
-def _manifest_key(step: int) -> str:
-    return f"{checkpoint_name(step)}/{MANIFEST_NAME}"

@@ -6,7 +6,8 @@ or the next writer of the same name deletes it.
 """
 
 import contextlib
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,9 +15,8 @@ from safepoint.checkpoint.commit import Record
 from safepoint.checkpoint.format.digest import PART_BYTES
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
 from safepoint.checkpoint.format.verify import compare_listing
-from safepoint.checkpoint.local.upload_record import UploadRecord
 from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder
-from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
+from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord, upload_verified
 from safepoint.errors import ConditionError, ManifestError, ObjectNotFoundError, SafepointError, StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.units import printable
@@ -123,24 +123,19 @@ class StoreDestination:
         self._entries[file.path] = entry
         self._sent.add(entry, self._store.stat(key, deadline_s=self._deadline_s).version)
 
-    def put_all(self, files: Iterable[SourceFile], progress: Progress | None = None) -> None:
+    def put_all(self, files: Sequence[SourceFile], progress: Progress | None = None) -> None:
         """Upload several files, small ones side by side: each is mostly waiting. Large ones are sent in parts.
 
         Raises:
             See `put`.
         """
-        files = list(files)
+        put = functools.partial(self.put, progress=progress)
+        large = [file for file in files if not _is_small(file)]
         with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-upload") as threads:
-            futures = [threads.submit(self.put, file, progress) for file in files if _is_small(file)]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
-        for file in files:
-            if not _is_small(file):
-                self.put(file, progress)
+            # Raises what the first file that failed has raised, and cancels the rest.
+            list(threads.map(put, [file for file in files if _is_small(file)]))
+        for file in large:
+            put(file)
 
     def end_uploads(self, paths: Iterable[str]) -> None:
         """End uploads of these files by writers that were replaced, and make sure that this one was not."""

@@ -14,16 +14,13 @@ from pathlib import Path
 from safepoint.checkpoint.commit import Record, manifest_of
 from safepoint.checkpoint.format.catalog import list_checkpoints, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest, Trigger
-from safepoint.checkpoint.format.node_part import read_part
-from safepoint.checkpoint.format.verify import read_manifest
+from safepoint.checkpoint.format.verify import read_manifest, read_part
 from safepoint.checkpoint.local.final_model import FINAL, final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.local.pruning import prune
-from safepoint.checkpoint.local.retention import Policy
-from safepoint.checkpoint.local.upload_record import UploadRecord
-from safepoint.checkpoint.remote.node_uploaders import NodeUploaders
-from safepoint.checkpoint.remote.publish import Published, publish
+from safepoint.checkpoint.local.retention import Policy, prune
+from safepoint.checkpoint.remote.publish import NodeUploaders, Published, publish
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.verified_upload import upload_record
 from safepoint.errors import ConflictError, ManifestError, SafepointError, TransientError
 from safepoint.foundation import clock, files
 from safepoint.foundation.events.store_events import Uploaded, UploadFailed, UploadSuperseded
@@ -67,7 +64,6 @@ class Uploader:
         self._done: dict[str, tuple[bool, Manifest]] = {}
         self._is_held_back = False
         self._waiting: set[str] = set()
-        self._present: set[str] = set()
         self._status: dict[str, object] = {}
         self._reported_failure: str | None = None
         self._records: dict[str, tuple[tuple[int, int, int], Record]] = {}
@@ -89,43 +85,35 @@ class Uploader:
         Older periodic ones are superseded, and so are those that retention has deleted; unless another node has begun
         one (see `NodeUploaders`).
         """
-        folders = list(self._committed())
-        present = {path.name for path in folders}
-        if present != self._present:
-            self._present = present
-            self._remove_old_records(present)
+        committed = list(self._committed())
+        present = {folder.name for folder, _ in committed}
         for name in self._waiting - present:
             self._supersede(Path(name))
         self._waiting = present - self._done.keys()
         self._is_held_back = False
-        undone = [folder for folder in folders if self._is_to_send(folder)]
+        newest = committed[0][0] if committed else None
+        undone = [(folder, record) for folder, record in committed if self._is_to_send(folder, record)]
         if self.newest_only:
-            undone = [folder for folder in undone if folder == folders[0]]
+            undone = [(folder, record) for folder, record in undone if folder == newest]
         begun = self._others.begun(self.deadline_s) if undone else set[str]()
-        for folder in sorted(undone, key=lambda folder: folder.name not in begun):
-            if folder.name not in begun:
-                record = self._record_of(folder)
-                is_periodic = record is None or manifest_of(record).trigger == Trigger.PERIODIC
-                if folder != folders[0] and is_periodic:
-                    if record is not None:
-                        self._done[folder.name] = _identity(record)
-                    if not self._was_uploaded_before(step_of(folder) or 0):
-                        self._supersede(folder)
-                    continue
-                if not self.newest_only and not self._others.may_begin(self.deadline_s):
-                    self._is_held_back = True
-                    return None
-            return folder
+        for folder, record in sorted(undone, key=lambda pair: pair[0].name not in begun):
+            if folder.name in begun:
+                return folder
+            if folder != newest and manifest_of(record).trigger == Trigger.PERIODIC:
+                self._done[folder.name] = _identity(record)
+                if not self._was_uploaded_before(step_of(folder) or 0):
+                    self._supersede(folder)
+            elif self.newest_only or self._others.may_begin(self.deadline_s):
+                return folder
+            else:
+                self._is_held_back = True
+                return None
         final = final_folder(self._output)
-        return final if self.with_final and self._record_of(final) and not self._is_done(final) else None
+        record = self._record_of(final) if self.with_final else None
+        return None if record is None or self._done.get(FINAL) == _identity(record) else final
 
-    def _is_done(self, folder: Path) -> bool:
-        record = self._record_of(folder)
-        return record is not None and self._done.get(folder.name) == _identity(record)
-
-    def _is_to_send(self, folder: Path) -> bool:
-        record = self._record_of(folder)
-        if record is None or self._is_done(folder):
+    def _is_to_send(self, folder: Path, record: Record) -> bool:
+        if self._done.get(folder.name) == _identity(record):
             return False
         if isinstance(record, Manifest):
             # All nodes have resumed from this checkpoint and hold all of it; the first node uploads it.
@@ -143,7 +131,7 @@ class Uploader:
         def alive() -> None:
             self.last_progress_s = clock.monotonic_s()
 
-        newest = next(self._committed(), Path())
+        newest = self._newest()
         self._others.check_complete(newest.name, alive=alive, deadline_s=self.deadline_s)
         if self._is_held_back:
             where = self._remote.where(newest.name)
@@ -154,16 +142,14 @@ class Uploader:
     @property
     def is_waiting(self) -> bool:
         """Whether nothing is left to send, and other nodes' parts have not arrived."""
-        return self._others.is_awaiting and self.next() is None
+        return bool(self._others.awaited) and self.next() is None
 
     def _was_uploaded_before(self, step: int) -> bool:
         """Whether an earlier uploader has published it; False while the store cannot be reached."""
         if self._in_store is None:
-            try:
+            with contextlib.suppress(SafepointError):
                 self._in_store = set(self._remote.steps(deadline_s=self.deadline_s))
-            except SafepointError:
-                return False
-        return step in self._in_store
+        return self._in_store is not None and step in self._in_store
 
     def _supersede(self, folder: Path) -> None:
         self._waiting = self._waiting - {folder.name}
@@ -181,18 +167,18 @@ class Uploader:
         """
         folder = self.next()
         if folder is None:
+            self._remove_old_records()
             self._write_status("idle")
             return False
         record = self._record_of(folder)
-        if record is None:
-            return True  # pruned or replaced at this moment; the next call finds what is there
         with contextlib.ExitStack() as lease:
             try:
-                lease.enter_context(files.reading(folder / record.file_name))
+                if record is not None:
+                    lease.enter_context(files.reading(folder / record.file_name))
             except OSError:
                 return True
-            if self._record_of(folder) is not record:
-                return True
+            if record is None or self._record_of(folder) is not record:
+                return True  # pruned or replaced at this moment; the next call finds what is there
             self._upload(folder, record)
             self._done[folder.name] = _identity(record)
             self._waiting -= {folder.name}
@@ -201,7 +187,8 @@ class Uploader:
         return True
 
     def _upload(self, folder: Path, record: Record) -> None:
-        manifest, size_bytes = manifest_of(record), sum(entry.size_bytes for entry in record.files)
+        manifest, name = manifest_of(record), folder.name
+        size_bytes = sum(entry.size_bytes for entry in record.files)
         started_s, done_bytes, lock = clock.monotonic_s(), 0, threading.Lock()
 
         def progress(num_bytes: int) -> None:
@@ -209,19 +196,19 @@ class Uploader:
             with lock:
                 done_bytes += num_bytes
                 self.last_progress_s = clock.monotonic_s()
-                self._write_status("uploading", folder, done_bytes, size_bytes)
+                self._write_status("uploading", name=name, done_bytes=done_bytes, total_bytes=size_bytes)
                 self._others.show_life(folder.name, record, self.deadline_s)
-            if self.newest_only and folder.name != FINAL and folder != next(self._committed(), folder):
+            if self.newest_only and folder.name != FINAL and folder != self._newest():
                 raise _SupersededError
 
-        self._write_status("uploading", folder, 0, size_bytes)
+        self._write_status("uploading", name=name, done_bytes=0, total_bytes=size_bytes)
         try:
             published = publish(
                 self._remote,
                 folder,
                 record,
                 name=folder.name,
-                sent=UploadRecord(self._sent_path(folder.name)),
+                sent=upload_record(self._output, folder.name),
                 progress=progress,
                 deadline_s=self.deadline_s,
             )
@@ -231,7 +218,7 @@ class Uploader:
         except ConflictError:
             raise
         except SafepointError as error:
-            self._write_status("failing", folder, done_bytes, size_bytes, error=str(error))
+            self._write_status("failing", name=name, done_bytes=done_bytes, total_bytes=size_bytes, error=str(error))
             if self._reported_failure != folder.name:  # once for each checkpoint, not for each try
                 self._reported_failure = folder.name
                 self._report(UploadFailed(step=manifest.step, name_in_store=folder.name, reason=str(error)))
@@ -247,22 +234,26 @@ class Uploader:
                 )
             )
 
-    def _sent_path(self, name: str) -> Path:
-        return self._output.control / f"upload-{name}.json"
-
-    def _remove_old_records(self, present: set[str]) -> None:
-        for path in self._output.control.glob(self._sent_path("*").name):
+    def _remove_old_records(self) -> None:
+        """Delete the records of uploads whose checkpoints were pruned."""
+        for path in self._output.control.glob("upload-*.json"):
             name = path.stem.removeprefix("upload-")
-            if name != FINAL and name not in present:
+            if name != FINAL and not (self._output.root / name).exists():
                 path.unlink(missing_ok=True)
 
     def _prune(self) -> None:
         if self._policies and self._node == 0 and not self.newest_only:
             prune(self._remote, self._policies, self._report, deadline_s=self.deadline_s)
 
-    def _committed(self) -> Iterator[Path]:
+    def _committed(self) -> Iterator[tuple[Path, Record]]:
         """Newest first."""
-        return (folder for folder in list_checkpoints(self._output.root) if self._record_of(folder))
+        for folder in list_checkpoints(self._output.root):
+            record = self._record_of(folder)
+            if record is not None:
+                yield folder, record
+
+    def _newest(self) -> Path:
+        return next(self._committed(), (Path(), None))[0]
 
     def _record_of(self, folder: Path) -> Record | None:
         """The record in `folder`; None when it cannot be read or may still change. Parsed once."""
@@ -282,14 +273,8 @@ class Uploader:
         record = known[1]
         return None if not isinstance(record, Manifest) and record.is_open and not self.takes_open else record
 
-    def _write_status(
-        self, state: str, folder: Path | None = None, done_bytes: int = 0, total_bytes: int = 0, error: str = ""
-    ) -> None:
-        status: dict[str, object] = {"state": state}
-        if folder is not None:
-            status |= {"name": folder.name, "done_bytes": done_bytes, "total_bytes": total_bytes}
-        if error:
-            status["error"] = error
+    def _write_status(self, state: str, **details: object) -> None:
+        status = {"state": state, **details}
         if status == self._status:
             return
         self._status = status

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
-from safepoint.checkpoint.remote.patience import FIRST_PAUSE_S, LONGEST_PAUSE_S, patience_s
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.uploader import Uploader
+from safepoint.checkpoint.remote.verified_upload import FIRST_PAUSE_S, LONGEST_PAUSE_S, patience_s
 from safepoint.errors import ConflictError, ExitCode, SafepointError
 from safepoint.foundation import clock, files
 from safepoint.foundation.events import console
@@ -92,7 +92,6 @@ class _Process:
         )
         self._wake = threading.Event()
         self._finishing = threading.Event()
-        self._finishing_since_s = 0.0
         self._left_out_final = False
         self._ended = threading.Event()
         self._exit_code = ExitCode.OK
@@ -104,6 +103,18 @@ class _Process:
         return self._exit_code
 
     def _work(self) -> None:
+        try:
+            self._exit_code = self._upload()
+        except ConflictError as error:
+            self._log.warning("%s", error)
+            self._exit_code = ExitCode.CONFLICT
+        except Exception:  # noqa: BLE001  the thread must not die and leave the training waiting for it
+            self._log.exception("the uploader failed")
+            self._exit_code = ExitCode.FAILED
+        self._ended.set()
+
+    def _upload(self) -> ExitCode:
+        """Upload until the uploader was asked to finish, and has finished or given up."""
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -111,26 +122,15 @@ class _Process:
                     pause_s = FIRST_PAUSE_S
                 if self._finishing.is_set():
                     self._uploader.check_complete()
-            except ConflictError as error:
-                self._log.warning("%s", error)
-                self._exit_code = ExitCode.CONFLICT
-                break
+                    return ExitCode.STORAGE if self._left_out_final else ExitCode.OK
+                self._wait(_LOOK_EVERY_S)
+            except ConflictError:
+                raise
             except SafepointError as error:
                 if self._is_to_give_up(error):
-                    self._exit_code = ExitCode.STORAGE
-                    break
+                    return ExitCode.STORAGE
                 self._wait(_LOOK_EVERY_S if self._uploader.is_waiting else pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            except Exception:  # noqa: BLE001  the thread must not die and leave the training waiting for it
-                self._log.exception("the uploader failed")
-                self._exit_code = ExitCode.FAILED
-                break
-            else:
-                if self._finishing.is_set():
-                    self._exit_code = ExitCode.STORAGE if self._left_out_final else ExitCode.OK
-                    break
-                self._wait(_LOOK_EVERY_S)
-        self._ended.set()
 
     def _wait(self, pause_s: float) -> None:
         self._wake.wait(pause_s)
@@ -143,7 +143,7 @@ class _Process:
         now_s, deadline_s = clock.monotonic_s(), self._uploader.deadline_s
         if deadline_s is not None:
             return now_s + 0.5 > deadline_s
-        return now_s - max(self._finishing_since_s, self._uploader.last_progress_s) > patience_s(error)
+        return now_s - self._uploader.last_progress_s > patience_s(error)
 
     def _receive_commands(self) -> None:
         pending: bytes = b""
@@ -182,7 +182,7 @@ class _Process:
             end.daemon = True
             end.start()
         if not self._finishing.is_set():
-            self._finishing_since_s = clock.monotonic_s()
+            self._uploader.last_progress_s = clock.monotonic_s()  # from now on `patience_s` counts
         self._finishing.set()
         self._priority.restore()
         self._wake.set()

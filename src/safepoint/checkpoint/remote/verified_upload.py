@@ -1,6 +1,11 @@
-"""Uploads of single files, digested on the way, so that no object ever has other content than was expected."""
+"""Uploads of single files, digested on the way, so that no object ever has other content than was expected.
+
+Also the record of what was uploaded, so that the same content is not uploaded twice, and how long failed uploads are
+retried.
+"""
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +14,18 @@ from typing import NamedTuple
 
 from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_file
 from safepoint.checkpoint.format.manifest import FileEntry
-from safepoint.errors import CheckpointError, StorageError
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.errors import CheckpointError, SafepointError, StorageError, TransientError
+from safepoint.foundation.files import write_atomic
 from safepoint.storage.store import Content, Progress, Sink, Store
 
 _NUM_TRIES = 3
+LONGEST_PATIENCE_S = 600.0
+"""For a store that does not answer."""
+_PATIENCE_WITH_REFUSALS_S = 30.0
+"""For a store that refuses requests."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+"""The pause between two tries doubles from the first value up to the second."""
 _Result = Callable[[], FileDigest]
 """Gives the digest when all bytes have passed; of a file it may wait, and raise OSError."""
 
@@ -150,3 +163,53 @@ def _passing(source: Content) -> tuple[Content, _Result]:
         return digesters[-1].result()
 
     return Content(size_bytes=source.size_bytes, write_to=write_to), result
+
+
+class UploadRecord:
+    """Which files of a checkpoint are in the store, with what content and as what version.
+
+    Args:
+        path: the file that keeps the record for the next process; None keeps it in memory only.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._versions: dict[str, list[str]] = {}
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+                noted = json.loads(path.read_bytes())
+                self._versions = {str(name): [str(text) for text in texts] for name, texts in noted.items()}
+
+    def version_of(self, entry: FileEntry) -> str | None:
+        """As what version the file is in the store, if it was sent with this content."""
+        digest, version = self._versions.get(entry.path, ["", ""])
+        return version if digest == entry.digest else None
+
+    def add(self, entry: FileEntry, version: str) -> None:
+        """Note that the file is in the store as `version`."""
+        with self._lock, contextlib.suppress(OSError):  # without it the file is sent once more
+            self._versions[entry.path] = [entry.digest, version]
+            if self._path is not None:
+                write_atomic(self._path, json.dumps(self._versions).encode(), durable=False)
+
+    def remove(self) -> None:
+        """Forget everything: the checkpoint is committed in the store."""
+        with self._lock, contextlib.suppress(OSError):
+            self._versions = {}
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+
+
+def upload_record(output: OutputFolder, name: str) -> UploadRecord:
+    """Which files of the checkpoint or model called `name` in this folder are in the store."""
+    return UploadRecord(output.control / f"upload-{name}.json")
+
+
+def patience_s(error: SafepointError) -> float:
+    """How long to retry, counted from the last byte that reached the store.
+
+    Args:
+        error: why the last try has failed.
+    """
+    return LONGEST_PATIENCE_S if isinstance(error, TransientError) else _PATIENCE_WITH_REFUSALS_S

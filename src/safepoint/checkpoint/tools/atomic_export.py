@@ -52,7 +52,8 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
     keys = {item.key for item in store.list()}
     if MARK in keys:
         keys -= {MARK, *_marked_files(store)}
-    if keys and not (has_manifest and target.is_remote and _is_unfinished_final(target)):
+    is_final = has_manifest and target.is_remote and target.name == FINAL
+    if keys and not (is_final and _is_unfinished_final(RemoteFolder(open_store(target.parent)))):
         raise ConflictError(
             f"{target} is not empty, there is {printable(min(keys))}; nothing was exported", hint="name a new place"
         )
@@ -63,7 +64,7 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
 
     Args:
         target: a folder of this machine, empty or absent.
-        write: writes the files into a folder that does not exist yet, durably.
+        write: writes the files into the empty folder that it receives, durably.
 
     Raises:
         StorageError: there can be no such folder.
@@ -76,7 +77,6 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         folder.parent.mkdir(parents=True, exist_ok=True)
         working.mkdir()  # fails in some places that look like folders, such as /proc
-        working.rmdir()
     except OSError as error:
         raise StorageError(
             f"{folder} cannot be created: {error.strerror}; nothing was written", hint="name another folder"
@@ -109,7 +109,7 @@ def export_to_store(
         ConflictError: another writer has the place.
         StorageError: the store cannot be used, or a source cannot be read.
     """
-    if describe is not None and _is_final(target):
+    if describe is not None and target.name == FINAL:
         destination = StoreDestination(RemoteFolder.as_guest(open_store(target.parent)), FINAL)
     else:
         destination, describe = _PrefixDestination(target, model), None
@@ -125,15 +125,8 @@ def _order(file: SourceFile) -> tuple[int, str]:
     return (_LAST.index(file.path) + 1 if file.path in _LAST else 0), file.path
 
 
-def _is_final(target: Location) -> bool:
-    return target.path.rpartition("/")[2] == FINAL
-
-
-def _is_unfinished_final(target: Location) -> bool:
-    """Whether it is what a run, or an export, has begun to write as `final` and not finished."""
-    if not _is_final(target):
-        return False
-    remote = RemoteFolder(open_store(target.parent))
+def _is_unfinished_final(remote: RemoteFolder) -> bool:
+    """Whether `final` is what a run, or an export, has begun to write and not finished."""
     return FINAL in remote.unfinished() and remote.bytes_of_manifest(FINAL) is None
 
 

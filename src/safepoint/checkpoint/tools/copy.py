@@ -9,7 +9,7 @@ import dataclasses
 import os
 import re
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from safepoint.checkpoint.commit import FolderDestination, commit, discarding
@@ -20,14 +20,14 @@ from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
-from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
+from safepoint.checkpoint.tools.inventory import Inventory, Item
 from safepoint.errors import CheckpointError, ConflictError, StorageError
 from safepoint.foundation import clock, files
 from safepoint.foundation.units import ByteCounter
+from safepoint.storage.browsing import browse
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
-from safepoint.storage.read_ahead import ByteRange, stream_ahead
-from safepoint.storage.store import Content, Store
+from safepoint.storage.store import Store
 
 Progress = Callable[[int, int], None]
 """Receives bytes done and bytes in all."""
@@ -63,7 +63,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
         ConflictError: another checkpoint has this name at the target, or a run is using the target.
         StorageError: a store cannot be used, or the disk has too little room.
     """
-    manifest = _complete(item)
+    manifest = item.complete_manifest()
     store = open_store(target)
     if is_there(item, target):
         return False
@@ -82,7 +82,7 @@ def is_there(item: Item, target: Location) -> bool:
         ConflictError: something else has its name there.
         StorageError: the target cannot be read.
     """
-    manifest = _complete(item)
+    manifest = item.complete_manifest()
     present = RemoteFolder(open_store(target)).bytes_of_manifest(item.name)
     if present == manifest.to_bytes():
         return True
@@ -141,7 +141,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
         ConflictError: there is something at the target.
         StorageError: a store cannot be used, or the disk has too little room.
     """
-    manifest = _complete(item)
+    manifest = item.complete_manifest()
     entries = tuple(entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path))
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
@@ -169,27 +169,11 @@ def as_final(manifest: Manifest) -> Describe:
 
 
 def _source_files(source: Inventory, item: Item, entries: Sequence[FileEntry]) -> list[SourceFile]:
-    def source_of(entry: FileEntry) -> Path | Content:
-        if source.folder is not None:
-            return source.folder / item.prefix / entry.path
-        whole = ByteRange(source.store, f"{item.prefix}/{entry.path}", 0, entry.size_bytes)
-        return Content(size_bytes=entry.size_bytes, write_to=lambda sink: stream_ahead([whole], sink))
-
-    return [SourceFile(entry.path, source_of(entry), entry) for entry in entries]
-
-
-def _complete(item: Item) -> Manifest:
-    if item.kind is Kind.PART:
-        raise CheckpointError(
-            f"{item.where} is one node's part of a checkpoint; nothing was copied",
-            hint="the whole is in the object store of its run, and on every node that resumed from it",
-        )
-    if item.manifest is None or item.faults:
-        raise CheckpointError(
-            f"{item.where} is not a complete checkpoint: {item.faults[0]}; nothing was copied",
-            hint="see `safepoint checkpoints verify`",
-        )
-    return item.manifest
+    if source.folder is not None:
+        root = source.folder / item.prefix
+        return [SourceFile(entry.path, root / entry.path, entry) for entry in entries]
+    stored = browse(source.store, item.prefix)
+    return [SourceFile(entry.path, (stored / entry.path).content, entry) for entry in entries]
 
 
 def _fetch(source: Inventory, item: Item, entries: Sequence[FileEntry], working: Path, counter: ByteCounter) -> None:
@@ -202,10 +186,8 @@ def _fetch(source: Inventory, item: Item, entries: Sequence[FileEntry], working:
             raise StorageError(f"{working} cannot be written: {error}; nothing was copied") from error
 
 
-@contextlib.contextmanager
-def _leased(source: Inventory, item: Item) -> Generator[None]:
-    """Or retention of a running training takes it away meanwhile."""
-    with contextlib.ExitStack() as lease:
-        if source.folder is not None:
-            lease.enter_context(files.reading(source.folder / item.prefix / MANIFEST_NAME))
-        yield
+def _leased(source: Inventory, item: Item) -> contextlib.AbstractContextManager[None]:
+    """Keep retention of a running training from deleting it meanwhile."""
+    if source.folder is None:
+        return contextlib.nullcontext()
+    return files.reading(source.folder / item.prefix / MANIFEST_NAME)

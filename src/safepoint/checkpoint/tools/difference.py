@@ -4,17 +4,15 @@ Tensors are compared in safetensors files, whose header names them; nothing is u
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from safepoint.checkpoint.format.digest import Digester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.tools.inventory import Inventory, Item
 from safepoint.errors import CheckpointError, StorageError
 from safepoint.foundation.units import ByteCounter
-from safepoint.storage.store import Store
 
 _SETTINGS = (
     *("run_id", "attempt", "step", "epoch", "trigger", "world_size", "global_batch", "gradient_accumulation"),
@@ -26,24 +24,18 @@ _BLOCK_BYTES = 16 << 20
 _SUFFIX = ".safetensors"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class _Tensor(NamedTuple):
     """A tensor as a safetensors header describes it.
 
     Args:
-        dtype: the format's name for it, such as `F32`.
-        shape: its sizes.
+        form: its type and sizes, such as `F32 [3, 4]`.
         start: where its bytes begin, in the file.
         size_bytes: how many there are.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
+    form: str
     start: int
     size_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,37 +87,26 @@ def compare(
         CheckpointError: one of them is not complete, or a file is no safetensors file.
         StorageError: a store cannot be read.
     """
-    old, new = _manifest_of(before[1]), _manifest_of(after[1])
+    old, new = before[1].complete_manifest(), after[1].complete_manifest()
     old_files = {entry.path: entry for entry in old.files}
     new_files = {entry.path: entry for entry in new.files}
-    files: list[Change] = []
-    tensors: list[Change] = []
-    changed: list[str] = []
-    for path in sorted(old_files.keys() | new_files.keys()):
-        was, now = old_files.get(path), new_files.get(path)
-        if was != now:
-            files.append(Change(name=path, before=_text_of(was), after=_text_of(now)))
-            if was is not None and now is not None and path.endswith(_SUFFIX):
-                changed.append(path)
-    total_bytes = sum(old_files[path].size_bytes + new_files[path].size_bytes for path in changed) if deep else 0
+    paths = sorted(old_files.keys() | new_files.keys())
+    changed = [path for path in paths if old_files.get(path) != new_files.get(path)]
+    both = [path for path in changed if path.endswith(_SUFFIX) and path in old_files and path in new_files]
+    total_bytes = sum(old_files[path].size_bytes + new_files[path].size_bytes for path in both) if deep else 0
     counter = ByteCounter(progress, total_bytes)
-    for path in changed:
+    tensors: list[Change] = []
+    for path in both:
         was, now = _TensorFile(before, path), _TensorFile(after, path)
         tensors += _compare_tensors(path, was, now, counter.add if deep else None)
     return Difference(
         settings=tuple(_compare_mappings(_settings_of(old), _settings_of(new))),
-        files=tuple(files),
+        files=tuple(
+            Change(name=path, before=_text_of(old_files.get(path)), after=_text_of(new_files.get(path)))
+            for path in changed
+        ),
         tensors=tuple(tensors),
     )
-
-
-def _manifest_of(item: Item) -> Manifest:
-    if item.manifest is None or not item.is_complete:
-        raise CheckpointError(
-            f"{item.where} is not a complete checkpoint, and cannot be compared",
-            hint="see `safepoint checkpoints verify`",
-        )
-    return item.manifest
 
 
 def _text_of(entry: FileEntry | None) -> str:
@@ -151,16 +132,12 @@ def _compare_mappings(before: Mapping[str, str], after: Mapping[str, str], prefi
 def _compare_tensors(
     path: str, before: "_TensorFile", after: "_TensorFile", advance: Callable[[int], None] | None
 ) -> list[Change]:
-    described = [{name: str(tensor) for name, tensor in file.tensors.items()} for file in (before, after)]
-    changes = _compare_mappings(described[0], described[1], f"{path}: ")
-    if advance is None:
-        return changes
-    for name, tensor in before.tensors.items():
-        digests = [before.digest(tensor, advance)]
-        if name in after.tensors:
-            digests.append(after.digest(after.tensors[name], advance))
-        if len(digests) == 2 and described[0][name] == described[1][name] and digests[0] != digests[1]:
-            changes.append(Change(name=f"{path}: {name}", before=digests[0], after=digests[1]))
+    forms = [{name: tensor.form for name, tensor in file.tensors.items()} for file in (before, after)]
+    changes = _compare_mappings(forms[0], forms[1], f"{path}: ")
+    if advance is not None:
+        same = [name for name in before.tensors if forms[0][name] == forms[1].get(name)]
+        digests = [{name: file.digest(file.tensors[name], advance) for name in same} for file in (before, after)]
+        changes += _compare_mappings(digests[0], digests[1], f"{path}: ")
     return changes
 
 
@@ -169,16 +146,30 @@ class _TensorFile:
 
     def __init__(self, place: tuple[Inventory, Item], path: str) -> None:
         inventory, item = place
-        self._store: Store = inventory.store
-        self._key = f"{item.prefix}/{path}"
-        self.tensors: dict[str, Tensor] = {}
-        """By name, as the header lists them."""
+        self._store, self._key = inventory.store, f"{item.prefix}/{path}"
         try:
-            self.tensors = _read_header(self._store, self._key)
+            self.tensors = self._read_header()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StorageError) as error:
             raise CheckpointError(f"{item.where}/{path} is no safetensors file: {error}") from error
 
-    def digest(self, tensor: Tensor, advance: Callable[[int], None]) -> str:
+    def _read_header(self) -> dict[str, _Tensor]:
+        """The tensors by name, as the header lists them."""
+        size_bytes = self._store.stat(self._key).size_bytes
+        length = int.from_bytes(self._store.read(self._key, length=8), "little")
+        if length > min(_MAX_HEADER_BYTES, size_bytes - 8):
+            raise ValueError("its header is longer than the file")
+        header: Any = json.loads(bytes(self._store.read(self._key, start=8, length=length)))
+        header.pop("__metadata__", None)
+        found: dict[str, _Tensor] = {}
+        for name, record in header.items():
+            begin, end = record["data_offsets"]
+            if not 0 <= begin <= end <= size_bytes - 8 - length:
+                raise ValueError(f"the tensor {name!r} lies outside the file")
+            form = f"{record['dtype']} {[int(size) for size in record['shape']]}"
+            found[name] = _Tensor(form, 8 + length + begin, end - begin)
+        return found
+
+    def digest(self, tensor: _Tensor, advance: Callable[[int], None]) -> str:
         digester = Digester()
         end = tensor.start + tensor.size_bytes
         for start in range(tensor.start, end, _BLOCK_BYTES):
@@ -186,27 +177,3 @@ class _TensorFile:
             digester.update(data)
             advance(len(data))
         return digester.digest
-
-
-def _read_header(store: Store, key: str) -> dict[str, Tensor]:
-    size_bytes = store.stat(key).size_bytes
-    length = int.from_bytes(store.read(key, length=8), "little")
-    if length > min(_MAX_HEADER_BYTES, size_bytes - 8):
-        raise ValueError("its header is longer than the file")
-    header = json.loads(bytes(store.read(key, start=8, length=length)))
-    return _tensors(header, data_start=8 + length, file_bytes=size_bytes)
-
-
-def _tensors(header: Any, *, data_start: int, file_bytes: int) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, record in cast("dict[str, dict[str, Any]]", header).items():
-        if name == "__metadata__":
-            continue
-        begin, end = record["data_offsets"]
-        shape = tuple(int(size) for size in record["shape"])
-        if not 0 <= begin <= end <= file_bytes - data_start or math.prod(shape) < 0:
-            raise ValueError(f"the tensor {name!r} lies outside the file")
-        found[name] = Tensor(
-            dtype=str(record["dtype"]), shape=shape, start=data_start + begin, size_bytes=end - begin
-        )
-    return found

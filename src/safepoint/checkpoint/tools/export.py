@@ -7,25 +7,23 @@ either is kept on a disk.
 """
 
 import contextlib
-import functools
 import re
 import shutil
-import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from safepoint.checkpoint.format.digest import PART_BYTES
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Describe, Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from safepoint.checkpoint.format.verify import list_files
 from safepoint.checkpoint.remote.fetch import Window, check, windows_of
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.copy import Progress
 from safepoint.checkpoint.weights.dcp_weights import METADATA, dcp_weights
-from safepoint.checkpoint.weights.gathering import gather
-from safepoint.checkpoint.weights.state_dict_weights import state_dict_file, state_dict_weights
-from safepoint.checkpoint.weights.weight import StoredWeight
+from safepoint.checkpoint.weights.stored_weight import StoredWeight, gather
+from safepoint.checkpoint.weights.torch_file import state_dict_file, state_dict_weights
 from safepoint.checkpoint.weights.zero_weights import zero_folder, zero_weights
 from safepoint.errors import CheckpointError, StorageError, UsageError
 from safepoint.foundation import files
@@ -46,27 +44,14 @@ _ROOM = 64 << 20
 
 def is_in_pieces(folder: StorePath) -> bool:
     """Whether a folder holds a model in pieces, or in a file of torch's, and in no form for `from_pretrained`."""
-    if not folder.is_dir() or any(copying.is_whole(path.name) for path in folder.iterdir()):
-        return False
-    return _place_of(folder) is not None
+    is_whole = any(copying.is_whole(path.name) for path in folder.iterdir())
+    return not is_whole and _place_of(folder) is not None
 
 
 def _place_of(folder: StorePath) -> StorePath | None:
     """The folder of the pieces, or the file."""
     dcp = next((folder / name for name in _DCP_FOLDERS if (folder / name / METADATA).is_file()), None)
     return dcp or zero_folder(folder) or state_dict_file(folder)
-
-
-class _Model(NamedTuple):
-    """A model that was found in a checkpoint.
-
-    Args:
-        files: as `from_pretrained` reads them.
-        describe: makes its manifest; None where the checkpoint has none.
-    """
-
-    files: list[SourceFile]
-    describe: Describe | None
 
 
 def export_pieces(store: Store, prefix: str, target: Location, *, progress: Progress | None = None) -> list[str]:
@@ -99,7 +84,8 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
     with contextlib.ExitStack() as lease:
         if store.location.is_folder:
             local = store.location.folder / prefix
-            _refuse_links(local)
+            if None in list_files(local).values():
+                raise CheckpointError(f"{local} holds a link or a special file; nothing was exported")
             if (local / MANIFEST_NAME).is_file():  # or retention of a running training deletes it meanwhile
                 lease.enter_context(files.reading(local / MANIFEST_NAME))
         folder = browse(store, prefix, on_read=note)
@@ -111,8 +97,12 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
         if pieces is None:
             raise CheckpointError(f"{folder} holds no sharded model; nothing was exported")
         check_empty(target, has_manifest=manifest is not None)
-        if manifest is not None:
-            _check_whole(folder, manifest)
+        if manifest is not None and manifest.base is not None:
+            raise UsageError(
+                f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, not in the layout "
+                "that PEFT reads; nothing was exported",
+                hint="resume from it, and call the model's save_pretrained from there",
+            )
         weights = _weights(folder, pieces)
         folder.forget_blocks()
         if manifest is not None:
@@ -126,7 +116,19 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             if changed is not None:
                 raise CheckpointError(f"{folder / changed} has changed while it was read; nothing was exported")
 
-        return _deliver(_model(folder, weights, manifest), target, progress, check=is_same)
+        model = _model(folder, weights, manifest)
+        counter = ByteCounter(progress, sum(file.size_bytes for file in model))
+
+        def write(working: Path) -> None:
+            _write(model, working, counter)
+            is_same()
+
+        if target.is_folder:
+            export_to_folder(target, write)
+        else:
+            describe = None if manifest is None else copying.as_final(manifest)
+            export_to_store(target, model, describe=describe, progress=counter.add, check=is_same)
+        return sorted(file.path for file in model)
 
 
 def _stored_manifest(folder: StorePath) -> Manifest | None:
@@ -153,54 +155,28 @@ def _weights(folder: StorePath, pieces: StorePath) -> list[StoredWeight]:
     return weights
 
 
-def _model(folder: StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None) -> _Model:
+def _model(folder: StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None) -> list[SourceFile]:
+    """The files as `from_pretrained` reads them."""
     entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
-    model = [SourceFile(file.name, file.content) for file in gather(weights)]
-    for path in folder.iterdir():
-        if path.is_file() and _BESIDE.fullmatch(path.name):
-            model.append(SourceFile(path.name, path.content, entries.get(path.name)))
-    return _Model(model, None if manifest is None else copying.as_final(manifest))
+    beside = [path for path in folder.iterdir() if path.is_file() and _BESIDE.fullmatch(path.name)]
+    return [
+        *(SourceFile(name, content) for name, content in gather(weights).items()),
+        *(SourceFile(path.name, path.content, entries.get(path.name)) for path in beside),
+    ]
 
 
-def _deliver(model: _Model, target: Location, progress: Progress | None, *, check: Callable[[], None]) -> list[str]:
-    size_bytes = sum(file.size_bytes for file in model.files)
-    counter = ByteCounter(progress, size_bytes)
-    if target.is_folder:
-        export_to_folder(target, functools.partial(_write, model, size_bytes, counter, check))
-    else:
-        export_to_store(target, model.files, describe=model.describe, progress=counter.add, check=check)
-    return sorted(file.path for file in model.files)
-
-
-def _write(model: _Model, size_bytes: int, counter: ByteCounter, check: Callable[[], None], working: Path) -> None:
-    working.mkdir()
-    needed = size_bytes + _ROOM
+def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> None:
+    size_bytes = sum(file.size_bytes for file in model)
     free = shutil.disk_usage(working).free
-    if free < needed:
+    if free < size_bytes + _ROOM:
         raise StorageError(
-            f"{working.parent} has {format_bytes(free)} free, the model needs {format_bytes(needed)}; "
-            "nothing was exported"
+            f"{working.parent} has {format_bytes(free)} free, the model needs {format_bytes(size_bytes)}; "
+            "nothing was exported",
+            hint="make room, or name another folder",
         )
     place = LocalStore(Location.of_folder(working))
-    for file in model.files:
+    for file in model:
         upload_verified(place, file.path, file, progress=counter.add)
-    check()
-
-
-def _refuse_links(folder: Path) -> None:
-    for path, status in files.regular_files(folder):
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} in {folder} is a link or a special file; nothing was exported")
-
-
-def _check_whole(folder: StorePath, manifest: Manifest) -> None:
-    """Refuse adapters."""
-    if manifest.base is not None:
-        raise UsageError(
-            f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, not in the layout that "
-            "PEFT reads; nothing was exported",
-            hint="resume from it, and call the model's save_pretrained from there",
-        )
 
 
 def _check_windows(

@@ -4,21 +4,27 @@ Promises: listing changes nothing. A hostile name or manifest is reported and ne
 checkpoint has every file at its size, and after `verify` with its content.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
-from safepoint.checkpoint.format.node_part import read_part, verify_part
-from safepoint.checkpoint.format.verify import Fault, compare_listing, read_manifest, verify
+from safepoint.checkpoint.format.verify import Fault, compare_listing, read_part, verify, verify_part
 from safepoint.checkpoint.local.final_model import FINAL, final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
 from safepoint.checkpoint.remote.fetch import check, windows_of
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.errors import ManifestError, NotFoundError, NothingValidError, StorageError
+from safepoint.errors import (
+    CheckpointError,
+    ManifestError,
+    NotFoundError,
+    NothingValidError,
+    SafepointError,
+    StorageError,
+)
 from safepoint.foundation import clock
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.location import Location, parse_location, resolve_claim
@@ -77,6 +83,24 @@ class Item:
         """Whether everything that the manifest names is there at its size."""
         return self.kind is Kind.CHECKPOINT and self.manifest is not None and not self.faults
 
+    def complete_manifest(self) -> Manifest:
+        """The manifest of a complete checkpoint.
+
+        Raises:
+            CheckpointError: it is not complete.
+        """
+        if self.kind is Kind.PART:
+            raise CheckpointError(
+                f"{self.where} is one node's part of a checkpoint; nothing was read",
+                hint="the whole is in the object store of its run, and on every node that resumed from it",
+            )
+        if self.manifest is None or self.faults:
+            raise CheckpointError(
+                f"{self.where} is not a complete checkpoint: {self.faults[0]}; nothing was read",
+                hint="see `safepoint checkpoints verify`",
+            )
+        return self.manifest
+
 
 class Inventory:
     """The checkpoints at one location.
@@ -123,18 +147,16 @@ class Inventory:
             NotFoundError: there is none of that name.
             NothingValidError: none is complete.
         """
-        items = self.items()
-        if name is not None:
-            for item in items:
-                if item.name == name:
-                    return item
-            raise NotFoundError(
-                f"there is no {name} in {self.store.location}", hint="see `safepoint checkpoints list`"
-            )
-        for item in items:
-            if item.is_complete and item.name != FINAL:
-                return item
-        raise NothingValidError(f"{self.store.location} holds no complete checkpoint")
+        where = self.store.location
+        if name is None:
+            found = [item for item in self.items() if item.is_complete and item.name != FINAL]
+            missing: SafepointError = NothingValidError(f"{where} holds no complete checkpoint")
+        else:
+            found = [item for item in self.items() if item.name == name]
+            missing = NotFoundError(f"there is no {name} in {where}", hint="see `safepoint checkpoints list`")
+        if not found:
+            raise missing
+        return found[0]
 
     def _item(self, prefix: str, objects: Sequence[StoredObject], *, is_unfinished: bool) -> Item:
         contents = {item.key.removeprefix(f"{prefix}/"): item.size_bytes for item in objects}
@@ -142,7 +164,7 @@ class Inventory:
         if contents.pop(MANIFEST_NAME, None) is None:
             is_part = contents.pop(PART_NAME, None) is not None and self.folder is not None
             kind = Kind.PART if is_part else Kind.UNFINISHED if is_unfinished else Kind.FOREIGN
-        manifest, faults = self._look_at_part(prefix) if kind is Kind.PART else self._look(prefix, contents)
+        manifest, faults = self._compare(prefix, kind, contents)
         name = FINAL if prefix == _FINAL_IN_FOLDER else prefix
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
             faults = (Fault(file=MANIFEST_NAME, reason=f"it says step {manifest.step}"), *faults)
@@ -161,23 +183,27 @@ class Inventory:
             created_s=created_s if created_s < float("inf") else modified_s,
         )
 
-    def _look_at_part(self, prefix: str, *, deep: bool = False) -> tuple[Manifest | None, tuple[Fault, ...]]:
-        assert self.folder is not None
+    def _compare(
+        self,
+        prefix: str,
+        kind: Kind,
+        contents: Mapping[str, int],
+        *,
+        deep: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> tuple[Manifest | None, tuple[Fault, ...]]:
+        """Compare what is there with its manifest; `deep` also reads the files of a folder."""
         try:
-            part = read_part(self.folder / prefix)
+            if self.folder is None:
+                manifest = RemoteFolder(self.store).manifest_of(prefix)
+                return manifest, tuple(compare_listing(manifest.files, contents, extra=True))
+            if kind is Kind.PART:
+                part = read_part(self.folder / prefix)
+                return part.manifest, verify_part(self.folder / prefix, part, deep=deep, progress=progress)
         except ManifestError as error:
-            return None, (Fault(file=PART_NAME, reason=str(error)),)
-        return part.manifest, verify_part(self.folder / prefix, part, deep=deep)
-
-    def _look(self, prefix: str, contents: dict[str, int]) -> tuple[Manifest | None, tuple[Fault, ...]]:
-        if self.folder is not None:  # sees links and special files too, which a store does not list
-            verdict = verify(self.folder / prefix, deep=False)
-            return verdict.manifest, verdict.faults
-        try:
-            manifest = RemoteFolder(self.store).manifest_of(prefix)
-        except ManifestError as error:
-            return None, (Fault(file=MANIFEST_NAME, reason=str(error)),)
-        return manifest, tuple(compare_listing(manifest.files, contents, extra=True))
+            return None, (Fault(file=PART_NAME if kind is Kind.PART else MANIFEST_NAME, reason=str(error)),)
+        verdict = verify(self.folder / prefix, deep=deep, progress=progress)  # sees links and special files too
+        return verdict.manifest, verdict.faults
 
     def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
         """Every fault, contents included.
@@ -186,11 +212,9 @@ class Inventory:
             item: of this inventory.
             progress: receives the bytes read so far, and the bytes in all.
         """
-        if item.kind is Kind.PART:
-            return self._look_at_part(item.prefix, deep=True)[1]
         if self.folder is not None:
-            verdict = verify(self.folder / item.prefix, progress=progress)
-            return (*[fault for fault in item.faults if fault not in verdict.faults], *verdict.faults)
+            _, faults = self._compare(item.prefix, item.kind, {}, deep=True, progress=progress)
+            return (*[fault for fault in item.faults if fault not in faults], *faults)
         if item.manifest is None:
             return item.faults
         missing = {fault.file for fault in item.faults}
@@ -252,7 +276,7 @@ def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[In
     """
     location = resolve_claim(parse_location(text))
     is_checkpoint = step_of(Path(location.name)) is not None
-    is_final = location.name == FINAL and _has_manifest(location)
+    is_final = location.name == FINAL and (location.is_remote or (location.folder / MANIFEST_NAME).is_file())
     if not is_checkpoint and not is_final:
         return Inventory(_reachable(location, options)), None
     return Inventory(_reachable(location.parent, options)), location.name
@@ -264,13 +288,3 @@ def _reachable(location: Location, options: StorageOptions | None) -> Store:
     if location.is_remote:
         next(iter(store.list(deadline_s=clock.monotonic_s() + _ANSWER_WITHIN_S)), None)
     return store
-
-
-def _has_manifest(location: Location) -> bool:
-    if not location.is_folder:
-        return True
-    try:
-        read_manifest(location.folder)
-    except ManifestError:
-        return False
-    return True

@@ -3,8 +3,9 @@
 What a process may still be writing stays: in a folder the lock shows it, in an object store only the age does.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from safepoint.checkpoint.format.catalog import set_aside
 from safepoint.checkpoint.format.verify import Fault
@@ -80,72 +81,52 @@ def repair(
     damaged: list[Damage] = []
     for item in items:
         if item.kind in {Kind.CHECKPOINT, Kind.PART}:
-            faults = inventory.verify(item, progress=_named(progress, item)) if deep else item.faults
+            watch = partial(progress, item.name) if progress is not None else None
+            faults = inventory.verify(item, progress=watch) if deep else item.faults
             if faults:
                 damaged.append(Damage(item=item, faults=faults))
-    foreign = tuple(item for item in items if item.kind is Kind.FOREIGN)
-    if inventory.folder is not None:
-        return _in_folder(OutputFolder(inventory.folder), foreign, damaged, drop_damaged, dry_run)
+    pending = [item for item in items if item.kind is Kind.UNFINISHED]
     before_s = clock.wall_s() - idle_s
-    unfinished = [item for item in items if item.kind is Kind.UNFINISHED]
-    recent = tuple(item for item in unfinished if item.modified_s >= before_s)
-    unfinished = [item for item in unfinished if item not in recent]
-    num_leftovers = 0
-    if not dry_run:
-        for item in [*unfinished, *([damage.item for damage in damaged] if drop_damaged else [])]:
+    recent = tuple(item for item in pending if item.modified_s >= before_s)
+    unfinished = tuple(item for item in pending if item not in recent)
+    doomed = [damage.item for damage in damaged] if drop_damaged else []
+    moved_to, num_leftovers = None, 0
+    if not dry_run and inventory.folder is not None:
+        moved_to, num_leftovers = _clean_folder(OutputFolder(inventory.folder), doomed)
+    elif not dry_run:
+        for item in [*unfinished, *doomed]:
             inventory.delete(item)
         num_leftovers = clean_export(inventory.store, before_s=before_s)
         num_leftovers += _drop_marks(inventory, before_s, keep={item.name for item in items})
         num_leftovers += inventory.store.sweep(begun_before_s=before_s)
     return Repair(
-        unfinished=tuple(unfinished),
+        unfinished=unfinished,
         recent=recent,
-        foreign=foreign,
+        foreign=tuple(item for item in items if item.kind is Kind.FOREIGN),
         damaged=tuple(damaged),
+        moved_to=moved_to,
         num_leftovers=num_leftovers,
     )
 
 
 def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str]) -> int:
     """Delete the marks of checkpoints that have no objects."""
-    marks = {
-        item.key.removeprefix(f"{UNFINISHED}/")
-        for item in inventory.store.list(UNFINISHED)
-        if item.modified_s < before_s
-    }
-    doomed = sorted(name for name in marks if is_name(name) and name not in keep)
+    marks = [item for item in inventory.store.list(UNFINISHED) if item.modified_s < before_s]
+    names = {item.key.removeprefix(f"{UNFINISHED}/") for item in marks}
+    doomed = sorted(name for name in names if is_name(name) and name not in keep)
     for name in doomed:
         RemoteFolder.as_guest(inventory.store).delete(name)
     return len(doomed)
 
 
-def _in_folder(
-    output: OutputFolder,
-    foreign: tuple[Item, ...],
-    damaged: list[Damage],
-    drop_damaged: bool,
-    dry_run: bool,
-) -> Repair:
-    if dry_run or not output.control.is_dir():  # Safepoint never wrote here, so it creates no files here
-        return Repair(unfinished=(), recent=(), foreign=foreign, damaged=tuple(damaged))
+def _clean_folder(output: OutputFolder, damaged: Sequence[Item]) -> tuple[str | None, int]:
+    """Move `damaged` aside and delete what dead runs have left; returns the new place, and how much was deleted."""
+    if not output.control.is_dir():  # Safepoint never wrote here, so it creates no files here
+        return None, 0
     output.prepare()
     has_locks = output.claim(wait_s=0, waiting=lambda who: None)
     try:
-        moved_to = set_aside(output.root, [output.root / damage.item.prefix for damage in damaged if drop_damaged])
-        num_leftovers = output.clean() if has_locks else 0
+        moved_to = set_aside(output.root, [output.root / item.prefix for item in damaged])
+        return str(moved_to) if moved_to else None, output.clean() if has_locks else 0
     finally:
         output.release()
-    return Repair(
-        unfinished=(),
-        recent=(),
-        foreign=foreign,
-        damaged=tuple(damaged),
-        moved_to=str(moved_to) if moved_to else None,
-        num_leftovers=num_leftovers,
-    )
-
-
-def _named(progress: Progress | None, item: Item) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda done_bytes, total_bytes: progress(item.name, done_bytes, total_bytes)

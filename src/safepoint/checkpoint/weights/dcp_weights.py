@@ -3,9 +3,15 @@
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import path_fault
-from safepoint.checkpoint.weights.inert_pickle import Inert, read_inert
-from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file, runs_of
-from safepoint.checkpoint.weights.weight import Run, StoredWeight
+from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
+from safepoint.checkpoint.weights.torch_file import (
+    ITEM_BYTES,
+    Inert,
+    StoredTensor,
+    read_inert,
+    read_torch_file,
+    runs_of,
+)
 from safepoint.errors import CheckpointError
 from safepoint.storage.browsing import ReadablePath
 from safepoint.storage.read_ahead import map_reads

@@ -1,16 +1,21 @@
-"""What a file of `torch.save` holds: plain values, and for each tensor the place of its bytes."""
+"""What `torch.save` has written, read without importing or calling anything that it names.
+
+Containers, numbers and strings come as they are. A tensor becomes a `StoredTensor`, the place of its bytes. Every
+other object becomes an `Inert`, which remembers what it was made of and does nothing.
+"""
 
 import io
 import itertools
 import math
+import pickle
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from safepoint.checkpoint.format.safetensors_layout import KINDS, SIZES
-from safepoint.checkpoint.weights.inert_pickle import read_inert
-from safepoint.checkpoint.weights.weight import Run
+from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
 from safepoint.errors import CheckpointError
 from safepoint.storage.browsing import RawReader, ReadablePath
 
@@ -32,6 +37,95 @@ _STORAGES = {
     "BoolStorage": "bool",
     "UntypedStorage": "uint8",
 }
+_STATE_DICTS = ("model.pt", "pytorch_model_fsdp.bin", "lightning.ckpt", "model.ckpt")
+"""A session's model, Accelerate's under FSDP in one piece, and Lightning's, in a checkpoint and in `final/`."""
+_Path = TypeVar("_Path", bound=ReadablePath)
+
+
+class Inert:
+    """An object of a class that is not loaded.
+
+    Its attributes are those of the pickled state; `args` is what it was made from.
+    """
+
+    module = ""
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __new__(cls, *args: Any, **_: Any) -> "Inert":
+        """Whatever it is made from."""
+        made = super().__new__(cls)
+        made.args = args
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """`__new__` has kept what it was made from."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Items of a dictionary's subclass are forgotten."""
+
+    def append(self, value: Any) -> None:
+        """Items of a list's subclass are forgotten."""
+
+    def extend(self, values: Any) -> None:
+        """Likewise."""
+
+    def get(self, name: str, *default: Any) -> Any:
+        """An attribute of the pickled state.
+
+        Args:
+            name: of it.
+            default: what it is where it is missing.
+
+        Raises:
+            CheckpointError: it is missing.
+        """
+        state: Any = self.state
+        if isinstance(state, dict) and name in state:
+            return cast("dict[str, Any]", state)[name]
+        if not default:
+            raise CheckpointError(f"{type(self).__name__} has no {name}")
+        return default[0]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, known: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._known = {("collections", "OrderedDict"): OrderedDict, **known}
+        self._storage = storage
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        key = module_name, global_name
+        if key not in self._known:
+            self._known[key] = type(global_name.rpartition(".")[2], (Inert,), {"module": module_name})
+        return self._known[key]
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._storage(pid)
+
+
+def read_inert(
+    data: bytes, known: Mapping[tuple[str, str], Any] | None = None, storage: Callable[[Any], Any] = Inert
+) -> Any:
+    """What a pickle holds.
+
+    Args:
+        data: the pickle.
+        known: (module, name) → what stands for it; called where the pickle calls it.
+        storage: makes something of a persistent id.
+
+    Raises:
+        CheckpointError: it is no pickle, or a damaged one.
+    """
+    try:
+        return _Unpickler(data, known or {}, storage).load()
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever hostile content makes of it
+        raise CheckpointError(f"it cannot be read: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +146,14 @@ class StoredTensor:
     path: ReadablePath
     offset: int
 
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether its elements lie in the file as they are counted."""
-        expected = 1
-        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
-            if size != 1 and stride != expected:
-                return False
-            expected *= size
-        return True
-
     def run(self, first: int, count: int, begin: int) -> Run:
         """`count` elements from `first` on; they begin at byte `begin` of a weight.
 
         Raises:
             CheckpointError: the tensor is not contiguous.
         """
-        if not self.is_contiguous:
+        places = zip(self.sizes, self.strides, strides_of(self.sizes), strict=True)
+        if any(size != 1 and stride != expected for size, stride, expected in places):
             raise CheckpointError("a weight is stored in another order of dimensions; load it with torch")
         size = ITEM_BYTES[self.dtype]
         return Run(begin, count * size, self.path, self.offset + first * size)
@@ -122,20 +207,17 @@ def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: Binary
 
     def rebuild(stored: tuple[str, str], offset: int, sizes: Any, strides: Any, *_: Any) -> StoredTensor:
         dtype, key = stored
-        return build(dtype, key, offset, sizes, strides)
-
-    def rebuild_as(
-        stored: tuple[str, str], offset: int, sizes: Any, strides: Any, grad: Any, hooks: Any, dtype: str, *_: Any
-    ) -> StoredTensor:
-        return build(dtype, stored[1], offset, sizes, strides)
-
-    def build(dtype: str, key: str, offset: int, sizes: Any, strides: Any) -> StoredTensor:
         data, size = places[key]
         sizes, strides = _numbers(sizes), _numbers(strides)
         last = offset + sum((count - 1) * stride for count, stride in zip(sizes, strides, strict=True))
         if offset < 0 or (math.prod(sizes) and (last + 1) * ITEM_BYTES[dtype] > size):
             raise CheckpointError("a tensor is larger than its storage")
         return StoredTensor(dtype, sizes, strides, path, data + offset * ITEM_BYTES[dtype])
+
+    def rebuild_as(
+        stored: tuple[str, str], offset: int, sizes: Any, strides: Any, grad: Any, hooks: Any, dtype: str, *_: Any
+    ) -> StoredTensor:
+        return rebuild((dtype, stored[1]), offset, sizes, strides)
 
     known: dict[tuple[str, str], Any] = {
         ("torch._utils", "_rebuild_tensor_v2"): rebuild,
@@ -181,12 +263,7 @@ class _Window(RawReader):
 
 def strides_of(sizes: Sequence[int]) -> tuple[int, ...]:
     """The strides of a contiguous tensor."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+    return tuple(math.prod(sizes[number:]) for number in range(1, len(sizes) + 1))
 
 
 def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Run]:
@@ -209,3 +286,32 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) 
             for offset, index, stride in zip(offsets, (*outer, *[0] * (len(sizes) - inner)), strides, strict=True)
         )
         yield Run(target * item, count * item, tensor.path, tensor.offset + source * item)
+
+
+def state_dict_file(folder: _Path) -> _Path | None:
+    """The file of the model; None when there is none."""
+    return next((folder / name for name in _STATE_DICTS if (folder / name).is_file()), None)
+
+
+def state_dict_weights(path: ReadablePath) -> list[StoredWeight]:
+    """The model's weights; nothing of the file is run.
+
+    Raises:
+        CheckpointError: it is damaged, or holds something besides tensors.
+        OSError: it cannot be read.
+    """
+    content = _mapping(read_torch_file(path))
+    content = _mapping(content.get("state_dict")) or content
+    if not content:
+        raise CheckpointError(f"{path.name} holds no weights of a model")
+    weights: list[StoredWeight] = []
+    for name, tensor in content.items():
+        if not isinstance(tensor, StoredTensor):
+            raise CheckpointError(f"{name} in {path.name} is no tensor; load it with torch")
+        runs = runs_of(tensor, [0] * len(tensor.sizes), tensor.sizes)
+        weights.append(StoredWeight.of(name, tensor.dtype, tensor.sizes, runs))
+    return weights
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from safepoint.checkpoint.weights.inert_pickle import Inert
-from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, StoredTensor, read_torch_file
-from safepoint.checkpoint.weights.weight import Run, StoredWeight
+from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
+from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, Inert, StoredTensor, read_torch_file
 from safepoint.errors import CheckpointError
 from safepoint.storage.browsing import ReadablePath
 
@@ -113,8 +112,7 @@ def _trained(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> I
             count = math.prod(sizes)
             yield StoredWeight.of(name, parts[0].dtype, sizes, _stretch(parts, first, count))
             first += count + int(padding)
-        align = 2 * len(states)
-        _check_all_used(first, sum(part.count for part in parts), align)
+        _check_all_used(first, sum(part.count for part in parts), align=2 * len(states))
 
 
 def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Iterator[StoredWeight]:

@@ -13,13 +13,19 @@ from typing import TypeVar
 from safepoint.checkpoint.commit import commit
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, Manifest, Trigger
-from safepoint.checkpoint.local.final_model import FINAL, final_folder, note_end, sent_record
+from safepoint.checkpoint.local.final_model import FINAL, final_folder, note_end
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint
-from safepoint.checkpoint.remote.patience import FIRST_PAUSE_S, LONGEST_PATIENCE_S, LONGEST_PAUSE_S, patience_s
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.store_destination import StoreDestination
-from safepoint.checkpoint.remote.verified_upload import SourceFile
+from safepoint.checkpoint.remote.verified_upload import (
+    FIRST_PAUSE_S,
+    LONGEST_PATIENCE_S,
+    LONGEST_PAUSE_S,
+    SourceFile,
+    patience_s,
+    upload_record,
+)
 from safepoint.errors import PeerError, SafepointError, SaveError, StorageError
 from safepoint.foundation import clock, files
 from safepoint.foundation.events.store_events import FinalMissing, Uploaded, UploadFailed
@@ -202,7 +208,7 @@ class FinalUpload:
         small: Path,
         failed: Callable[[StorageError], None],
     ) -> None:
-        self._destination = StoreDestination(remote, FINAL, sent=sent_record(output))
+        self._destination = StoreDestination(remote, FINAL, sent=upload_record(output, FINAL))
         self._leader = leader
         self._large = large
         self._small = small

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from safepoint.checkpoint.commit import Record, commit
-from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
-from safepoint.checkpoint.format.node_part import NodePart
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, NodePart, Trigger
 from safepoint.checkpoint.format.verify import read_manifest
-from safepoint.checkpoint.local.added_files import extend_manifest, find_added_files, replace_record
-from safepoint.checkpoint.local.pruning import prune
-from safepoint.checkpoint.local.retention import parse_policies
-from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint, merge_parts
+from safepoint.checkpoint.local.retention import parse_policies, prune
+from safepoint.checkpoint.local.working_checkpoint import (
+    RankPart,
+    WorkingCheckpoint,
+    extend_manifest,
+    find_added_files,
+    merge_parts,
+    replace_record,
+)
 from safepoint.errors import ManifestError, SafepointError, SaveError
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Resealed, Saved, SaveFailed

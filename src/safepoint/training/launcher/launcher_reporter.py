@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safepoint.checkpoint.format.catalog import list_checkpoints
-from safepoint.checkpoint.format.node_part import read_manifest_of_any
+from safepoint.checkpoint.format.verify import read_manifest_of_any
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import SafepointError
 from safepoint.foundation import clock

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, FileEntry, Manifest
-from safepoint.checkpoint.format.node_part import read_part, verify_part
-from safepoint.checkpoint.format.verify import Fault, compare_content, verify
+from safepoint.checkpoint.format.verify import Fault, compare_content, read_part, verify, verify_part
 from safepoint.errors import CheckpointError, ManifestError
 from safepoint.foundation import files
 

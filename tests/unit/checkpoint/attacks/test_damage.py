@@ -10,18 +10,10 @@ from typing import Any
 import pytest
 
 from safepoint.checkpoint.format.catalog import newest_valid
-from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.format.verify import Fault, verify
 from safepoint.errors import ManifestError, NothingValidError
-from tests.support.checkpoints import commit, prepared
-
-
-def sealed(record: dict[str, Any]) -> bytes:
-    """A manifest whose own digest is right, whatever it says."""
-    record = {name: value for name, value in record.items() if name != "manifest_digest"}
-    body = (json.dumps(record, sort_keys=True, indent=1) + "\n").encode()
-    return (json.dumps({**record, "manifest_digest": digest_bytes(body)}, sort_keys=True, indent=1) + "\n").encode()
+from tests.support.checkpoints import commit, prepared, sealed
 
 
 def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -119,8 +111,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "another format": (edit(lambda record: record.update(format="tar")), "format"),
     "a later version": (edit(lambda record: record.update(version=2)), "version is 2"),
     "a version that is true": (edit(lambda record: record.update(version=True)), "version is True"),
-    "step is text": (edit(lambda record: record.update(step="8")), "step must be int"),
-    "step is true": (edit(lambda record: record.update(step=True)), "step must be int"),
+    "step is text": (edit(lambda record: record.update(step="8")), "step must be a whole number"),
+    "step is true": (edit(lambda record: record.update(step=True)), "step must be a whole number"),
     "step is negative": (edit(lambda record: record.update(step=-8)), "step"),
     "no step": (edit(lambda record: record.pop("step")), "step"),
     "another step than the folder": (edit(lambda record: record.update(step=9)), "the folder's name says"),

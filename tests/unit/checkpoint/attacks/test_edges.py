@@ -115,13 +115,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         rewrite(lambda record: record["files"][-1].update(path=f"{MANIFEST_NAME}/x")),
         "is missing",
     ),
-    "negative size": (rewrite(lambda record: record["files"][0].update(size_bytes=-1)), "not be negative"),
+    "negative size": (rewrite(lambda record: record["files"][0].update(size_bytes=-1)), "must be at least 0"),
     "size that is true": (
         rewrite(lambda record: record["files"][0].update(size_bytes=True)),
-        "size_bytes must be int",
+        "size_bytes must be a whole number",
     ),
-    "path that is a number": (rewrite(lambda record: record["files"][0].update(path=3)), "path must be str"),
-    "a file that is text": (rewrite(lambda record: record["files"].append("x")), "files must hold objects"),
+    "path that is a number": (rewrite(lambda record: record["files"][0].update(path=3)), "path must be a text"),
+    "a file that is text": (rewrite(lambda record: record["files"].append("x")), "files must be a list of objects"),
     "library version that is a number": (rewrite(lambda record: record.update(libraries={"a": 1})), "libraries"),
     "no run": (rewrite(lambda record: record.pop("run_id")), "'run_id' is missing"),
     "no own digest": (

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.local import output_folder as module
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConflictError, ExitCode, StorageError
-from safepoint.foundation import clock
+from safepoint.foundation import clock, files
+from safepoint.foundation.files import FolderLock
 from tests.support.checkpoints import commit, prepared
 
 
@@ -19,7 +19,7 @@ def test_a_full_disk_is_found_before_training(tmp_path: Path, monkeypatch: pytes
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.files, "write_atomic", full)
+    monkeypatch.setattr(files, "write_atomic", full)
     with pytest.raises(StorageError, match="No space left on device") as error:
         OutputFolder(tmp_path / "out").prepare()
     assert error.value.exit_code == ExitCode.STORAGE
@@ -56,7 +56,7 @@ def test_waiting_for_a_leaving_run_is_told_once_and_ends(tmp_path: Path, monkeyp
     (output.control / "lock").write_text('{"pid": 17, "host": "node", "since": "noon"}')
     monkeypatch.setattr(clock, "monotonic_s", lambda: now)
     monkeypatch.setattr(clock, "sleep", sleep)
-    monkeypatch.setattr(module.FolderLock, "acquire", held)
+    monkeypatch.setattr(FolderLock, "acquire", held)
     reported: list[str] = []
     with pytest.raises(ConflictError, match="pid 17 on node since noon"):
         output.claim(wait_s=3, waiting=reported.append)

@@ -8,10 +8,10 @@ from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from safepoint.checkpoint.format.verify import read_manifest, verify
 from safepoint.checkpoint.local.retention import KeepNewest
-from safepoint.checkpoint.local.upload_record import UploadRecord
 from safepoint.checkpoint.remote.publish import Published
 from safepoint.checkpoint.remote.publish import publish as publish_record
 from safepoint.checkpoint.remote.remote_folder import ATTEMPT_KEY, Claim, RemoteFolder
+from safepoint.checkpoint.remote.verified_upload import UploadRecord
 from safepoint.errors import CheckpointError, ConflictError, ManifestError, StorageError
 from tests.support.checkpoints import commit, name_added_files, prepared
 from tests.support.stores import FaultyStore

@@ -14,14 +14,13 @@ from safepoint.checkpoint.local.final_model import (
     adopt_scripts_model,
     final_folder,
     note_end,
-    sent_record,
 )
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.remote.uploader import Uploader
-from safepoint.checkpoint.remote.verified_upload import SourceFile
-from safepoint.checkpoint.weights.gathering import content_of
+from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_record
+from safepoint.checkpoint.weights.stored_weight import content_of
 from safepoint.errors import StorageError
 from safepoint.foundation import files
 from safepoint.foundation.events.store_events import Uploaded, UploadFailed, UploadSuperseded
@@ -242,7 +241,7 @@ def test_a_model_of_an_earlier_run_is_not_adopted(scene: Scene) -> None:
 
 def test_a_model_that_the_store_has_is_not_sent_again(scene: Scene) -> None:
     """The script saves what was streamed at the end of its training: only what differs is uploaded."""
-    final = StoreDestination(scene.remote, FINAL, sent=sent_record(scene.output))
+    final = StoreDestination(scene.remote, FINAL, sent=upload_record(scene.output, FINAL))
     final.begin()
     final.put(SourceFile("model.safetensors", content_of(b"weights")))
     final.put(SourceFile("config.json", content_of(b"{}")))

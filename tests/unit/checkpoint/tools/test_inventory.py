@@ -22,7 +22,7 @@ from safepoint.foundation import clock, files
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.store import Store
-from tests.support.checkpoints import commit, prepared
+from tests.support.checkpoints import commit, prepared, sealed
 from tests.support.safetensors import tensor_file
 from tests.support.stores import flip
 
@@ -91,7 +91,7 @@ def test_hostile_names_do_nothing(place: Path, look: Callable[[], Inventory]) ->
     path = place / "checkpoint-30" / MANIFEST_NAME
     record = json.loads(path.read_bytes())
     record["files"][0]["path"] = "../../etc/passwd"
-    path.write_text(json.dumps(record))
+    path.write_bytes(sealed(record))
     (place / "checkpoint-20" / "\x1b[2Jboo").write_text("")
     worst, bad, _ = look().items()
     assert "leaves the checkpoint's folder" in worst.faults[0].reason

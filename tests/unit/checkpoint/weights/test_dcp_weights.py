@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from safepoint.checkpoint.weights.dcp_weights import dcp_weights
-from safepoint.checkpoint.weights.gathering import gather
+from safepoint.checkpoint.weights.stored_weight import gather
 from safepoint.errors import CheckpointError
 from safepoint.storage.browsing import browse
 from safepoint.storage.location import parse_location
@@ -33,11 +33,11 @@ def state() -> dict[str, torch.Tensor]:
 def exported(folder: Path, target: Path, **options: Any) -> dict[str, torch.Tensor]:
     target.mkdir()
     files = gather(dcp_weights(browse(open_store(parse_location(str(folder))))), **options)
-    for name, content in files:
+    for name, content in files.items():
         with (target / name).open("wb") as file:
             content.write_to(file.write)
         assert (target / name).stat().st_size == content.size_bytes
-    names = [file.name for file in files if file.name.endswith("s")]
+    names = [name for name in files if name.endswith("s")]
     return {name: one for file in names for name, one in load_file(target / file).items()}
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from safepoint.checkpoint.format.verify import verify
-from safepoint.checkpoint.local.final_model import FINAL, sent_record
+from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.remote.remote_folder import UNFINISHED, Claim, RemoteFolder
+from safepoint.checkpoint.remote.verified_upload import upload_record
 from safepoint.errors import AccessDeniedError, SaveError, StorageError
 from safepoint.training.engine import final_model_save, streams
 from safepoint.training.engine.final_model_save import FinalUpload
@@ -88,7 +89,7 @@ def test_every_stretch_comes_from_who_has_it(scene: Scene) -> None:
     manifest = scene.run_all()
     assert [entry.path for entry in manifest.files] == ["a.safetensors", "b.safetensors", "config.json"]
     assert_there(scene)
-    assert all(sent_record(scene.output).version_of(entry) for entry in manifest.files)
+    assert all(upload_record(scene.output, FINAL).version_of(entry) for entry in manifest.files)
 
 
 def failing(num_times: int, method: str, key: str, error: StorageError) -> Callable[[str, str], None]:

@@ -8,8 +8,7 @@ from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.local.pruning import prune
-from safepoint.checkpoint.local.retention import KeepNewest
+from safepoint.checkpoint.local.retention import KeepNewest, prune
 from safepoint.errors import CheckpointError, NothingValidError
 from safepoint.foundation import files
 from safepoint.foundation.environment import Place

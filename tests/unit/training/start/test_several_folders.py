@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 
 from safepoint.checkpoint.format.catalog import list_checkpoints
-from safepoint.checkpoint.format.manifest import PART_NAME, Manifest
-from safepoint.checkpoint.format.node_part import NodePart, read_part
-from safepoint.checkpoint.format.verify import verify
-from safepoint.checkpoint.local.added_files import extend_manifest, find_added_files, replace_record
-from safepoint.checkpoint.local.upload_record import UploadRecord
-from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint, merge_parts
+from safepoint.checkpoint.format.manifest import PART_NAME, Manifest, NodePart
+from safepoint.checkpoint.format.verify import read_part, verify
+from safepoint.checkpoint.local.working_checkpoint import (
+    RankPart,
+    WorkingCheckpoint,
+    extend_manifest,
+    find_added_files,
+    merge_parts,
+    replace_record,
+)
 from safepoint.checkpoint.remote.publish import publish
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.verified_upload import UploadRecord
 from safepoint.errors import CheckpointError, NothingValidError, StorageError
 from safepoint.foundation.events.run_events import CheckpointRejected, Resumed, SetAside
 from safepoint.foundation.events.store_events import Fetched

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import read_manifest
-from safepoint.checkpoint.local.pruning import prune
-from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.checkpoint.local.retention import parse_policies, prune
 from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint
 from safepoint.errors import SaveError
 from safepoint.foundation.events.stream import Event

@@ -8,17 +8,22 @@ import pytest
 
 from safepoint.checkpoint.format.catalog import newest_valid
 from safepoint.checkpoint.format.digest import digest_bytes
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
-from safepoint.checkpoint.format.node_part import NodePart, read_part, verify_part
-from safepoint.checkpoint.format.verify import verify
-from safepoint.checkpoint.local.added_files import extend_manifest, find_added_files, replace_record
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest, NodePart
+from safepoint.checkpoint.format.verify import read_part, verify, verify_part
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import KeepNewest, Policy
-from safepoint.checkpoint.local.upload_record import UploadRecord
-from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint, merge_parts
+from safepoint.checkpoint.local.working_checkpoint import (
+    RankPart,
+    WorkingCheckpoint,
+    extend_manifest,
+    find_added_files,
+    merge_parts,
+    replace_record,
+)
 from safepoint.checkpoint.remote.publish import Published, finish_parts, publish
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader import Uploader
+from safepoint.checkpoint.remote.verified_upload import UploadRecord
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.inventory import Kind, open_inventory
 from safepoint.checkpoint.tools.repair import repair

@@ -1,0 +1,130 @@
+"""Weights as ranges of files, and how they become the files that `from_pretrained` reads, a range at a time."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from safepoint.checkpoint.format.safetensors_layout import KINDS, Shape, lay_out
+from safepoint.errors import CheckpointError
+from safepoint.storage.browsing import ReadablePath, StorePath
+from safepoint.storage.read_ahead import stream_ahead
+from safepoint.storage.store import Content, Sink
+
+MAX_FILE_BYTES = 50 << 30
+"""As many as transformers puts into one file."""
+_METADATA = {"format": "pt"}
+
+
+class Run(NamedTuple):
+    """Bytes of a weight that lie side by side in a file.
+
+    Args:
+        begin: the first of them in the weight.
+        num_bytes: how many.
+        path: of the file.
+        offset: where they begin in it.
+    """
+
+    begin: int
+    num_bytes: int
+    path: ReadablePath
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight somewhere in a checkpoint.
+
+    Args:
+        shape: with its name.
+        runs: where its bytes are, by `begin`; together they are the whole weight, each byte once.
+    """
+
+    shape: Shape
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, name: str, dtype: str, sizes: tuple[int, ...], runs: Iterable[Run]) -> "StoredWeight":
+        """Check that nothing of the weight is missing.
+
+        Args:
+            name: of the weight.
+            dtype: torch's name of the type, without `torch.`.
+            sizes: of its dimensions.
+            runs: in any order.
+
+        Raises:
+            CheckpointError: something is, or the type is not known.
+        """
+        if type(name) is not str or not name.isprintable() or name == "__metadata__":
+            raise CheckpointError(f"a weight cannot be called {name!r}")
+        if dtype not in KINDS:
+            raise CheckpointError(f"{name} is of type {dtype}, which safetensors does not have")
+        shape = Shape(name, KINDS[dtype], sizes)
+        ordered = tuple(sorted(run for run in runs if run.num_bytes))
+        end = 0
+        for run in ordered:
+            if run.begin != end or run.num_bytes < 0 or run.offset < 0:
+                break
+            end += run.num_bytes
+        if end != shape.num_bytes:
+            raise CheckpointError(f"{end} of {shape.num_bytes} bytes of {name} can be found")
+        return cls(shape, ordered)
+
+
+def gather(weights: Sequence[StoredWeight], *, max_file_bytes: int = MAX_FILE_BYTES) -> dict[str, Content]:
+    """Lay out `model.safetensors`, or several files and their index.
+
+    Args:
+        weights: of the whole model, found by way of `safepoint.storage.browsing.browse`.
+        max_file_bytes: of tensors in one file; a larger tensor has a file of its own.
+
+    Returns:
+        The content of each file, by its name. Reading one raises StorageError when a file of the checkpoint is
+        shorter than it should be, or cannot be read.
+    """
+    groups = _split(weights, max_file_bytes)
+    names = ["model.safetensors"]
+    if len(groups) > 1:
+        names = [f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1)]
+    files = {name: _content(group) for name, group in zip(names, groups, strict=True)}
+    if len(groups) > 1:
+        index = {
+            "metadata": {"total_size": sum(weight.shape.num_bytes for weight in weights)},
+            "weight_map": {
+                weight.shape.name: name for name, group in zip(names, groups, strict=True) for weight in group
+            },
+        }
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        files["model.safetensors.index.json"] = content_of(text.encode())
+    return files
+
+
+def content_of(data: bytes) -> Content:
+    """A stream of bytes in memory."""
+    return Content(size_bytes=len(data), write_to=lambda sink: sink(memoryview(data)))
+
+
+def _split(weights: Sequence[StoredWeight], max_file_bytes: int) -> list[list[StoredWeight]]:
+    groups: list[list[StoredWeight]] = [[]]
+    size = 0
+    for weight in weights:
+        if groups[-1] and size + weight.shape.num_bytes > max_file_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(weight)
+        size += weight.shape.num_bytes
+    return groups
+
+
+def _content(weights: Sequence[StoredWeight]) -> Content:
+    layout = lay_out((weight.shape for weight in weights), _METADATA)
+    by_name = {weight.shape.name: weight for weight in weights}
+
+    def write_to(sink: Sink) -> None:
+        sink(memoryview(layout.header))
+        runs = (run for shape, _ in layout.places for run in by_name[shape.name].runs)
+        stream_ahead((cast("StorePath", run.path).byte_range(run.offset, run.num_bytes) for run in runs), sink)
+
+    return Content(size_bytes=layout.size_bytes, write_to=write_to)
