@@ -1,6 +1,7 @@
 """Attributes and methods that are replaced on one object for the time of a `with` block."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
@@ -34,12 +35,12 @@ def temporarily(target: Any, **values: Any) -> Generator[None]:
 class Overrides(contextlib.ExitStack):
     """Methods that are overridden until the block ends; overrides of one method nest."""
 
-    def override(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Let `target` call `make(original)` where `name` is called.
+    def override(self, target: Any, name: str, replacement: Callable[..., Any]) -> None:
+        """Let a call of `name` on `target` call `replacement`, with the original before the caller's arguments.
 
         Args:
-            target: the object; others of its class are not touched.
-            name: of the method.
-            make: given the bound original, with every subclass's version, or with an earlier override.
+            target: the object or module; others of its class do not change.
+            name: of the method or function.
+            replacement: receives the bound method of the object's class, or an earlier override, as first argument.
         """
-        self.enter_context(temporarily(target, **{name: make(getattr(target, name))}))
+        self.enter_context(temporarily(target, **{name: functools.partial(replacement, getattr(target, name))}))

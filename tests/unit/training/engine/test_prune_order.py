@@ -39,5 +39,5 @@ def test_callbacks_files_are_named_before_older_checkpoints_are_pruned() -> None
         raise RuntimeError("a callback failed")
 
     with pytest.raises(RuntimeError):
-        callbacks.wrap(fail)(None, None, None)
+        callbacks.on_save(fail, None, None, None)
     assert calls == ["call", "name", "prune"]

@@ -19,7 +19,7 @@ def test_only_one_object_is_changed_and_only_for_a_while() -> None:
     """The original includes the subclass's version; other objects and the class are untouched."""
     one, other = Special(), Special()
     with Overrides() as overrides:
-        overrides.override(one, "step", lambda original: lambda: f"<{original()}>")
+        overrides.override(one, "step", lambda original: f"<{original()}>")
         assert one.step() == "<special base>"
         assert other.step() == "special base"
     assert one.step() == "special base"
@@ -32,7 +32,7 @@ def test_an_attribute_of_the_object_itself_comes_back() -> None:
     mine = lambda: "mine"  # noqa: E731
     one.step = mine  # type: ignore[method-assign]
     with pytest.raises(KeyError), Overrides() as overrides:  # noqa: PT012  the error is what ends the block
-        overrides.override(one, "step", lambda original: lambda: f"<{original()}>")
+        overrides.override(one, "step", lambda original: f"<{original()}>")
         assert one.step() == "<mine>"
         raise KeyError
     assert one.step is mine
@@ -46,7 +46,7 @@ def test_replacing_twice_nests_and_the_first_original_comes_back(own: bool) -> N
         one.step = lambda: "mine"  # type: ignore[method-assign]
     before = dict(vars(one))
     with Overrides() as overrides:
-        overrides.override(one, "step", lambda original: lambda: f"<{original()}>")
-        overrides.override(one, "step", lambda original: lambda: f"[{original()}]")
+        overrides.override(one, "step", lambda original: f"<{original()}>")
+        overrides.override(one, "step", lambda original: f"[{original()}]")
         assert one.step() == ("[<mine>]" if own else "[<base>]")
     assert vars(one) == before

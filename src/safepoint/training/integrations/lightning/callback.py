@@ -5,7 +5,6 @@ ends with the epoch. At these points Lightning's loops can be left and entered a
 work.
 """
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,7 +190,7 @@ class SafepointCallback(Checkpoint):
             (epoch, "reset", begin_batches),
             (epoch, "on_advance_end", end_batch),
         ):
-            self._overrides.override(place, name, functools.partial(functools.partial, instead))
+            self._overrides.override(place, name, instead)
 
     def _resume(self, data: LightningData) -> None:
         """Lightning has loaded everything that it saves itself."""

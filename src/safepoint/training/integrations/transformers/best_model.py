@@ -41,19 +41,14 @@ class BestModel:
         step = step_of(Path(best)) if best else None
         state.best_model_checkpoint = best if step is None else str(self._root / checkpoint_name(step))
 
-    def wrap_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A replacement of `Trainer._load_best_model` that first copies the checkpoint to every node."""
-
-        def load_best_model(*args: Any, **kwargs: Any) -> Any:
-            """Copy the best checkpoint to every node, then let the Trainer load it."""
-            step = step_of(Path(self._trainer.state.best_model_checkpoint))
-            if step is not None and self._bring is not None:
-                try:
-                    self._bring(step)
-                except PeerError:
-                    raise
-                except SafepointError as error:  # the first node may have the whole model; the Trainer checks
-                    self._context.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
-            return original(*args, **kwargs)
-
-        return load_best_model
+    def load(self, original: Callable[..., Any]) -> Any:
+        """Override `Trainer._load_best_model`: copy the best checkpoint to every node, then load it."""
+        step = step_of(Path(self._trainer.state.best_model_checkpoint))
+        if step is not None and self._bring is not None:
+            try:
+                self._bring(step)
+            except PeerError:
+                raise
+            except SafepointError as error:  # the first node may have the whole model; the Trainer checks
+                self._context.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
+        return original()

@@ -29,20 +29,15 @@ class HubPush:
         """Whether the script pushes to the Hub."""
         self.is_due = False
         """Whether the last save that was started is to be pushed."""
-        self._push: Callable[[str], None] | None = None
+        self._push: Callable[[str], None] = trainer._push_from_checkpoint
 
-    def wrap(self, original: Callable[[str], None]) -> Callable[[str], None]:
-        """Replace `Trainer._push_from_checkpoint` with a function that only notes the push."""
-        self._push = original
-
-        def push_later(checkpoint_folder: str) -> None:
-            self.is_due = True
-
-        return push_later
+    def push_later(self, original: Callable[[str], None], checkpoint_folder: str) -> None:
+        """Override `Trainer._push_from_checkpoint`: only note that a push is due."""
+        self.is_due = True
 
     def push(self, checkpoint: Path) -> None:
         """Push a complete checkpoint, if a push is due."""
-        if self.is_due and self._push is not None:
+        if self.is_due:
             self._push(str(checkpoint))
         self.is_due = False
 

@@ -6,7 +6,6 @@ The loop remains the Trainer's. During the call a few methods of this one Traine
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,15 +189,15 @@ class TrainerRun(TrainerCallback):
 
     def _override(self, overrides: Overrides) -> None:
         trainer = self._trainer
-        overrides.override(trainer, "_maybe_log_save_evaluate", self._wrap_boundary)
-        overrides.override(trainer, "_save_checkpoint", lambda _: self._save_checkpoint)
-        overrides.override(trainer, "_evaluate", self._wrap_evaluate)
-        overrides.override(trainer, "_finalize_training", self._wrap_finalize)
-        overrides.override(trainer.callback_handler, "on_save", self._callbacks.wrap)
+        overrides.override(trainer, "_maybe_log_save_evaluate", self._boundary_reached)
+        overrides.override(trainer, "_save_checkpoint", self._save_checkpoint)
+        overrides.override(trainer, "_evaluate", self._evaluate)
+        overrides.override(trainer, "_finalize_training", self._finalize)
+        overrides.override(trainer.callback_handler, "on_save", self._callbacks.on_save)
         if self._hub.is_possible:
-            overrides.override(trainer, "_push_from_checkpoint", self._hub.wrap)
+            overrides.override(trainer, "_push_from_checkpoint", self._hub.push_later)
         if self._best.is_apart:
-            overrides.override(trainer, "_load_best_model", self._best.wrap_load)
+            overrides.override(trainer, "_load_best_model", self._best.load)
         if self._repartition is not None:
             self._repartition.override(overrides)
         self._resume.override(overrides)
@@ -303,22 +302,24 @@ class TrainerRun(TrainerCallback):
         metrics: dict[str, Any] = logs or {}
         self._context.progress.measured({name: one for name, one in metrics.items() if name not in _NO_METRICS})
 
-    def _wrap_boundary(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-
-        def boundary(*args: Any, **kwargs: Any) -> None:
-            if not self._is_between_steps:
-                given = signature.bind(*args, **kwargs).arguments
-                self._end_step(given.get("grad_norm"), given.get("learning_rate"))
-            original(*args, **kwargs)
-            if not self._is_between_steps:
-                self._boundary.snapshot_if_due()
-            if self._trainer.args.gradient_accumulation_steps > 1:
-                self._last_step = self._rollback_point(DeferredWork(), with_buffers=True)
-            self._report_progress()
-            self._boundary.ends()
-
-        return boundary
+    def _boundary_reached(
+        self,
+        original: Callable[..., Any],
+        tr_loss: Any,
+        grad_norm: Any,
+        *args: Any,
+        learning_rate: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if not self._is_between_steps:
+            self._end_step(grad_norm, learning_rate)
+        original(tr_loss, grad_norm, *args, learning_rate=learning_rate, **kwargs)
+        if not self._is_between_steps:
+            self._boundary.snapshot_if_due()
+        if self._trainer.args.gradient_accumulation_steps > 1:
+            self._last_step = self._rollback_point(DeferredWork(), with_buffers=True)
+        self._report_progress()
+        self._boundary.ends()
 
     def _end_step(self, grad_norm: Any, learning_rate: Any) -> None:
         trainer, control = self._trainer, self._trainer.control
@@ -331,27 +332,24 @@ class TrainerRun(TrainerCallback):
         control.should_evaluate = control.should_evaluate and not stops
         control.should_save = control.should_save or self._boundary.is_save_due
 
-    def _wrap_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def evaluate(*args: Any, **kwargs: Any) -> Any:
-            # An evaluation before the first step belongs to no step; every start repeats it.
-            is_due = not kwargs.get("skip_scheduler", False)
-            is_save_due = is_due and bool(self._trainer.control.should_save)
-            pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
-            self._evaluating = self._rollback_point(pending, with_buffers=False)
-            try:
-                with self._context.progress.during(State.EVALUATING):
-                    return original(*args, **kwargs)
-            finally:
-                self._evaluating = None
-
-        return evaluate
+    def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # An evaluation before the first step belongs to no step; every start repeats it.
+        is_due = not kwargs.get("skip_scheduler", False)
+        is_save_due = is_due and bool(self._trainer.control.should_save)
+        pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
+        self._evaluating = self._rollback_point(pending, with_buffers=False)
+        try:
+            with self._context.progress.during(State.EVALUATING):
+                return original(*args, **kwargs)
+        finally:
+            self._evaluating = None
 
     def _rollback_point(self, pending: DeferredWork, *, with_buffers: bool) -> RollbackPoint:
         return RollbackPoint(self._trainer, pending, self._resume.loader_state, with_buffers=with_buffers)
 
     # ---- saving and leaving ---------------------------------------------------------------------------------
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, _: Callable[..., Any], model: Any, trial: Any) -> None:
         self._hub.is_due = False
         write = self._loop.write(model, trial)
         self._boundary.save(write, is_last=self._pending.complete, on_started=self._push)
@@ -393,19 +391,16 @@ class TrainerRun(TrainerCallback):
         self._callbacks.notify_before_leaving()
         self._report_progress()
 
-    def _wrap_finalize(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:
-            # The script continues after this method, and a signal in its code must not lose the training.
-            self._pending = DeferredWork(complete=True)
-            self._boundary.save_last_step()
-            self._callbacks.notify()
-            self._best.agree()
-            result = original(trial, num_train_samples, start_time - self._resume.elapsed_s)
-            self._report_progress()
-            self._boundary.report_end()
-            return result
-
-        return finalize
+    def _finalize(self, original: Callable[..., Any], trial: Any, num_train_samples: Any, start_time: float) -> Any:
+        # The script continues after this method, and a signal in its code must not lose the training.
+        self._pending = DeferredWork(complete=True)
+        self._boundary.save_last_step()
+        self._callbacks.notify()
+        self._best.agree()
+        result = original(trial, num_train_samples, start_time - self._resume.elapsed_s)
+        self._report_progress()
+        self._boundary.report_end()
+        return result
 
     # ---- progress -------------------------------------------------------------------------------------------
 

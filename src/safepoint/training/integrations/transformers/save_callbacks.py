@@ -50,25 +50,21 @@ class SaveCallbacks:
             self._context.log.info("%s reads every checkpoint: training waits until it is written", reader)
         self._must_wait = any(self._peers.gather(reader is not None))
 
-    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def on_save(self, original: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
         """Override the handler's `on_save`: skip failed saves, and add the callbacks' files to the checkpoint."""
-
-        def on_save(args: Any, state: Any, control: Any) -> Any:
-            boundary, step = self._boundary, int(self._trainer.state.global_step)
-            if self._must_wait:
-                boundary.saves.finish()
-            if boundary.saves.step != step:  # the save failed
-                control.should_save = False
-                return control
-            self._notified_step = step
-            try:
-                return original(args, state, control)
-            finally:
-                if boundary.saves.pending_step is None:
-                    boundary.saver.adopt_added_files()
-                    boundary.saver.prune()  # not before: until then the new checkpoint may be invalid
-
-        return on_save
+        boundary, step = self._boundary, int(self._trainer.state.global_step)
+        if self._must_wait:
+            boundary.saves.finish()
+        if boundary.saves.step != step:  # the save failed
+            control.should_save = False
+            return control
+        self._notified_step = step
+        try:
+            return original(args, state, control)
+        finally:
+            if boundary.saves.pending_step is None:
+                boundary.saver.adopt_added_files()
+                boundary.saver.prune()  # not before: until then the new checkpoint may be invalid
 
     def notify(self) -> None:
         """Call `on_save` for the last save, which the Trainer itself has not done."""

@@ -7,7 +7,6 @@ changed or the data has no length, and whether the run had already decided to en
 """
 
 import dataclasses
-import inspect
 import json
 from collections.abc import Callable
 from typing import Any, cast
@@ -110,12 +109,12 @@ class TrainerResume:
     def override(self, overrides: Overrides) -> None:
         """Override how the Trainer starts."""
         trainer = self._trainer
-        overrides.override(trainer, "_load_rng_state", self._wrap_load_rng)
-        overrides.override(trainer, "_run_epoch", self._wrap_run_epoch)
+        overrides.override(trainer, "_load_rng_state", self._load_rng)
+        overrides.override(trainer, "_run_epoch", self._run_epoch)
         if self._point is not None:
-            overrides.override(trainer, "_issue_warnings_after_load", self._wrap_loaded)
+            overrides.override(trainer, "_issue_warnings_after_load", self._weights_loaded)
         if self._is_irregular or (self._point is not None and self.geometry.num_samples is None):
-            overrides.override(trainer, "_init_training_state", self._wrap_position)
+            overrides.override(trainer, "_init_training_state", self._initial_position)
 
     @property
     def _counted(self) -> TrlCounters:
@@ -171,61 +170,46 @@ class TrainerResume:
 
     # ---- the Trainer's methods ------------------------------------------------------------------------------
 
-    def _wrap_loaded(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def loaded(result: Any) -> None:
-            point, trainer = self._point, self._trainer
-            # The best model is loaded through this method too, at the end.
-            if self._has_begun or point is None or saves_in_its_own_way(trainer):
-                original(result)
-            else:
-                complete_load(trainer.model, result.missing_keys, point.path, step=point.manifest.step)
+    def _weights_loaded(self, original: Callable[..., Any], result: Any) -> None:
+        point, trainer = self._point, self._trainer
+        # The best model is loaded through this method too, at the end.
+        if self._has_begun or point is None or saves_in_its_own_way(trainer):
+            original(result)
+        else:
+            complete_load(trainer.model, result.missing_keys, point.path, step=point.manifest.step)
 
-        return loaded
+    def _load_rng(self, original: Callable[..., Any], checkpoint: Any) -> None:
+        if self._rng_to_restore is not None:
+            restore_rng(self._rng_to_restore)
+            self._rng_to_restore = None
+        elif self._state is not None and self._state.rng:
+            restore_rng(self._state.rng)
+        else:
+            original(checkpoint)
 
-    def _wrap_load_rng(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(checkpoint: Any) -> None:
-            if self._rng_to_restore is not None:
-                restore_rng(self._rng_to_restore)
-                self._rng_to_restore = None
-            elif self._state is not None and self._state.rng:
-                restore_rng(self._state.rng)
-            else:
-                original(checkpoint)
+    def _initial_position(self, original: Callable[..., Any], *args: Any) -> tuple[int, int]:
+        original(*args)
+        assert self._point is not None
+        manifest = self._point.manifest
+        if self.geometry.num_samples is None:
+            saved = json.loads((self._point.path / "trainer_state.json").read_text())
+            passes, micro_batches = self.geometry.position_in_stream(
+                saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
+            )
+        else:
+            passes, micro_batches = self.geometry.position(
+                manifest.samples_seen, epoch=manifest.epoch, before=self.geometry.before(manifest)
+            )
+        return passes, 0 if self._trainer.args.ignore_data_skip else micro_batches
 
-        return load
-
-    def _wrap_position(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def position(*args: Any, **kwargs: Any) -> tuple[int, int]:
-            original(*args, **kwargs)
-            assert self._point is not None
-            manifest = self._point.manifest
-            if self.geometry.num_samples is None:
-                saved = json.loads((self._point.path / "trainer_state.json").read_text())
-                passes, micro_batches = self.geometry.position_in_stream(
-                    saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
-                )
-            else:
-                passes, micro_batches = self.geometry.position(
-                    manifest.samples_seen, epoch=manifest.epoch, before=self.geometry.before(manifest)
-                )
-            return passes, 0 if self._trainer.args.ignore_data_skip else micro_batches
-
-        return position
-
-    def _wrap_run_epoch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-
-        def run_epoch(*args: Any, **kwargs: Any) -> None:
-            trainer = self._trainer
-            ended = trainer.control.should_training_stop or trainer.state.global_step >= trainer.state.max_steps > 0
-            if self.is_complete or ended:
-                # Resumed at the end: the Trainer itself would train one step too many.
-                trainer.control.should_training_stop = True
-                return
-            with self.data.epoch(signature.bind(*args, **kwargs).arguments["train_dataloader"]):
-                original(*args, **kwargs)
-
-        return run_epoch
+    def _run_epoch(self, original: Callable[..., Any], *, train_dataloader: Any, **kwargs: Any) -> None:
+        control, state = self._trainer.control, self._trainer.state
+        if self.is_complete or control.should_training_stop or state.global_step >= state.max_steps > 0:
+            # Resumed at the end: the Trainer itself would train one step too many.
+            control.should_training_stop = True
+            return
+        with self.data.epoch(train_dataloader):
+            original(train_dataloader=train_dataloader, **kwargs)
 
 
 def _restore_callbacks(trainer: Any) -> None:

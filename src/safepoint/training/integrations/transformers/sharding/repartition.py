@@ -80,7 +80,7 @@ class Repartition:
 
     def override(self, overrides: Overrides) -> None:
         """Override how the Trainer loads a checkpoint of DeepSpeed."""
-        overrides.override(importlib.import_module("transformers.trainer"), _LOAD, self._wrap_load)
+        overrides.override(importlib.import_module("transformers.trainer"), _LOAD, self.load)
 
     def prepare(self, point: ResumePoint) -> None:
         """Copy the checkpoint that the run resumes from, if needed.
@@ -159,17 +159,16 @@ class Repartition:
 
     # ---- loading --------------------------------------------------------------------------------------------
 
-    def _wrap_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(engine: Any, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-            path = Path(checkpoint_path)
-            if self._copy is None or self._copy.of != path:
-                self._copy_later(path)
-            copy = self._copy
-            if copy is None:
-                return original(engine, checkpoint_path, *args, **kwargs)
-            return self._load(engine, copy, lambda: original(engine, str(copy.folder), *args, **kwargs))
-
-        return load
+    def load(self, original: Callable[..., Any], engine: Any, checkpoint_path: Any, **kwargs: Any) -> None:
+        """Override the function with which the Trainer loads a checkpoint of DeepSpeed: load the copy, if needed."""
+        path = Path(checkpoint_path)
+        if self._copy is None or self._copy.of != path:
+            self._copy_later(path)
+        copy = self._copy
+        if copy is None:
+            original(engine, checkpoint_path, **kwargs)
+        else:
+            self._load(engine, copy, lambda: original(engine, str(copy.folder), **kwargs))
 
     def _load(self, engine: Any, copy: _Copy, load: Callable[[], Any]) -> None:
         from safepoint.training.integrations.deepspeed.loading import check_engine, load_universal
