@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +16,7 @@ from safepoint.settings.output_place import place_output
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.context.store_access import open_tried
+from safepoint.training.state.temporary_attributes import temporarily
 
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 _log = logging.getLogger("safepoint")
@@ -108,41 +108,32 @@ def finish_settings(args: Any, context: RankContext) -> None:
     Raises:
         UsageError: the script asks for something that cannot be resumed.
     """
-    settings = context.settings
-    apply_settings(args, context)
-    if any(one is not None for one in (settings.save_steps, settings.save_strategy, settings.save_every)):
-        from transformers.trainer_utils import SaveStrategy
+    from transformers.trainer_utils import SaveStrategy
 
-        args.save_strategy = SaveStrategy(args.save_strategy)
+    apply_settings(args, context)
+    args.save_strategy = SaveStrategy(args.save_strategy)
     if args.save_only_model:
         raise UsageError(
             "the script sets save_only_model=True: such a checkpoint has no optimizer state and cannot be resumed",
             hint="remove it from the script's TrainingArguments; the final model is not affected",
         )
-    if getattr(args, "auto_find_batch_size", False):
+    if args.auto_find_batch_size:
         raise UsageError(
             "the script sets auto_find_batch_size=True: it halves the batch when memory runs out, which changes "
             "the samples of each step; a resume would then continue at a wrong position in the data",
             hint="remove it from the script's TrainingArguments, and set a per_device_train_batch_size that fits",
         )
-    if getattr(args, "enable_jit_checkpoint", False):
+    if args.enable_jit_checkpoint:
         _log.warning("the script's enable_jit_checkpoint=True is ignored: Safepoint saves on SIGTERM instead")
         args.enable_jit_checkpoint = False
 
 
-@contextlib.contextmanager
-def saved_once(args: Any) -> Generator[None]:
+def written_once(args: Any) -> contextlib.AbstractContextManager[None]:
     """Set `save_on_each_node` to False during a training, so that one rank writes each file of a checkpoint.
 
     With True, every node would write the same file names with different content, because the Trainer saves the rank
     in them. The setting is restored afterwards: what the script itself saves then is written on each node.
     """
-    if not getattr(args, "save_on_each_node", False):
-        yield
-        return
-    _log.warning("the script's save_on_each_node=True is ignored for checkpoints: all nodes share one checkpoint")
-    args.save_on_each_node = False
-    try:
-        yield
-    finally:
-        args.save_on_each_node = True
+    if args.save_on_each_node:
+        _log.warning("the script's save_on_each_node=True is ignored for checkpoints: all nodes share one checkpoint")
+    return temporarily(args, save_on_each_node=False)

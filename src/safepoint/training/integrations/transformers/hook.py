@@ -54,7 +54,7 @@ def hook_trainer(module: ModuleType, context: RankContext) -> None:
 
     @functools.wraps(train)
     def train_under_safepoint(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        _stay_interrupted(context)
+        context.outcome.check_not_interrupted()
         if kwargs.get("trial") or (args and args[0]):
             return train(self, resume_from_checkpoint, *args, **kwargs)  # a hyper-parameter trial is not a run
         run = TrainerRun(context, self)
@@ -62,7 +62,8 @@ def hook_trainer(module: ModuleType, context: RankContext) -> None:
 
     @functools.wraps(save_model)
     def save_model_unless_interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _stay_interrupted(context)
+        # A script that catches SystemExit must not save a half-trained model as the final one.
+        context.outcome.check_not_interrupted()
         return save_model(self, *args, **kwargs)
 
     trainer_class.train = train_under_safepoint
@@ -79,8 +80,3 @@ def _missing(module: ModuleType, trainer_class: Any) -> list[str]:
         *(f"Trainer.{name}" for name in _COUNTED if name not in named),
         *(f"transformers.trainer.{name}" for name in _FUNCTIONS if not hasattr(module, name)),
     ]
-
-
-def _stay_interrupted(context: RankContext) -> None:
-    # A script that catches SystemExit must not go on to save a half-trained model as the final one.
-    context.outcome.check_not_interrupted()

@@ -15,17 +15,15 @@ from transformers.trainer_callback import TrainerCallback
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import Manifest, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.errors import Interrupted, UsageError
+from safepoint.errors import Interrupted, PeerError, SafepointError
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import DeadlineChoice, StepGivenUp
 from safepoint.progress.record import State
 from safepoint.training.collective.peers import join_peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.boundary import Boundary, release
-from safepoint.training.integrations.transformers.arguments import finish_settings, saved_once
-from safepoint.training.integrations.transformers.best_model import BestModel
-from safepoint.training.integrations.transformers.hub import HubPush
-from safepoint.training.integrations.transformers.resume.reference_model import ReferenceModel
+from safepoint.training.integrations.transformers.arguments import finish_settings, written_once
+from safepoint.training.integrations.transformers.resume.counters import TrlCounters
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
 from safepoint.training.integrations.transformers.resume.trainer_state import (
     DeferredWork,
@@ -33,11 +31,10 @@ from safepoint.training.integrations.transformers.resume.trainer_state import (
     RankState,
     RollbackPoint,
 )
-from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
 from safepoint.training.integrations.transformers.save_callbacks import SaveCallbacks
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
-from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_supported, splits_weights
-from safepoint.training.integrations.transformers.trainer_loop import TrainerLoop
+from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_supported
+from safepoint.training.integrations.transformers.trainer_loop import TrainerLoop, best_step
 from safepoint.training.start.copies import lease
 from safepoint.training.start.start import Start, agree_on_start
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
@@ -70,8 +67,8 @@ class TrainerRun(TrainerCallback):
         self._context = context
         self._trainer = trainer
         finish_settings(trainer.args, context)
+        check_supported(trainer, world_size=context.place.world_size)
         root = Path(trainer.args.output_dir)
-        _check_supported(context, trainer)
         context.outputs.claim(root, hint="give each Trainer its own output_dir in the script, and omit --output-dir")
         self._output = OutputFolder(root)
         self._location = context.outputs.store_of(trainer.args.output_dir)
@@ -81,11 +78,8 @@ class TrainerRun(TrainerCallback):
         self._evaluating: RollbackPoint | None = None
         self._gone_back_to: RollbackPoint | None = None
         self._is_between_steps = False
-        self._loop_started_s = 0.0
+        self._push: Callable[[str], None] | None = None
         self._lease = contextlib.ExitStack()
-        self._prepared: Boundary | None = None
-        self._hub = HubPush(trainer)
-        self._repartition: Repartition | None = None
 
     # ---- the call -------------------------------------------------------------------------------------------
 
@@ -100,15 +94,15 @@ class TrainerRun(TrainerCallback):
             Interrupted: all ranks agreed to stop.
             SafepointError: the run cannot start, or a rank was lost.
         """
-        trainer = self._trainer
         start: Start | None = None
+        boundary: Boundary | None = None
         is_finished = False
         try:
-            with self._lease, saved_once(trainer.args), Overrides() as overrides:
+            with self._lease, written_once(self._trainer.args), Overrides() as overrides:
                 start = agree_on_start(self._context, self._peers, self._output, self._location)
-                self._prepare(start)
+                boundary = self._begin(start, overrides)
+                boundary.prepare(global_batch=self._resume.geometry.global_batch)
                 self._override(overrides)
-                trainer.add_callback(self)
                 try:
                     result = original(self._resume_path(resume_from))
                 except _GiveUp as given_up:
@@ -116,42 +110,26 @@ class TrainerRun(TrainerCallback):
                 is_finished = True
                 return result
         finally:
-            if self._repartition is not None:
-                self._repartition.close()
-            release(self._context, self._output, start, self._prepared, is_finished=is_finished)
-            with contextlib.suppress(ValueError):
-                trainer.remove_callback(self)
+            release(self._context, self._output, start, boundary, is_finished=is_finished)
 
-    def _prepare(self, start: Start) -> None:
+    def _begin(self, start: Start, overrides: Overrides) -> Boundary:
         context, trainer, place, point = self._context, self._trainer, self._context.place, start.point
-        self._point = point
+        self._start = start
         self._resume = TrainerResume(context, trainer, point)
-        if point is not None:
-            self._lease.enter_context(lease(point))
-            context.outcome.training_begins(point.manifest.step, is_saved=point.is_durable)
-        else:
-            context.outcome.training_begins(0, is_saved=False)
-        base = self._peers.from_first(base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None)
+        self._lease.enter_context(lease(point))
+        step = 0 if point is None else point.manifest.step
+        context.outcome.training_begins(step, is_saved=point is not None and point.is_durable)
+        base = base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None
+        base = self._peers.from_first(base)
         if point is not None:
             self._check_base(point.manifest, base)
         if trainer.is_deepspeed_enabled:
-            self._repartition = Repartition(context, self._peers, trainer, self._output, start.folders)
+            repartition = Repartition(context, self._peers, trainer, self._output, start.folders)
+            repartition.override(overrides)
             if point is not None:
-                self._repartition.prepare(point)
-        self._reference = ReferenceModel(trainer, is_sharded=splits_weights(trainer))
-        self._loop = TrainerLoop(
-            trainer,
-            save=trainer._save_checkpoint,
-            geometry=self._resume.geometry,
-            is_regular=self._resume.is_regular,
-            rank=place.rank,
-            rank_state=self._rank_state,
-            reference=self._reference,
-            base=base,
-            peers=self._peers,
-        )
-        self._best = BestModel(context, trainer, self._peers, self._output.root, start.complete)
-        self._prepared = Boundary(
+                repartition.prepare(point)
+        self._loop = TrainerLoop(trainer, self._peers, self._resume, self._rank_state, base=base)
+        self._boundary = Boundary(
             context,
             self._peers,
             self._loop,
@@ -160,24 +138,20 @@ class TrainerRun(TrainerCallback):
             start,
             before_leaving=self._before_leaving,
         )
-        self._callbacks = SaveCallbacks(context, trainer, self._peers, self._prepared)
-        self._prepared.prepare(global_batch=self._resume.geometry.global_batch)
+        self._callbacks = SaveCallbacks(context, trainer, self._peers, self._boundary)
+        return self._boundary
 
     def _check_base(self, manifest: Manifest, base: dict[str, str] | None) -> None:
-        as_saved, place = base, self._context.place
+        saved, first = manifest.base, self._context.place.is_first
         if self._trainer.is_deepspeed_enabled:
-            as_saved = self._peers.from_first(
-                base_as_saved(
-                    *(self._trainer.model, manifest.base, base),
-                    ranks_before=manifest.world_size,
-                    is_first=place.is_first,
-                )
-            )
-        check_base(manifest.base, as_saved, manifest.step)
+            model, ranks_before = self._trainer.model, manifest.world_size
+            base = base_as_saved(model, saved, base, ranks_before=ranks_before, is_first=first)
+            base = self._peers.from_first(base)
+        check_base(saved, base, manifest.step)
 
     def _resume_path(self, resume_from: Any) -> Any:
-        if self._point is not None:
-            return str(self._point.path)
+        if self._start.point is not None:
+            return str(self._start.point.path)
         if isinstance(resume_from, str) and self._context.settings.resume == "auto":
             self._context.log.warning(
                 "this run has no checkpoint yet: starting from the script's own %s, which is not verified",
@@ -193,14 +167,12 @@ class TrainerRun(TrainerCallback):
         overrides.override(trainer, "_save_checkpoint", self._save_checkpoint)
         overrides.override(trainer, "_evaluate", self._evaluate)
         overrides.override(trainer, "_finalize_training", self._finalize)
+        overrides.override(trainer, "_push_from_checkpoint", self._push_later)
+        overrides.override(trainer, "_load_best_model", self._load_best_model)
         overrides.override(trainer.callback_handler, "on_save", self._callbacks.on_save)
-        if self._hub.is_possible:
-            overrides.override(trainer, "_push_from_checkpoint", self._hub.push_later)
-        if self._best.is_apart:
-            overrides.override(trainer, "_load_best_model", self._best.load)
-        if self._repartition is not None:
-            self._repartition.override(overrides)
         self._resume.override(overrides)
+        trainer.add_callback(self)
+        overrides.callback(trainer.remove_callback, self)
 
     # ---- the start of the loop ------------------------------------------------------------------------------
 
@@ -213,8 +185,6 @@ class TrainerRun(TrainerCallback):
         self._loop_started_s = clock.monotonic_s()
         self._report_progress()
         self._context.progress.loop_begins()
-        if self._point is not None:
-            self._reference.read(self._point.path)
         self._is_between_steps = True
         self._do_deferred(self._resume.restore())
         self._resume.deferred_work_done()
@@ -350,16 +320,20 @@ class TrainerRun(TrainerCallback):
     # ---- saving and leaving ---------------------------------------------------------------------------------
 
     def _save_checkpoint(self, _: Callable[..., Any], model: Any, trial: Any) -> None:
-        self._hub.is_due = False
-        write = self._loop.write(model, trial)
-        self._boundary.save(write, is_last=self._pending.complete, on_started=self._push)
+        self._push = None
+        self._boundary.save(self._loop.writer(), is_last=self._pending.complete, on_started=self._push_to_hub)
 
-    def _push(self, trigger: Trigger) -> None:
-        """Push a save that the script has requested to the Hub, as soon as it is durable."""
-        if self._hub.is_possible and trigger == Trigger.PERIODIC and any(self._peers.gather(self._hub.is_due)):
+    def _push_later(self, original: Callable[[str], None], checkpoint_folder: str) -> None:
+        """The Trainer pushes to the Hub from inside its save, when the checkpoint is not complete."""
+        self._push = original
+
+    def _push_to_hub(self, trigger: Trigger) -> None:
+        """Wait for a save that the script has requested, and push it; other saves are not pushed."""
+        is_pushed = self._trainer.args.push_to_hub and trigger == Trigger.PERIODIC
+        if is_pushed and any(self._peers.gather(self._push is not None)):
             self._boundary.saves.finish()
-            if self._boundary.saves.step == self._step:
-                self._hub.push(self._output.root / checkpoint_name(self._step))
+            if self._push is not None and self._boundary.saves.step == self._step:
+                self._push(str(self._output.root / checkpoint_name(self._step)))
 
     def _rank_state(self) -> RankState:
         state = self._trainer.state
@@ -374,7 +348,7 @@ class TrainerRun(TrainerCallback):
             loader=loader.loader,
             generators=loader.generators,
             counted=TrlCounters.of(self._trainer),
-            asked_accumulation=self._resume.asked_accumulation,
+            asked_accumulation=self._resume.requested_accumulation,
             is_irregular=not self._resume.is_regular,
             elapsed_s=self._resume.elapsed_s + clock.monotonic_s() - self._loop_started_s,
         )
@@ -396,18 +370,34 @@ class TrainerRun(TrainerCallback):
         self._pending = DeferredWork(complete=True)
         self._boundary.save_last_step()
         self._callbacks.notify()
-        self._best.agree()
+        self._agree_on_best()
         result = original(trial, num_train_samples, start_time - self._resume.elapsed_s)
         self._report_progress()
         self._boundary.report_end()
         return result
 
-    # ---- progress -------------------------------------------------------------------------------------------
+    def _agree_on_best(self) -> None:
+        """Give all ranks the first rank's best checkpoint: it decides whether a rank loads one."""
+        if self._start.complete is not None:
+            state = self._trainer.state
+            state.best_model_checkpoint = self._peers.from_first(state.best_model_checkpoint)
+            step = best_step(self._trainer)
+            if step is not None:
+                state.best_model_checkpoint = str(self._output.root / checkpoint_name(step))
 
-    @property
-    def _boundary(self) -> Boundary:
-        assert self._prepared is not None
-        return self._prepared
+    def _load_best_model(self, original: Callable[[], None]) -> None:
+        """Where nodes have parts of the best checkpoint, combine them before the Trainer loads it."""
+        step = best_step(self._trainer)
+        if self._start.complete is not None and step is not None:
+            try:
+                self._start.complete(step)
+            except PeerError:
+                raise
+            except SafepointError as error:  # the first node may have the whole model; the Trainer checks
+                self._context.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
+        original()
+
+    # ---- progress -------------------------------------------------------------------------------------------
 
     @property
     def _step(self) -> int:
@@ -421,12 +411,3 @@ class TrainerRun(TrainerCallback):
             epoch=float(state.epoch or 0.0),
             num_epochs=float(state.num_train_epochs or 0),
         )
-
-
-def _check_supported(context: RankContext, trainer: Any) -> None:
-    if trainer.args.world_size != context.place.world_size:
-        raise UsageError(
-            f"the Trainer counts {trainer.args.world_size} rank(s), but WORLD_SIZE is {context.place.world_size}",
-            hint="start the ranks with `safepoint run` or torchrun",
-        )
-    check_supported(trainer)

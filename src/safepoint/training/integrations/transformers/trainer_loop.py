@@ -17,8 +17,7 @@ from safepoint.training.engine.loop import Write
 from safepoint.training.engine.streams import Streams
 from safepoint.training.integrations.deepspeed.frozen import without_frozen_statistics
 from safepoint.training.integrations.transformers.own_save import redirected_output_dir, saves_in_its_own_way
-from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry
-from safepoint.training.integrations.transformers.resume.reference_model import ReferenceModel
+from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
 from safepoint.training.integrations.transformers.resume.trainer_state import RankState
 from safepoint.training.integrations.transformers.sharding.final_model import UnplannableError, plan_final_model
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights, strategy_of
@@ -37,38 +36,27 @@ class TrainerLoop:
 
     Args:
         trainer: a `transformers.Trainer` in its loop.
-        save: its own `_save_checkpoint`, a subclass's included.
-        geometry: the batch arithmetic in force.
-        is_regular: whether every step of the run had this geometry.
-        rank: of this process.
-        rank_state: returns the current state that the Trainer itself does not save.
-        reference: TRL's reference model, if it changes.
-        base: see `Manifest.base`.
         peers: all ranks.
+        resume: where its training starts.
+        rank_state: returns the current state that the Trainer itself does not save.
+        base: see `Manifest.base`.
     """
 
     def __init__(
         self,
         trainer: Any,
-        *,
-        save: Callable[[Any, Any], None],
-        geometry: BatchGeometry,
-        is_regular: bool,
-        rank: int,
-        rank_state: Callable[[], RankState],
-        reference: ReferenceModel,
-        base: Mapping[str, str] | None,
         peers: Peers,
+        resume: TrainerResume,
+        rank_state: Callable[[], RankState],
+        *,
+        base: Mapping[str, str] | None,
     ) -> None:
         self._trainer = trainer
-        self._save = save
-        self._geometry = geometry
-        self._is_regular = is_regular
-        self._rank = rank
-        self._rank_state = rank_state
-        self._reference = reference
-        self._base = base
         self._peers = peers
+        self._resume = resume
+        self._rank_state = rank_state
+        self._base = base
+        self._save: Callable[[Any, Any], None] = trainer._save_checkpoint  # a subclass's, where it has its own
         self.step_being_saved: int | None = None
         _build_mappings(trainer)
 
@@ -91,7 +79,7 @@ class TrainerLoop:
     def written_fraction(self) -> float:
         """See `TrainingLoop`."""
         if self.strategy == "deepspeed" or writes_shards(self._trainer.accelerator):
-            return 1 / self._geometry.world_size
+            return 1 / self._peers.place.world_size
         return 1.0 if self._trainer.args.should_save else 0.0
 
     def parameters(self) -> Iterable[torch.Tensor]:
@@ -110,7 +98,7 @@ class TrainerLoop:
 
     def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
         """See `TrainingLoop`; with the position in the data, and the metrics of this step's evaluations."""
-        geometry, epoch = self._geometry, float(self._trainer.state.epoch or 0.0)
+        geometry, epoch = self._resume.geometry, float(self._trainer.state.epoch or 0.0)
         return ManifestFacts(
             run_id=attempt.run_id,
             attempt=attempt.attempt,
@@ -119,7 +107,7 @@ class TrainerLoop:
             world_size=geometry.world_size,
             global_batch=geometry.global_batch,
             gradient_accumulation=geometry.accumulation,
-            samples_seen=geometry.samples_seen(step=self.step, epoch=epoch, regular=self._is_regular),
+            samples_seen=geometry.samples_seen(step=self.step, epoch=epoch, regular=self._resume.is_regular),
             strategy=self.strategy,
             zero_stage=zero_stage_of(self._trainer.accelerator),
             metrics=_metrics_at(self._trainer.state, self.step),
@@ -128,35 +116,28 @@ class TrainerLoop:
 
     def retention(self) -> tuple[int | None, set[int]]:
         """The script's `save_total_limit`, where 0 and less mean no limit; the best checkpoint is protected."""
-        best = self._trainer.state.best_model_checkpoint
-        protected = {step for step in [step_of(Path(best)) if best else None] if step is not None}
-        limit = self._trainer.args.save_total_limit
-        return limit if limit is not None and limit > 0 else None, protected
+        best, limit = best_step(self._trainer), self._trainer.args.save_total_limit
+        return limit if limit is not None and limit > 0 else None, set() if best is None else {best}
 
-    def write(self, model: Any, trial: Any) -> Write:
-        """How to write this boundary.
+    def writer(self) -> Write:
+        """See `TrainingLoop`."""
+        return self._write
 
-        Args:
-            model: as for the Trainer's `_save_checkpoint`.
-            trial: likewise.
-        """
-
-        def write(root: Path, folder: Path) -> None:
-            with (
-                self._writing_below(root),
-                redirected_output_dir(self._trainer, root),
-                shards_in_place(self._trainer.accelerator),
-                self._without_base(),
-            ):
-                self._save(model, trial)
-            self._finish_trainer_state(folder)
-            if writes_shards(self._trainer.accelerator) and self._rank == 0:
-                self._write_config(folder)
-            if self._trainer.args.should_save:
-                self._reference.write(folder)
-            self._rank_state().write(folder, self._rank)
-
-        return write
+    def _write(self, root: Path, folder: Path) -> None:
+        place = self._peers.place
+        with (
+            self._writing_below(root),
+            redirected_output_dir(self._trainer, root),
+            shards_in_place(self._trainer.accelerator),
+            self._without_base(),
+        ):
+            self._save(self._trainer.model_wrapped, None)
+        self._finish_trainer_state(folder)
+        if writes_shards(self._trainer.accelerator) and place.is_first:
+            self._write_config(folder)
+        if self._trainer.args.should_save:
+            self._resume.reference.write(folder)
+        self._rank_state().write(folder, place.rank)
 
     def _without_base(self) -> contextlib.AbstractContextManager[None]:
         """Keep the base out of a checkpoint of adapters."""
@@ -169,10 +150,6 @@ class TrainerLoop:
         for part in (getattr(model, "config", None), getattr(model, "generation_config", None)):
             if part is not None and self._base is None:
                 part.save_pretrained(str(folder))
-
-    def writer(self) -> Write:
-        """See `TrainingLoop`."""
-        return self.write(self._trainer.model_wrapped, None)
 
     def write_final(self, folder: Path) -> Streams | None:
         """Plan or write the model in the layout that `from_pretrained` reads; see `TrainingLoop`."""
@@ -189,19 +166,16 @@ class TrainerLoop:
                 folder,
                 self._peers,
                 lambda state: trainer._save(str(folder), state_dict=state),
-                step=self._step_of_final,
+                step=self._step_of_final(),
             )
         except UnplannableError as error:
             _log.info("the Trainer gathers and writes the final model, which takes more memory: %s", error)
             trainer.save_model(str(folder), _internal_call=True)
             return None
 
-    @property
     def _step_of_final(self) -> int:
         """The step of the checkpoint with the same weights as the final model."""
-        trainer = self._trainer
-        best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
-        step = step_of(Path(best)) if best else None
+        step = best_step(self._trainer) if self._trainer.args.load_best_model_at_end else None
         return self.step if step is None else step
 
     @contextlib.contextmanager
@@ -229,6 +203,12 @@ class TrainerLoop:
             state.save_to_json(str(folder / _TRAINER_STATE))
 
 
+def best_step(trainer: Any) -> int | None:
+    """The step of the best checkpoint so far; None without one."""
+    best = trainer.state.best_model_checkpoint
+    return step_of(Path(best)) if best else None
+
+
 def _metrics_at(state: Any, step: int) -> dict[str, float]:
     """The metrics of this step's evaluations."""
     return {
@@ -242,6 +222,6 @@ def _metrics_at(state: Any, step: int) -> dict[str, float]:
 
 def _build_mappings(trainer: Any) -> None:
     """Let transformers build now what it would build in the first save, which takes 0.2 s and more."""
-    with contextlib.suppress(ImportError, AttributeError, TypeError):
+    with contextlib.suppress(AttributeError, TypeError):  # a model of another kind
         mappings: Any = importlib.import_module("transformers.conversion_mapping")
         mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)

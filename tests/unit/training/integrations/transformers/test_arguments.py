@@ -14,6 +14,7 @@ from tests.support.contexts import rank_context
 def arguments(folder: Path, **changes: Any) -> Any:
     values = {
         "output_dir": str(folder),
+        "save_strategy": "no",
         "save_only_model": False,
         "auto_find_batch_size": False,
         "enable_jit_checkpoint": False,

@@ -49,7 +49,7 @@ class BatchGeometry:
             drop_last=bool(trainer.args.dataloader_drop_last),
         )
 
-    def before(self, manifest: Manifest) -> "BatchGeometry":
+    def as_saved(self, manifest: Manifest) -> "BatchGeometry":
         """The geometry of a checkpoint, over the data of this run."""
         return replace(
             self,
@@ -58,7 +58,7 @@ class BatchGeometry:
             global_batch=manifest.global_batch,
         )
 
-    def keeps_steps_of(self, other: "BatchGeometry") -> bool:
+    def has_same_steps(self, other: "BatchGeometry") -> bool:
         """Whether steps and epochs have the same length."""
         return (self.global_batch, self.steps_per_epoch) == (other.global_batch, other.steps_per_epoch)
 
@@ -137,7 +137,7 @@ class BatchGeometry:
 
 
 def adapt(
-    trainer: Any, manifest: Manifest, now: BatchGeometry, *, asked_before: int = 0, allow_change: bool
+    trainer: Any, manifest: Manifest, now: BatchGeometry, *, requested_before: int = 0, allow_change: bool
 ) -> tuple[BatchGeometry, BatchKept | None]:
     """Adapt gradient accumulation so that a step sees as many samples as the checkpoint's steps.
 
@@ -145,7 +145,7 @@ def adapt(
         trainer: its `args.gradient_accumulation_steps` is set.
         manifest: of the checkpoint to resume from.
         now: the geometry from the script's arguments.
-        asked_before: the accumulation that the script requested before; 0 when that is not known.
+        requested_before: the accumulation that the script requested when it wrote the checkpoint; 0 if unknown.
         allow_change: accept another global batch instead of an error.
 
     Returns:
@@ -154,65 +154,61 @@ def adapt(
     Raises:
         ConflictError: the global batch cannot be kept, and a change was not allowed.
     """
-    before = now.before(manifest)
-    if before == now:
+    saved = now.as_saved(manifest)
+    if saved == now:
         return now, None
-    is_script_the_same = (now.accumulation, now.per_micro_step) == (asked_before, before.per_micro_step)
-    if is_script_the_same and before.world_size == now.world_size:
+    is_script_the_same = (now.accumulation, now.per_micro_step) == (requested_before, saved.per_micro_step)
+    if is_script_the_same and saved.world_size == now.world_size:
         # The accumulation was adapted to this number of ranks before, and the script is the same.
-        trainer.args.gradient_accumulation_steps = before.accumulation
+        trainer.args.gradient_accumulation_steps = saved.accumulation
         return BatchGeometry.of(trainer, now.world_size), None
-    reason = _obstacle(trainer, manifest, now)
+    reason = _obstacle(trainer, saved, now)
     if reason is not None:
         if allow_change:
             return now, None
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was made with {manifest.global_batch} samples per step on "
-            f"{manifest.world_size} rank(s), this run has {now.global_batch} on {now.world_size}: {reason}; "
+            f"the checkpoint of step {manifest.step} was made with {saved.global_batch} samples per step on "
+            f"{saved.world_size} rank(s), this run has {now.global_batch} on {now.world_size}: {reason}; "
             "training was not started",
             hint=_OPTION,
         )
-    if manifest.world_size == now.world_size:
+    if saved.world_size == now.world_size:
         return now, None
-    per_micro_step = now.global_batch // now.accumulation
-    accumulation = manifest.global_batch // per_micro_step
+    accumulation = saved.global_batch // now.per_micro_step
     trainer.args.gradient_accumulation_steps = accumulation
     kept = BatchKept(
-        world_size_before=manifest.world_size,
+        world_size_before=saved.world_size,
         world_size=now.world_size,
-        accumulation_before=manifest.gradient_accumulation,
+        accumulation_before=saved.accumulation,
         accumulation=accumulation,
-        global_batch=manifest.global_batch,
+        global_batch=saved.global_batch,
     )
     return BatchGeometry.of(trainer, now.world_size), kept
 
 
-def _obstacle(trainer: Any, manifest: Manifest, now: BatchGeometry) -> str | None:
-    per_micro_step = now.global_batch // now.accumulation
-    if manifest.world_size == now.world_size and manifest.global_batch != now.global_batch:
+def _obstacle(trainer: Any, saved: BatchGeometry, now: BatchGeometry) -> str | None:
+    """Why this run cannot make steps of as many samples as the checkpoint's; None when it can."""
+    if saved.world_size == now.world_size and saved.global_batch != now.global_batch:
         return "the script's batch size or gradient accumulation was changed"
-    if manifest.global_batch % per_micro_step:
-        return f"{manifest.global_batch} samples per step cannot be accumulated from micro-steps of {per_micro_step}"
-    if manifest.world_size != now.world_size:
-        reason = _obstacle_of_order(trainer, (manifest.world_size, now.world_size))
-        if reason is not None:
-            return reason
-    reason = _obstacle_of_generation(trainer, manifest, manifest.global_batch // per_micro_step)
-    if reason is not None:
-        return reason
-    before = now.before(manifest)
-    after = replace(now, accumulation=manifest.global_batch // per_micro_step, global_batch=manifest.global_batch)
-    if before.steps_per_epoch != after.steps_per_epoch:
-        return f"an epoch would have {after.steps_per_epoch} steps instead of {before.steps_per_epoch}"
-    return None
+    accumulation, rest = divmod(saved.global_batch, now.per_micro_step)
+    if rest:
+        return f"{saved.global_batch} samples per step cannot be accumulated from micro-steps of {now.per_micro_step}"
+    reason = _obstacle_of_order(trainer, saved.world_size, now.world_size)
+    reason = reason or _obstacle_of_generation(trainer, saved, accumulation)
+    after = replace(now, accumulation=accumulation, global_batch=saved.global_batch)
+    if reason is None and saved.steps_per_epoch != after.steps_per_epoch:
+        return f"an epoch would have {after.steps_per_epoch} steps instead of {saved.steps_per_epoch}"
+    return reason
 
 
-def _obstacle_of_order(trainer: Any, world_sizes: tuple[int, int]) -> str | None:
-    """Why the order of samples depends on the number of ranks; None when it does not."""
+def _obstacle_of_order(trainer: Any, ranks_before: int, ranks: int) -> str | None:
+    """Why another number of ranks changes the order of samples; None when it does not."""
+    if ranks_before == ranks:
+        return None
     strategy = getattr(trainer.args, "train_sampling_strategy", "random")
     if strategy in {"group_by_length", "batch_rebalance"}:
         return f"train_sampling_strategy={strategy!r} orders the samples by batch size and number of ranks"
-    if any(_is_sharded_stream(trainer, num_ranks) for num_ranks in world_sizes):
+    if _is_sharded_stream(trainer, ranks_before) or _is_sharded_stream(trainer, ranks):
         return "with dispatch_batches=False each rank reads its own shards of the data set"
     return None
 
@@ -240,19 +236,19 @@ def _num_samples(trainer: Any) -> int | None:
     return num_samples // prompts * at_once * getattr(trainer, "num_iterations", 1)
 
 
-def _obstacle_of_generation(trainer: Any, manifest: Manifest, accumulation: int) -> str | None:
+def _obstacle_of_generation(trainer: Any, saved: BatchGeometry, accumulation: int) -> str | None:
     """Why another number of ranks changes the completions that a step sees; None when it does not."""
     if not getattr(trainer.args, "generation_batch_size", None):
         return None
     per_generation = getattr(trainer.args, "steps_per_generation", None) or accumulation
     if getattr(trainer, "num_iterations", 1) > 1:
         return "num_iterations > 1 reuses completions, and they would be reused in different steps"
-    for num_micro_steps in (manifest.gradient_accumulation, accumulation):
+    for num_micro_steps in (saved.accumulation, accumulation):
         if num_micro_steps % per_generation:
             return (
                 f"{num_micro_steps} micro-steps per step is not a multiple of steps_per_generation={per_generation}"
             )
-    num_prompts = None if _num_samples(trainer) is None else len(trainer.train_dataset)
-    if num_prompts is not None and num_prompts * trainer.num_generations % manifest.global_batch:
+    num_prompts = None if saved.num_samples is None else len(trainer.train_dataset)
+    if num_prompts is not None and num_prompts * trainer.num_generations % saved.global_batch:
         return f"{num_prompts} prompts do not fill whole steps, and different prompts would be left out"
     return None

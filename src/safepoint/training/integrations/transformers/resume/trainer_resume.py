@@ -6,21 +6,22 @@ from which the running epoch's order was drawn, the loss since the last log line
 changed or the data has no length, and whether the run had already decided to end.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from safepoint.errors import ConflictError
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import saves_in_its_own_way
-from safepoint.training.integrations.transformers.resume.adapter_settings import check_adapter_settings
 from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
+from safepoint.training.integrations.transformers.resume.counters import restore_callbacks
 from safepoint.training.integrations.transformers.resume.data_position import DataPosition
-from safepoint.training.integrations.transformers.resume.loaded_weights import complete_load
-from safepoint.training.integrations.transformers.resume.stateful_callbacks import stateful_callbacks
+from safepoint.training.integrations.transformers.resume.loaded_model import (
+    ReferenceModel,
+    check_adapter_settings,
+    complete_load,
+)
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LoaderState, RankState
-from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
 from safepoint.training.integrations.transformers.sharding.repartition import follow_accumulation
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_checkpoint_strategy
 from safepoint.training.start.copies import ResumePoint
@@ -48,12 +49,14 @@ class TrainerResume:
         self._epoch_rng: dict[str, Any] = {}
         self._rng_to_restore: dict[str, Any] | None = None
         self._begins_in_epoch = False
-        self._is_irregular = False
-        self._is_same = False
         self._has_begun = False
+        self.is_regular = True
+        """Whether every step of the run had this geometry."""
+        self.reference = ReferenceModel(trainer)
+        """TRL's reference model."""
         self.geometry = BatchGeometry.of(trainer, context.place.world_size)
         """The batch arithmetic in force."""
-        self.asked_accumulation = self.geometry.accumulation
+        self.requested_accumulation = self.geometry.accumulation
         """Micro-batches per step that the script requests."""
         self.is_complete = False
         """Whether the run had decided to take no further step."""
@@ -63,7 +66,7 @@ class TrainerResume:
             self._adapt_to(point)
         self.data = DataPosition(
             context,
-            self._state.loader if self._state is not None and self._is_same else None,
+            self._state.loader if self._state is not None else None,
             self._state.generators if self._state is not None else [],
         )
         """The position in the data."""
@@ -88,23 +91,18 @@ class TrainerResume:
             self._trainer,
             manifest,
             self.geometry,
-            asked_before=0 if self._state is None else self._state.asked_accumulation,
+            requested_before=0 if self._state is None else self._state.asked_accumulation,
             allow_change=context.settings.allow_batch_change,
         )
-        if self.geometry.accumulation != self.asked_accumulation:
+        if self.geometry.accumulation != self.requested_accumulation:
             follow_accumulation(self._trainer)
         if kept is not None:
             context.reporter.report(kept)
-        before = self.geometry.before(manifest)
-        moves = not self.geometry.keeps_steps_of(before)
+        saved = self.geometry.as_saved(manifest)
         # In a run with steps of two sizes the number of steps does not determine the position, in later starts too.
-        self._is_irregular = moves or (self._state is not None and self._state.is_irregular)
-        self._is_same = self.geometry == before
-
-    @property
-    def is_regular(self) -> bool:
-        """Whether every step of the run had this geometry."""
-        return not self._is_irregular
+        self.is_regular = self.geometry.has_same_steps(saved) and not (self._state and self._state.is_irregular)
+        if self._state is not None and self.geometry != saved:
+            self._state = self._state.without_batches()
 
     def override(self, overrides: Overrides) -> None:
         """Override how the Trainer starts."""
@@ -113,14 +111,8 @@ class TrainerResume:
         overrides.override(trainer, "_run_epoch", self._run_epoch)
         if self._point is not None:
             overrides.override(trainer, "_issue_warnings_after_load", self._weights_loaded)
-        if self._is_irregular or (self._point is not None and self.geometry.num_samples is None):
+        if not self.is_regular or (self._point is not None and self.geometry.num_samples is None):
             overrides.override(trainer, "_init_training_state", self._initial_position)
-
-    @property
-    def _counted(self) -> TrlCounters:
-        assert self._state is not None
-        counted = self._state.counted
-        return counted if self._is_same else dataclasses.replace(counted, cycle={})
 
     # ---- when the loop starts -------------------------------------------------------------------------------
 
@@ -133,11 +125,12 @@ class TrainerResume:
         self._has_begun = True
         if self._point is None:
             return DeferredWork()
-        _restore_callbacks(self._trainer)
+        self.reference.read(self._point.path)
+        restore_callbacks(self._trainer)
         if self._state is None:
             return DeferredWork()
         self._state.loss.restore(self._trainer)
-        self._counted.restore(self._trainer)
+        self._state.counted.restore(self._trainer)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
         self._epoch_rng = self._state.epoch_rng
@@ -198,7 +191,7 @@ class TrainerResume:
             )
         else:
             passes, micro_batches = self.geometry.position(
-                manifest.samples_seen, epoch=manifest.epoch, before=self.geometry.before(manifest)
+                manifest.samples_seen, epoch=manifest.epoch, before=self.geometry.as_saved(manifest)
             )
         return passes, 0 if self._trainer.args.ignore_data_skip else micro_batches
 
@@ -210,24 +203,3 @@ class TrainerResume:
             return
         with self.data.epoch(train_dataloader):
             original(train_dataloader=train_dataloader, **kwargs)
-
-
-def _restore_callbacks(trainer: Any) -> None:
-    """Restore the counters of stateful callbacks, in place.
-
-    The Trainer's own option for it also restores the flags that a save had set, and makes new objects of callbacks to
-    which the script may hold a reference.
-    """
-    saved: dict[str, Any] = trainer.state.stateful_callbacks
-    by_name: dict[str, list[Any]] = {}
-    for callback in stateful_callbacks(trainer):
-        by_name.setdefault(type(callback).__name__, []).append(callback)
-    for name, callbacks in by_name.items():
-        records: Any = saved.setdefault(name, {})  # for a callback that is new in the script; saving needs its name
-        # For a class that was added twice, the Trainer appends the states of every save to one list.
-        newest = cast("list[Any]", records if isinstance(records, list) else [records])[-len(callbacks) :]
-        if trainer.args.restore_callback_states_from_checkpoint:
-            continue
-        for callback, record in zip(callbacks, newest, strict=False):
-            for attribute, value in record.get("attributes", {}).items():
-                setattr(callback, attribute, value)

@@ -4,7 +4,7 @@
   the middle of an epoch starts the epoch from the same ones;
 - the loss accumulated since the last log line, and what the average at the end needs;
 - work that was due at the step and deferred for a quick exit: an evaluation, the end of an epoch;
-- what TRL's trainers count (`trl_counters`);
+- what TRL's trainers count (`counters`);
 - the states of generators of the data loader and its samplers, which determine the order of the data;
 - the training time so far.
 
@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from safepoint.training.integrations.transformers.resume.stateful_callbacks import CallbackCounts
-from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
+from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrlCounters
 from safepoint.training.state.base_model import frozen_buffers
 from safepoint.training.state.plain_values import is_plain, load_plain
 from safepoint.training.state.rng import capture_rng, restore_rng
@@ -158,13 +157,12 @@ class RankState:
         if ranks_before == world_size:
             return state
         losses = [cls._read(folder / _NAME.format(rank=other)).loss.since_log for other in range(ranks_before)]
-        return replace(
-            state,
-            loss=replace(state.loss, since_log=sum(losses) / len(losses)),
-            loader=None,
-            counted=replace(state.counted, cycle={}),
-            asked_accumulation=0,
-        )
+        loss = replace(state.loss, since_log=sum(losses) / len(losses))
+        return replace(state.without_batches(), loss=loss, asked_accumulation=0)
+
+    def without_batches(self) -> "RankState":
+        """The state for a run that reads its data in other batches, to which loader and completions do not fit."""
+        return replace(self, loader=None, counted=replace(self.counted, cycle={}))
 
     @classmethod
     def _read(cls, path: Path) -> "RankState":
@@ -216,7 +214,7 @@ class RollbackPoint:
         self._flos = trainer.current_flos
         self._num_tokens = trainer.state.num_input_tokens_seen
         self._num_logged = len(trainer.state.log_history)
-        self._callbacks = CallbackCounts(trainer)
+        self._callbacks = CallbackCounters(trainer)
         self._counted = TrlCounters.of(trainer)
         self._buffers = {name: tensor.clone() for name, tensor in _saved_buffers(trainer)} if with_buffers else {}
 

@@ -79,7 +79,8 @@ class Repartition:
         self._copying = [rank for rank, (folder, copies) in ranks if copies and folder == folders.index]
 
     def override(self, overrides: Overrides) -> None:
-        """Override how the Trainer loads a checkpoint of DeepSpeed."""
+        """Override how the Trainer loads a checkpoint of DeepSpeed, and delete the copy when the overrides end."""
+        overrides.callback(self.close)
         overrides.override(importlib.import_module("transformers.trainer"), _LOAD, self.load)
 
     def prepare(self, point: ResumePoint) -> None:

@@ -26,12 +26,21 @@ def splits_weights(trainer: Any) -> bool:
     return strategy_of(trainer) == "fsdp" or zero_stage_of(trainer.accelerator) == 3
 
 
-def check_supported(trainer: Any) -> None:
+def check_supported(trainer: Any, *, world_size: int) -> None:
     """Refuse models and strategies whose checkpoints cannot be resumed.
+
+    Args:
+        trainer: about to train.
+        world_size: the number of ranks that were started.
 
     Raises:
         UsageError: with the reason.
     """
+    if trainer.args.world_size != world_size:
+        raise UsageError(
+            f"the Trainer counts {trainer.args.world_size} rank(s), but WORLD_SIZE is {world_size}",
+            hint="start the ranks with `safepoint run` or torchrun",
+        )
     _check_adapters(trainer)
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
         raise UsageError(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from safepoint.errors import ConflictError
-from safepoint.training.integrations.transformers.resume.adapter_settings import check_adapter_settings
+from safepoint.training.integrations.transformers.resume.loaded_model import check_adapter_settings
 
 peft = pytest.importorskip("peft")
 

@@ -99,11 +99,14 @@ def test_what_was_adapted_stays_so_on_the_same_ranks() -> None:
         allow_change=False,
     )
     now = trainer(2, 3, 1)
-    assert adapt(now, manifest(kept), BatchGeometry.of(now, 1), asked_before=3, allow_change=False) == (kept, None)
+    assert adapt(now, manifest(kept), BatchGeometry.of(now, 1), requested_before=3, allow_change=False) == (
+        kept,
+        None,
+    )
     assert now.args.gradient_accumulation_steps == kept.accumulation == 6
     for changed in (trainer(2, 4, 1), trainer(3, 3, 1)):
         with pytest.raises(ConflictError, match="was changed"):
-            adapt(changed, manifest(kept), BatchGeometry.of(changed, 1), asked_before=3, allow_change=False)
+            adapt(changed, manifest(kept), BatchGeometry.of(changed, 1), requested_before=3, allow_change=False)
 
 
 def test_a_step_may_be_divided_in_another_way() -> None:
@@ -112,8 +115,8 @@ def test_a_step_may_be_divided_in_another_way() -> None:
     now = trainer(2, 4, 2)
     geometry, kept = adapt(now, manifest(old), BatchGeometry.of(now, 2), allow_change=False)
     assert (geometry.accumulation, geometry.global_batch, kept) == (4, 16, None)
-    assert geometry.before(manifest(old)) != geometry
-    assert geometry.keeps_steps_of(geometry.before(manifest(old)))
+    assert geometry.as_saved(manifest(old)) != geometry
+    assert geometry.has_same_steps(geometry.as_saved(manifest(old)))
 
 
 def test_a_step_is_not_divided_so_that_an_epoch_has_others() -> None:
@@ -123,7 +126,7 @@ def test_a_step_is_not_divided_so_that_an_epoch_has_others() -> None:
     with pytest.raises(ConflictError, match="an epoch would have 1 steps instead of 2"):
         adapt(now, manifest(old), BatchGeometry.of(now, 1), allow_change=False)
     geometry, _ = adapt(now, manifest(old), BatchGeometry.of(now, 1), allow_change=True)
-    assert not geometry.keeps_steps_of(geometry.before(manifest(old)))
+    assert not geometry.has_same_steps(geometry.as_saved(manifest(old)))
 
 
 @pytest.mark.parametrize(("before", "after", "refused"), [(2, 1, True), (1, 4, True), (5, 1, False), (2, 2, False)])

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from safepoint.errors import ConflictError
-from safepoint.training.integrations.transformers.resume.loaded_weights import complete_load, lost_weights
+from safepoint.training.integrations.transformers.resume.loaded_model import complete_load, lost_weights
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 16,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from safepoint.training.integrations.transformers.resume.counters import TrlCounters
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
-from safepoint.training.integrations.transformers.resume.trl_counters import TrlCounters
 
 
 class Online:

@@ -133,7 +133,7 @@ def test_fsdp_takes_another_number_of_ranks() -> None:
 def test_what_no_checkpoint_holds_is_refused_at_the_start(now: Any, words: str) -> None:
     """Whether there is a checkpoint or not."""
     with pytest.raises(UsageError, match=rf"{words}.*; training was not started"):
-        check_supported(now)
+        check_supported(now, world_size=2)
 
 
 def test_a_model_that_was_loaded_in_shards_is_refused() -> None:
@@ -141,7 +141,7 @@ def test_a_model_that_was_loaded_in_shards_is_refused() -> None:
     now = trainer("ddp")
     now.is_distributed_loading_by_transformers = True
     with pytest.raises(UsageError, match=r"\(distributed_config\).*; training was not started"):
-        check_supported(now)
+        check_supported(now, world_size=2)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -164,26 +164,26 @@ def test_adapters_that_the_trainer_would_not_read_are_refused() -> None:
 
     now = trainer("ddp")
     now.model = Qwen2ForCausalLM(shape)
-    check_supported(now)
+    check_supported(now, world_size=2)
     now.model.add_adapter(lora())
     with pytest.raises(UsageError, match=r"add_adapter.*training was not started") as error:
-        check_supported(now)
+        check_supported(now, world_size=2)
     assert "peft.get_peft_model" in str(error.value)
     sharded = trainer("fsdp")
     sharded.model = now.model
-    check_supported(sharded)
+    check_supported(sharded, world_size=2)
     now.model = peft.get_peft_model(Qwen2ForCausalLM(shape), lora())
-    check_supported(now)
+    check_supported(now, world_size=2)
     now.model = peft.get_peft_model(Qwen2ForCausalLM(shape), lora(), mixed=True)
     with pytest.raises(UsageError, match=r"PeftMixedModel.*training was not started"):
-        check_supported(now)
+        check_supported(now, world_size=2)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
 def test_the_others_begin(strategy: str) -> None:
     """Also where a script says in how many ways ranks share, and it is one; DeepSpeed saves its own ways."""
-    check_supported(trainer(strategy))
-    check_supported(trainer(strategy, parallel=2 if strategy == "deepspeed" else 1))
+    check_supported(trainer(strategy), world_size=2)
+    check_supported(trainer(strategy, parallel=2 if strategy == "deepspeed" else 1), world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,9 @@ def test_an_accelerate_that_loads_half_of_fsdp_is_refused(
 ) -> None:
     """Without FSDP any of them will do."""
     monkeypatch.setattr("safepoint.training.state.accelerator.metadata.version", lambda _: version)
-    check_supported(trainer("ddp"))
+    check_supported(trainer("ddp"), world_size=2)
     if is_refused:
         with pytest.raises(UsageError, match=f"accelerate {version} does not load all that FSDP2 saves"):
-            check_supported(trainer("fsdp"))
+            check_supported(trainer("fsdp"), world_size=2)
     else:
-        check_supported(trainer("fsdp"))
+        check_supported(trainer("fsdp"), world_size=2)

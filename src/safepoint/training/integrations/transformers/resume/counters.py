@@ -1,24 +1,75 @@
-"""What TRL's trainers keep in their own attributes and do not save.
+"""What callbacks and TRL's trainers count during a training.
 
-These are averages between two log lines, the tokens seen so far and, in trainers that generate, the completions that
-are still to be trained on: generating them again on resume would use other weights. Other trainers have none of
-these.
+transformers saves what stateful callbacks count, such as the patience of early stopping.
+
+TRL's trainers keep the averages between two log lines and the tokens seen so far in attributes that they do not save.
+Trainers that generate also keep the completions that are still to be trained on: generating them again on resume
+would use other weights.
 """
 
+import copy
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from transformers.trainer_callback import ExportableState
 
 _FIGURES = ("_metrics", "_stored_metrics", "_total_train_tokens")
 _CYCLE = ("_step", "_buffered_inputs")
 """Micro-batches that were trained on, and the completions that they come from; they belong together."""
 
 
+class CallbackCounters:
+    """A copy of what stateful callbacks have counted, and of the stop that callbacks have requested.
+
+    Args:
+        trainer: whose callbacks they are.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._counters: list[tuple[Any, dict[str, Any]]] = [
+            (callback, copy.deepcopy(callback.state().get("attributes", {})))
+            for callback in _stateful_callbacks(trainer)
+        ]
+        self._stops = (trainer.control.should_training_stop, trainer.control.should_epoch_stop)
+
+    def restore(self, trainer: Any) -> None:
+        """Set the copied values on the callbacks again."""
+        for callback, attributes in self._counters:
+            for name, value in copy.deepcopy(attributes).items():
+                setattr(callback, name, value)
+        trainer.control.should_training_stop, trainer.control.should_epoch_stop = self._stops
+
+
+def restore_callbacks(trainer: Any) -> None:
+    """Restore the counters of stateful callbacks from the Trainer's state, in place.
+
+    The Trainer's own option for it also restores the flags that a save had set, and makes new objects of callbacks to
+    which the script may hold a reference.
+    """
+    saved: dict[str, Any] = trainer.state.stateful_callbacks
+    by_name: dict[str, list[Any]] = {}
+    for callback in _stateful_callbacks(trainer):
+        by_name.setdefault(type(callback).__name__, []).append(callback)
+    for name, callbacks in by_name.items():
+        records: Any = saved.setdefault(name, {})  # for a callback that is new in the script; saving needs its name
+        # For a class that was added twice, the Trainer appends the states of every save to one list.
+        newest = cast("list[Any]", records if isinstance(records, list) else [records])[-len(callbacks) :]
+        if not trainer.args.restore_callback_states_from_checkpoint:
+            for callback, record in zip(callbacks, newest, strict=False):
+                for attribute, value in record.get("attributes", {}).items():
+                    setattr(callback, attribute, value)
+
+
+def _stateful_callbacks(trainer: Any) -> list[Any]:
+    """A trainer's stateful callbacks, in their order."""
+    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, ExportableState)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrlCounters:
-    """The values of these attributes.
+    """The values of the attributes of TRL's trainers; empty for other trainers.
 
     Args:
         figures: by name; valid for any number of ranks.

@@ -1,10 +1,14 @@
-"""Checks that the Trainer has loaded every weight of a checkpoint, and loads those that it cannot find.
+"""Makes sure that a run resumes with the model of the checkpoint, where the Trainer itself does not.
 
-The Trainer loads weights by name and only warns about missing ones. Such a weight would keep the script's fresh
-values, beside the old moments of the optimizer. For some models (experts that are one tensor in memory and many in
-files) transformers writes other names and shapes than the model has, and the Trainer finds none of these weights.
+- The Trainer loads weights by name and only warns about missing ones. Such a weight would keep the script's fresh
+  values, beside the old moments of the optimizer. For some models (experts that are one tensor in memory and many in
+  files) transformers writes other names and shapes than the model has, and the Trainer finds none of these weights.
+- PEFT takes the settings that scale an adapter's output from the script, and no weight shows a difference.
+- TRL does not save a reference model that follows the trained model (`sync_ref_model`). A resume would start with the
+  reference of the first step.
 """
 
+import json
 import logging
 import re
 from collections.abc import Iterable
@@ -14,8 +18,11 @@ from typing import Any, cast
 import torch
 
 from safepoint.errors import ConflictError
+from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights
 
 _log = logging.getLogger("safepoint")
+_SCALING = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora", "use_dora")
+_REFERENCE = "safepoint_reference.pt"
 
 
 def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int) -> None:
@@ -90,3 +97,63 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
     fresh: set[str] = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     state = {name: tensor for name, tensor in other.state_dict().items() if name not in fresh}
     return model.load_state_dict(state, strict=False).missing_keys
+
+
+def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
+    """Compare the settings in a checkpoint with the script's; a setting that only one of them has is ignored.
+
+    Args:
+        model: that is trained, not yet wrapped for training.
+        folder: the checkpoint.
+        step: of the checkpoint.
+
+    Raises:
+        ConflictError: an adapter has another scale, or is of another kind.
+    """
+    configs: Any = getattr(model, "peft_config", None)
+    if not isinstance(configs, dict):
+        return
+    for name, config in cast("dict[str, Any]", configs).items():
+        file = (folder if name == "default" else folder / name) / "adapter_config.json"
+        try:
+            saved = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        now = json.loads(json.dumps(config.to_dict(), default=str))
+        for setting in _SCALING:
+            before, after = saved.get(setting), now.get(setting)
+            if setting in saved and setting in now and (before or after) and before != after:
+                raise ConflictError(
+                    f"the adapter {name} of step {step} was trained with {setting}={before}, this run has {after}; "
+                    "training was not started",
+                    hint="make the adapter as it was in that run, or start from the beginning with --from-scratch",
+                )
+
+
+class ReferenceModel:
+    """TRL's reference model, if it follows the trained model. One rank saves it, and all ranks load it.
+
+    Where no rank has a whole model it is not saved, and a warning is logged.
+
+    Args:
+        trainer: about to train.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        model = getattr(trainer, "ref_model", None) if getattr(trainer.args, "sync_ref_model", False) else None
+        self._model: torch.nn.Module | None = None if splits_weights(trainer) else model
+        if model is not self._model:
+            _log.warning(
+                "sync_ref_model=True: the reference model is sharded, so checkpoints do not contain it; a resume "
+                "starts with the reference of the first step"
+            )
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of a checkpoint."""
+        if self._model is not None:
+            torch.save(self._model.state_dict(), folder / _REFERENCE)
+
+    def read(self, folder: Path) -> None:
+        """Read it from a verified checkpoint; nothing where the checkpoint has none."""
+        if self._model is not None and (folder / _REFERENCE).is_file():
+            self._model.load_state_dict(torch.load(folder / _REFERENCE, map_location="cpu", weights_only=True))
