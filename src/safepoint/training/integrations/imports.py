@@ -14,9 +14,6 @@ class _HookedLoader(importlib.abc.Loader):
         self._loader = loader
         self._hooks = hooks
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
     def exec_module(self, module: ModuleType) -> None:
         # The module must look unpatched: pickling and `inspect` use its loader.
         module.__loader__ = self._loader

@@ -5,8 +5,7 @@ optimizer the settings of the first one, and a shared counter of steps, which is
 module corrects all of it after the load.
 """
 
-import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,8 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
             f"the checkpoint's optimizer has {plural(num_groups, 'group')} of weights, this run's has {groups_now}",
             hint="use the optimizer of that run, or start from the beginning with --from-scratch",
         )
-    for group in _split_groups(engine.optimizer):
+    # The groups of weights below stage 3.
+    for group in getattr(engine.optimizer, "bf16_groups", None) or getattr(engine.optimizer, "bit16_groups", ()):
         if all(weight._hp_mapping is None for weight in group):
             raise ConflictError(
                 "a group of the optimizer has so few weights that one of the ranks has none of them, which DeepSpeed "
@@ -68,23 +68,23 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
         load: lets `engine` load `folder` as it loads a checkpoint.
     """
     inner: torch.optim.Optimizer = engine.optimizer.optimizer
-    devices = {id(weight): _device(state.get(_STEP)) for weight, state in inner.state.items()}
-    with _universal_requested(engine):
+    steps = {id(weight): state.get(_STEP) for weight, state in inner.state.items()}
+    devices = {key: step.device for key, step in steps.items() if isinstance(step, torch.Tensor)}
+    # Pipelined loading would deadlock: each rank waits for a message that its neighbour does not send in this case.
+    with (
+        temporarily(engine._config, load_universal_checkpoint=True),
+        temporarily(engine._config.zero_config, pipeline_loading_checkpoint=False),
+    ):
         load()
     saved: dict[str, Any] = torch.load(
         next(folder.glob("*/zero/optimizer_state.pt")), map_location="cpu", weights_only=False
     )
-    for group, before in zip(inner.param_groups, saved["param_groups"], strict=True):
-        group.update({name: value for name, value in before.items() if name != "params"})
+    for group, settings in zip(inner.param_groups, saved["param_groups"], strict=True):
+        group.update({name: value for name, value in settings.items() if name != "params"})
     for weight, state in inner.state.items():
         if isinstance(state.get(_STEP), torch.Tensor):
-            state[_STEP] = state[_STEP].detach().clone().to(devices.get(id(weight)) or state[_STEP].device)
+            state[_STEP] = state[_STEP].detach().clone().to(devices.get(id(weight), state[_STEP].device))
     _load_others(engine, folder / OTHERS)
-
-
-def _split_groups(optimizer: Any) -> list[list[Any]]:
-    """The optimizer's groups of weights, below stage 3."""
-    return list(getattr(optimizer, "bf16_groups", None) or getattr(optimizer, "bit16_groups", None) or [])
 
 
 def _load_others(engine: Any, folder: Path) -> None:
@@ -101,21 +101,6 @@ def _load_others(engine: Any, folder: Path) -> None:
             with gathered(weight, is_changed=True) as is_mine:
                 if is_mine:
                     weight.data.copy_(_read(path))
-
-
-@contextlib.contextmanager
-def _universal_requested(engine: Any) -> Generator[None]:
-    config: Any = engine._config
-    # Pipelined loading would deadlock: each rank waits for a message that its neighbour does not send in this case.
-    with (
-        temporarily(config, load_universal_checkpoint=True),
-        temporarily(config.zero_config, pipeline_loading_checkpoint=False),
-    ):
-        yield
-
-
-def _device(step: Any) -> torch.device | None:
-    return step.device if isinstance(step, torch.Tensor) else None
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -97,8 +97,7 @@ class Partitions:
     def tensor(self, name: str, state: str) -> torch.Tensor:
         """A weight's `WEIGHT` or one of its `moments`, whole, in its shape."""
         place = self._places[name]
-        pieces = self._pieces_in_stage_3(place, state) if self.stage == 3 else self._pieces(place, state)
-        return torch.cat(pieces).reshape(place.shape)
+        return torch.cat(self._pieces(place, state)).reshape(place.shape)
 
     def size_bytes(self, name: str) -> int:
         """The size of all states of a weight together."""
@@ -187,6 +186,9 @@ class Partitions:
         ]
 
     def _pieces(self, place: _Place, state: str) -> list[torch.Tensor]:
+        """What the ranks hold of one state of a weight, by rank."""
+        if self.stage == 3:
+            return self._pieces_in_stage_3(place, state)
         # The last rank's part may lack the padding; all others are whole.
         length = self._flat[0][place.group].numel()
         pieces: list[torch.Tensor] = []
@@ -212,14 +214,10 @@ class Partitions:
         for rank in range(self._ranks):
             for group, flat in enumerate(self._flat[rank]):
                 state = self._state(rank, group)
-                length = self._flat[0][group].numel() if self._ranks > 1 else flat.numel()
+                length = min(self._flat[0][group].numel(), flat.numel())
                 for name in moments | (set(state) - {_STEP}):
                     part = state.get(name)
-                    if (
-                        not isinstance(part, torch.Tensor)
-                        or part.dim() != 1
-                        or part.numel() < min(length, flat.numel())
-                    ):
+                    if not isinstance(part, torch.Tensor) or part.dim() != 1 or part.numel() < length:
                         raise ConflictError(
                             f"only the same number of ranks can load the optimizer's {name!r}, because of its form"
                         )
@@ -227,12 +225,7 @@ class Partitions:
                     raise ConflictError("the optimizer has taken different numbers of steps on different ranks")
         for place in self._places.values():
             for state in (WEIGHT, *moments):
-                found = sum(
-                    piece.numel()
-                    for piece in (
-                        self._pieces_in_stage_3(place, state) if self.stage == 3 else self._pieces(place, state)
-                    )
-                )
+                found = sum(piece.numel() for piece in self._pieces(place, state))
                 if found != place.count:
                     raise CheckpointError(f"{found} of {place.count} elements of a weight were saved as {state}")
         return tuple(sorted(moments))

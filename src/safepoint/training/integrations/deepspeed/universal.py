@@ -6,8 +6,7 @@ loaded by other stages. Buffers and frozen weights, which the layout does not in
 """
 
 import shutil
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,7 @@ class Universal:
         self._root = folder / partitions.name
         if stage == 3:
             self._check_stage_3()
-        names = list(partitions.shapes)
-        self._weights = {name: partitions.size_bytes(name) for name in names}
+        self._weights = {name: partitions.size_bytes(name) for name in partitions.shapes}
         self._others = list(partitions.others())
 
     @property
@@ -67,8 +65,8 @@ class Universal:
         free_bytes = shutil.disk_usage(self._folder).free
         if free_bytes < self.needed_bytes + _SPARE_BYTES:
             raise StorageError(
-                f"{self._folder.parent} has {format_bytes(free_bytes)} free, and a copy of the checkpoint that other "
-                f"ranks can load needs {format_bytes(self.needed_bytes)} for a while",
+                f"{self._folder.parent} has {format_bytes(free_bytes)} free, but a copy of the checkpoint that this "
+                f"run can load needs {format_bytes(self.needed_bytes)} until it is loaded",
                 hint="free some space, or use the same number of ranks and the same stage of ZeRO as before",
             )
 
@@ -85,7 +83,10 @@ class Universal:
         """
         mine = _share({**self._weights, **{f"{OTHERS}/{name}": size for name, size, _ in self._others}}, index, count)
         counter = ByteCounter(watch, sum(mine.values()))
-        with _without_checksums():
+        # Without the checksums, which no reader checks and which take as long as the writing.
+        checksums = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
             for name, size in self._weights.items():
                 if name in mine:
                     self._write_weight(name)
@@ -96,6 +97,8 @@ class Universal:
                     counter.add(size)
             if index == 0:
                 self._write_common()
+        finally:
+            torch.serialization.set_crc32_options(checksums)
 
     def _write_weight(self, name: str) -> None:
         partitions, folder = self._partitions, self._root / "zero" / name
@@ -151,14 +154,3 @@ def _save(value: Any, path: Path) -> None:
         torch.save(value, path)
     except RuntimeError as error:  # torch reports a full disk with it, too
         raise StorageError(f"{path} cannot be written: {error}") from error
-
-
-@contextmanager
-def _without_checksums() -> Generator[None]:
-    """Leave out the checksums, which no reader checks and which take as long as the writing."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)

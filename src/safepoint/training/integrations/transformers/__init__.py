@@ -4,8 +4,7 @@
 - `hook`: every `train()` of the process becomes a run.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
 - `trainer_loop`: the Trainer's own `_save_checkpoint`, run in a working folder; `own_save`: a script's.
-- `best_model`: the best model at the end, where every node has a part of it.
-- `hub`: pushes to the Hugging Face Hub, from checkpoints that are complete.
+- `hub`: keeps Safepoint's own files out of uploads to the Hugging Face Hub.
 - `save_callbacks`: which callbacks are notified of saves, and when.
 - `resume`: what an exact resume needs and the Trainer itself does not save or load.
 - `sharding`: how ranks share a model, and how a checkpoint or a final model is made of their shares.

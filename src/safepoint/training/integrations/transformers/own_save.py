@@ -29,7 +29,7 @@ def redirected_output_dir(trainer: Any, root: Path) -> Generator[None]:
         trainer: about to save.
         root: the folder in which `checkpoint-N` is written.
     """
-    library = _class_below_own(trainer)
+    library = _extended_library_class(trainer)
     if library is None:
         yield
         return
@@ -51,19 +51,15 @@ def redirected_output_dir(trainer: Any, root: Path) -> Generator[None]:
                 shutil.move(path, Path(output, path.name))
 
 
-def saves_in_its_own_way(trainer: Any) -> bool:
+def has_own_model_save(trainer: Any) -> bool:
     """Whether a subclass decides how a model is saved."""
     base: Any = importlib.import_module("transformers").Trainer
     kind = cast("Any", type(trainer))
     return kind.save_model is not base.save_model or kind._save is not base._save
 
 
-def _class_below_own(trainer: Any) -> Any:
+def _extended_library_class(trainer: Any) -> Any:
     """The library's class whose save a subclass of the script extends; None when there is no such subclass."""
-    has_own = False
-    for base in cast("tuple[Any, ...]", type(trainer).__mro__):
-        if _SAVE in vars(base):
-            if base.__module__.partition(".")[0] in _LIBRARIES:
-                return base if has_own else None
-            has_own = True
-    return None
+    savers = [base for base in cast("tuple[Any, ...]", type(trainer).__mro__) if _SAVE in vars(base)]
+    library = next((base for base in savers if base.__module__.partition(".")[0] in _LIBRARIES), None)
+    return None if library is savers[0] else library

@@ -44,7 +44,7 @@ _NO_METRICS = {"epoch", "step", "total_flos"}
 
 
 class _GiveUp(BaseException):
-    """Leaves a step or an evaluation unfinished; its state at `rollback` is what is saved."""
+    """Leaves a step or an evaluation unfinished; the state at `rollback` is saved instead."""
 
     def __init__(self, rollback: RollbackPoint) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _GiveUp(BaseException):
 
 
 class TrainerRun(TrainerCallback):
-    """One `train()` call; it is one of the Trainer's callbacks meanwhile.
+    """One `train()` call, during which it is one of the Trainer's callbacks.
 
     Args:
         context: this rank.
@@ -60,7 +60,7 @@ class TrainerRun(TrainerCallback):
 
     Raises:
         UsageError: the script cannot be resumed as it is set up.
-        PeerError: the ranks do not find each other.
+        PeerError: the ranks cannot connect to each other.
     """
 
     def __init__(self, context: RankContext, trainer: Any) -> None:
@@ -158,7 +158,7 @@ class TrainerRun(TrainerCallback):
                 resume_from,
             )
             return resume_from
-        # With True the Trainer would take any folder with a fitting name, or fail without one.
+        # With True the Trainer would load any folder that is named like a checkpoint, or fail without one.
         return None
 
     def _override(self, overrides: Overrides) -> None:
@@ -235,19 +235,19 @@ class TrainerRun(TrainerCallback):
         if agreement.decision.stop and agreement.decision.give_up and rollback is not None:
             needed_s = round(agreement.needed_s(left), 3)
             available_s = round(self._context.termination.available_s, 3)
-            choice = DeadlineChoice(
-                choice="give_up_step",
-                step=self._step + 1,
-                needed_s=needed_s,
-                available_s=max(0.0, available_s),
-                snapshot_step=self._boundary.snapshots.taken_step,
-                commit_s=agreement.save_s,
+            self._context.reporter.report(
+                DeadlineChoice(
+                    choice="give_up_step",
+                    step=self._step + 1,
+                    needed_s=needed_s,
+                    available_s=max(0.0, available_s),
+                    snapshot_step=self._boundary.snapshots.taken_step,
+                    commit_s=agreement.save_s,
+                )
             )
-            self._context.reporter.report(choice)
-            given_up = StepGivenUp(
-                step=self._step + 1, micro_batches_left=left, needed_s=needed_s, available_s=available_s
+            self._context.reporter.report(
+                StepGivenUp(step=self._step + 1, micro_batches_left=left, needed_s=needed_s, available_s=available_s)
             )
-            self._context.reporter.report(given_up)
             raise _GiveUp(rollback)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Calls `on_save` of the Trainer's callbacks; training waits for the save where a callback reads it at once.
+"""Calls `on_save` of the Trainer's callbacks; training first waits for the save where a callback reads checkpoints.
 
 A callback that overrides `on_save` may read the checkpoint's folder or add files. Callbacks of experiment trackers do
 so only if they are configured to upload checkpoints.

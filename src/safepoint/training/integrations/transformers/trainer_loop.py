@@ -15,8 +15,7 @@ from safepoint.checkpoint.format.manifest import ManifestFacts
 from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.loop import Write
 from safepoint.training.engine.streams import Streams
-from safepoint.training.integrations.deepspeed.frozen import without_frozen_statistics
-from safepoint.training.integrations.transformers.own_save import redirected_output_dir, saves_in_its_own_way
+from safepoint.training.integrations.transformers.own_save import has_own_model_save, redirected_output_dir
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
 from safepoint.training.integrations.transformers.resume.trainer_state import RankState
 from safepoint.training.integrations.transformers.sharding.final_model import UnplannableError, plan_final_model
@@ -140,9 +139,25 @@ class TrainerLoop:
         self._rank_state().write(folder, place.rank)
 
     def _without_base(self) -> contextlib.AbstractContextManager[None]:
-        """Keep the base out of a checkpoint of adapters."""
-        is_needed = self._base is not None and self._trainer.is_deepspeed_enabled
-        return without_frozen_statistics(self._trainer.model_wrapped) if is_needed else contextlib.nullcontext()
+        """Keep the base out of a checkpoint of adapters.
+
+        DeepSpeed itself leaves out the frozen weights. Quantized weights add entries under their names (scales and
+        tables), which belong to the base model and are loaded with it.
+        """
+        if self._base is None or not self._trainer.is_deepspeed_enabled:
+            return contextlib.nullcontext()
+        engine = self._trainer.model_wrapped
+        original = engine.module_state_dict
+
+        def module_state_dict(*args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any) -> dict[str, Any]:
+            state = original(*args, exclude_frozen_parameters=exclude_frozen_parameters, **kwargs)
+            weights = engine.module.named_parameters() if exclude_frozen_parameters else ()
+            frozen = tuple(f"{name}." for name, weight in weights if not weight.requires_grad)
+            for entry in [entry for entry in state if entry.startswith(frozen)]:
+                del state[entry]
+            return state
+
+        return temporarily(engine, module_state_dict=module_state_dict)
 
     def _write_config(self, folder: Path) -> None:
         """Write what the Trainer leaves out of a sharded checkpoint, and an export needs."""
@@ -154,12 +169,9 @@ class TrainerLoop:
     def write_final(self, folder: Path) -> Streams | None:
         """Plan or write the model in the layout that `from_pretrained` reads; see `TrainingLoop`."""
         trainer = self._trainer
-        if saves_in_its_own_way(trainer):
-            trainer.save_model(str(folder), _internal_call=True)  # without the argument it would be pushed to the Hub
-            return None
-        if self._base is not None and not splits_weights(trainer):
-            trainer.save_model(str(folder), _internal_call=True)  # adapters are small, and PEFT knows their files
-            return None
+        is_whole_adapter = self._base is not None and not splits_weights(trainer)  # it is small, and PEFT writes it
+        if has_own_model_save(trainer) or is_whole_adapter:
+            return self._save_model(folder)
         try:
             return plan_final_model(
                 trainer.model,
@@ -170,8 +182,10 @@ class TrainerLoop:
             )
         except UnplannableError as error:
             _log.info("the Trainer gathers and writes the final model, which takes more memory: %s", error)
-            trainer.save_model(str(folder), _internal_call=True)
-            return None
+            return self._save_model(folder)
+
+    def _save_model(self, folder: Path) -> None:
+        self._trainer.save_model(str(folder), _internal_call=True)  # without the argument it is pushed to the Hub
 
     def _step_of_final(self) -> int:
         """The step of the checkpoint with the same weights as the final model."""

@@ -6,10 +6,8 @@ that state, and reading a stream is logged. A sampler with its own generator sta
 generator has in an uninterrupted run: no other code saves it.
 """
 
-import contextlib
 import copy
-import importlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ from safepoint.training.context.rank_context import RankContext
 from safepoint.training.plain.data.tracked_data import skip_batches
 from safepoint.training.state.plain_values import is_plain
 from safepoint.training.state.rng import generators_of, other_generators, restore_generators
-from safepoint.training.state.temporary_attributes import temporarily
 
 
 class DataPosition:
@@ -65,13 +62,8 @@ class DataPosition:
             return self._generators
         return [generator.get_state() for generator in generators_of(self._loader)]
 
-    @contextlib.contextmanager
-    def epoch(self, loader: Any) -> Generator[None]:
-        """Override how batches are skipped, while one epoch over `loader` runs.
-
-        Raises:
-            ConflictError: in the Trainer's call, when other generators have shuffled the batches to skip.
-        """
+    def begin_epoch(self, loader: Any) -> None:
+        """An epoch over `loader` starts: its generators continue where those of the checkpoint were."""
         if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
             # Accelerate has started the first epoch when it made the loader, with a sampler that it then replaced: an
             # order that cannot be reproduced. An empty state drops that start.
@@ -81,16 +73,13 @@ class DataPosition:
         restore_generators(generators, self._saved_generators)
         self._saved_generators = []
         self._generators = [generator.get_state() for generator in generators]
-        module: Any = importlib.import_module("transformers.trainer")
-        original: Callable[[Any, int], Any] = module.skip_first_batches
 
-        def skip(loader: Any, count: int) -> Any:
-            return self._without_first(loader, count, original)
+    def skip_first_batches(self, original: Callable[[Any, int], Any], loader: Any, count: int) -> Any:
+        """Override the function with which the Trainer skips `count` batches of an epoch that has begun.
 
-        with temporarily(module, skip_first_batches=skip):
-            yield
-
-    def _without_first(self, loader: Any, count: int, original: Callable[[Any, int], Any]) -> Any:
+        Raises:
+            ConflictError: other generators have shuffled the batches to skip.
+        """
         is_stateful = _is_stateful(loader)
         if is_stateful and self._saved is not None:
             if self._saved.get("_iterator_finished"):

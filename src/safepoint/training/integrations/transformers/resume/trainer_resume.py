@@ -6,13 +6,14 @@ from which the running epoch's order was drawn, the loss since the last log line
 changed or the data has no length, and whether the run had already decided to end.
 """
 
+import importlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 from safepoint.errors import ConflictError
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.integrations.transformers.own_save import saves_in_its_own_way
+from safepoint.training.integrations.transformers.own_save import has_own_model_save
 from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
 from safepoint.training.integrations.transformers.resume.counters import restore_callbacks
 from safepoint.training.integrations.transformers.resume.data_position import DataPosition
@@ -109,6 +110,8 @@ class TrainerResume:
         trainer = self._trainer
         overrides.override(trainer, "_load_rng_state", self._load_rng)
         overrides.override(trainer, "_run_epoch", self._run_epoch)
+        module = importlib.import_module("transformers.trainer")
+        overrides.override(module, "skip_first_batches", self.data.skip_first_batches)
         if self._point is not None:
             overrides.override(trainer, "_issue_warnings_after_load", self._weights_loaded)
         if not self.is_regular or (self._point is not None and self.geometry.num_samples is None):
@@ -166,7 +169,7 @@ class TrainerResume:
     def _weights_loaded(self, original: Callable[..., Any], result: Any) -> None:
         point, trainer = self._point, self._trainer
         # The best model is loaded through this method too, at the end.
-        if self._has_begun or point is None or saves_in_its_own_way(trainer):
+        if self._has_begun or point is None or has_own_model_save(trainer):
             original(result)
         else:
             complete_load(trainer.model, result.missing_keys, point.path, step=point.manifest.step)
@@ -201,5 +204,5 @@ class TrainerResume:
             # Resumed at the end: the Trainer itself would train one step too many.
             control.should_training_stop = True
             return
-        with self.data.epoch(train_dataloader):
-            original(train_dataloader=train_dataloader, **kwargs)
+        self.data.begin_epoch(train_dataloader)
+        original(train_dataloader=train_dataloader, **kwargs)

@@ -58,10 +58,6 @@ class DeferredWork:
             learning_rate=None if learning_rate is None else float(learning_rate),
         )
 
-    def record(self) -> dict[str, Any]:
-        """Plain values; waits for the device to finish the step."""
-        return {**_values_of(self), "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTotals:
@@ -130,11 +126,15 @@ class RankState:
     rng: dict[str, Any] = field(default_factory=capture_rng)
 
     def write(self, folder: Path, rank: int) -> None:
-        """Write the file of `rank` into `folder`; plain values and tensors only, so that loading runs no code."""
+        """Write the file of `rank` into `folder`; waits for the device to finish the step.
+
+        It has plain values and tensors only, so that loading it runs no code.
+        """
+        grad_norm = self.pending.grad_norm
         record = {
             **_values_of(self),
             "loss": _values_of(self.loss),
-            "pending": self.pending.record(),
+            "pending": {**_values_of(self.pending), "grad_norm": None if grad_norm is None else float(grad_norm)},
             "counted": {
                 "figures": {name: one for name, one in self.counted.figures.items() if is_plain(one)},
                 "cycle": self.counted.cycle if is_plain(self.counted.cycle) else {},

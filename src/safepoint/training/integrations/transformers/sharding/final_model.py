@@ -5,12 +5,11 @@ The files, names and metadata that it would write are the plan. It writes small 
 ones comes piece by piece from the ranks that have it.
 """
 
-import contextlib
 import importlib
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,20 +19,6 @@ from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.streams import StreamedFile, Streams, WeightRange
 from safepoint.training.integrations.transformers.sharding.shards import Span, Weight, owners_of, weights_of
 from safepoint.training.state.base_model import has_adapters
-
-
-class PlannedFile(NamedTuple):
-    """A safetensors file.
-
-    Args:
-        path: of the file.
-        names: in the file → in the model.
-        metadata: see `lay_out`.
-    """
-
-    path: str
-    names: dict[str, str]
-    metadata: dict[str, str] | None
 
 
 class UnplannableError(Exception):
@@ -71,44 +56,35 @@ def plan_final_model(
         problem = str(error) or type(error).__name__
     answers = peers.gather((problem, {name: weight.span for name, weight in weights.items()}))
     problem = next((text for text, _ in answers if text), "")
-    plan: list[PlannedFile] = []
+    files: list[StreamedFile] = []
     owners: dict[str, list[tuple[int, Span]]] = {}
     if not problem and peers.place.is_first:
         try:
             owners = owners_of((spans for _, spans in answers), weights)
-            plan = [] if is_small else _plan(weights, save)
+            files = [] if is_small else _plan(folder, owners, weights, save)
         except Exception as error:  # noqa: BLE001  the other ranks wait for the plan
             problem = str(error) or type(error).__name__
     problem = peers.from_first(problem)
     if problem:
         raise UnplannableError(problem)
     if not is_small:
-        files = tuple(_streamed(file, folder, owners, weights) for file in plan)
 
         def bytes_of(name: str, begin: int, num_bytes: int) -> torch.Tensor:
             return weights[name].bytes_of(begin, num_bytes)
 
-        return Streams(files=files, bytes_of=bytes_of, step=step)
+        return Streams(files=tuple(files), bytes_of=bytes_of, step=step)
     state = _whole(peers.from_first(owners), weights, peers)
     if peers.place.is_first:
         save(state)
     return None
 
 
-def _streamed(
-    file: PlannedFile, folder: Path, owners: Mapping[str, list[tuple[int, Span]]], weights: Mapping[str, Weight]
-) -> StreamedFile:
-    shapes = [_shape(name, weights[inner]) for name, inner in file.names.items()]
-    layout = lay_out(shapes, file.metadata)
-    parts: list[bytes | WeightRange] = [layout.header]
-    for shape, _ in layout.places:
-        inner = file.names[shape.name]
-        parts += [WeightRange(rank, inner, span.begin, span.num_bytes) for rank, span in owners[inner]]
-    path = os.path.relpath(os.path.abspath(file.path), os.path.abspath(folder))
-    return StreamedFile(path, layout.size_bytes, parts)
-
-
-def _plan(weights: Mapping[str, Weight], save: Callable[[dict[str, torch.Tensor]], None]) -> list[PlannedFile]:
+def _plan(
+    folder: Path,
+    owners: Mapping[str, list[tuple[int, Span]]],
+    weights: Mapping[str, Weight],
+    save: Callable[[dict[str, torch.Tensor]], None],
+) -> list[StreamedFile]:
     placeholders: dict[int, torch.Tensor] = {}
     names: dict[int, str] = {}
     state: dict[str, torch.Tensor] = {}
@@ -117,27 +93,29 @@ def _plan(weights: Mapping[str, Weight], save: Callable[[dict[str, torch.Tensor]
             placeholder = placeholders[weight.identity] = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
             names[id(placeholder)] = name
         state[name] = placeholders[weight.identity]
-    planned: list[PlannedFile] = []
+    planned: list[StreamedFile] = []
 
     def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None, **_: Any) -> None:
-        unknown = [name for name, tensor in tensors.items() if id(tensor) not in names]
-        if unknown:
-            raise UnplannableError(f"{unknown[0]} is computed when it is saved")
-        if any(str(tensor.dtype).removeprefix("torch.") not in KINDS for tensor in tensors.values()):
-            raise UnplannableError("safetensors does not know a weight's type")
-        found = {name: names[id(tensor)] for name, tensor in tensors.items()}
-        planned.append(PlannedFile(os.fspath(filename), found, metadata))
+        shapes: list[Shape] = []
+        for name, tensor in tensors.items():
+            kind = KINDS.get(str(tensor.dtype).removeprefix("torch."))
+            if id(tensor) not in names:
+                raise UnplannableError(f"{name} is computed when it is saved")
+            if kind is None:
+                raise UnplannableError(f"safetensors has no type {tensor.dtype}, which {name} has")
+            shapes.append(Shape(name, kind, tuple(tensor.shape)))
+        layout = lay_out(shapes, metadata)
+        parts: list[bytes | WeightRange] = [layout.header]
+        for shape, _begin in layout.places:
+            name = names[id(tensors[shape.name])]
+            parts += [WeightRange(rank, name, span.begin, span.num_bytes) for rank, span in owners[name]]
+        path = os.path.relpath(os.path.abspath(filename), os.path.abspath(folder))
+        planned.append(StreamedFile(path, layout.size_bytes, parts))
 
-    with _saving_with(save_file):
-        save(state)
-    return planned
-
-
-@contextlib.contextmanager
-def _saving_with(save_file: Callable[..., None]) -> Generator[None]:
     library: Any = importlib.import_module("safetensors.torch")
     with FunctionPatch().exchanged({library.save_file: save_file}):
-        yield
+        save(state)
+    return planned
 
 
 def _whole(
@@ -147,39 +125,17 @@ def _whole(
     state: dict[str, torch.Tensor] = {}
     problem: Exception | None = None
     for name, weight in weights.items():
-        size = torch.Size(weight.shape).numel() * weight.dtype.itemsize
-        content = torch.empty(size if peers.place.is_first else 0, dtype=torch.uint8)
+        content = torch.empty(weight.size_bytes, dtype=torch.uint8)
         for rank, span in owners[name]:
-            buffer = content[span.begin : span.begin + span.num_bytes]
-            block, error = _block(weight, rank, span.begin, span.num_bytes, buffer, peers)
-            problem = problem or error
-            if block is not None:
-                buffer.copy_(block)
+            block = content[span.begin : span.begin + span.num_bytes]
+            if rank == peers.place.rank:
+                try:
+                    block.copy_(weight.bytes_of(span.begin, span.num_bytes))
+                except Exception as error:  # noqa: BLE001  the first rank waits for the block
+                    problem = error
+            peers.to_first(block, rank)
         if peers.place.is_first:
             state[name] = content.view(weight.dtype).reshape(weight.shape)
     if problem is not None:
         raise problem
     return state
-
-
-def _shape(name: str, weight: Weight) -> Shape:
-    return Shape(name, KINDS[str(weight.dtype).removeprefix("torch.")], weight.shape)
-
-
-def _block(
-    weight: Weight, rank: int, begin: int, count: int, buffer: torch.Tensor, peers: Peers
-) -> tuple[torch.Tensor | None, Exception | None]:
-    """Bytes of a weight on the first rank, None on all others; and why this rank could not send its own."""
-    mine = peers.place.rank
-    error: Exception | None = None
-    if mine == rank:
-        try:
-            block = weight.bytes_of(begin, count)
-        except Exception as reason:  # noqa: BLE001  the first rank waits for it
-            block, error = torch.zeros(count, dtype=torch.uint8), reason
-        peers.to_first(block, rank)
-        return (block if mine == 0 else None), error
-    if mine == 0:
-        peers.to_first(buffer[:count], rank)
-        return buffer[:count], None
-    return None, None

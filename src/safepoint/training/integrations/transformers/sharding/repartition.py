@@ -5,6 +5,7 @@ folder is deleted when all ranks have loaded it; the next start deletes what a k
 itself is only read. The same is done for the best checkpoint at the end of training.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,8 +75,7 @@ class Repartition:
         self._output = output
         self._folders = folders
         self._copy: _Copy | None = None
-        mine = (folders.index, context.place.local_rank == 0)
-        ranks = enumerate(peers.gather(mine))
+        ranks = enumerate(peers.gather((folders.index, context.place.local_rank == 0)))
         self._copying = [rank for rank, (folder, copies) in ranks if copies and folder == folders.index]
 
     def override(self, overrides: Overrides) -> None:
@@ -108,15 +108,15 @@ class Repartition:
         stage = zero_stage_of(self._trainer.accelerator) or 0
         folder = self._output.work / f"universal-{checkpoint_name(manifest.step)}"
         on_all_ranks(self._peers, lambda: delete_tree(folder) if self._folders.is_owner else None)
-        made: list[Universal] = []
+        universal: Universal | None = None
 
         def plan() -> _Contents | None:
+            nonlocal universal
             if context.place.rank not in self._copying:
                 return None
             partitions = Partitions(path, ranks=manifest.world_size)
             universal = Universal(partitions, folder, stage=stage)
             universal.check_room()
-            made.append(universal)
             return _Contents(
                 shapes=partitions.shapes,
                 num_groups=len(partitions.param_groups),
@@ -124,11 +124,9 @@ class Repartition:
             )
 
         def write() -> None:
-            for universal in made:
-                index = self._copying.index(context.place.rank)
+            if universal is not None:
                 watch = ProgressLine("copying").update if context.place.is_first else None
-                universal.write(index, len(self._copying), watch)
-            made.clear()  # releases the files that it has mapped
+                universal.write(self._copying.index(context.place.rank), len(self._copying), watch)
 
         try:
             found = long_on_all_ranks(self._peers, _with(consequence, plan))
@@ -137,7 +135,10 @@ class Repartition:
                 context.log.info(
                     "step %s was written by %s: copying %s into DeepSpeed's universal layout, which this run can "
                     "load, in %s",
-                    *(manifest.step, writer_of(manifest), format_bytes(contents.size_bytes), folder),
+                    manifest.step,
+                    writer_of(manifest),
+                    format_bytes(contents.size_bytes),
+                    folder,
                 )
             long_on_all_ranks(self._peers, _with(consequence, write))
         except SafepointError:
@@ -174,10 +175,8 @@ class Repartition:
     def _load(self, engine: Any, copy: _Copy, load: Callable[[], Any]) -> None:
         from safepoint.training.integrations.deepspeed.loading import check_engine, load_universal
 
-        contents = copy.contents
-
         def check() -> None:
-            check_engine(engine, contents.shapes, num_groups=contents.num_groups)
+            check_engine(engine, copy.contents.shapes, num_groups=copy.contents.num_groups)
 
         try:
             on_all_ranks(self._peers, _with(copy.consequence, check))
@@ -191,10 +190,9 @@ class Repartition:
         self.close()
         manifest: Manifest | None = None
         if self._context.place.is_first:
-            try:
+            # A foreign or damaged checkpoint: DeepSpeed reports the error.
+            with contextlib.suppress(OSError, ManifestError):
                 manifest = Manifest.from_bytes((path / MANIFEST_NAME).read_bytes())
-            except (OSError, ManifestError):
-                manifest = None  # a foreign or damaged checkpoint: DeepSpeed reports the error
         manifest = self._peers.from_first(manifest)
         if manifest is None or not _is_needed(self._trainer, manifest):
             return
@@ -235,6 +233,7 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
         return
     stage = zero_stage_of(trainer.accelerator) or 0
     setting: Callable[[str], Any] = trainer.accelerator.state.deepspeed_plugin.hf_ds_config.get_value
+    parallel = getattr(trainer.accelerator, "parallelism_config", None)
     reason = None
     if 0 in {stage, *zero_stages(manifest)}:
         reason = "DeepSpeed's universal layout exists for ZeRO's stages 1 to 3 only"
@@ -242,7 +241,11 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
         reason = "with round_robin_gradients, DeepSpeed loads its universal layout into the wrong weights"
     elif "nvme" in {setting(f"zero_optimization.offload_{what}.device") for what in ("optimizer", "param")}:
         reason = "DeepSpeed does not load its universal layout into state that is offloaded to NVMe"
-    elif _has_other_parallelism(trainer):
+    elif (
+        (setting("zero_optimization.mics_shard_size") or 0) > 0
+        or (setting("tensor_parallel.autotp_size") or 1) > 1
+        or (parallel is not None and parallel.non_data_parallel_size > 1)
+    ):
         reason = "this run uses another parallelism besides ZeRO"
     if reason is not None:
         raise ConflictError(
@@ -250,17 +253,6 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
             f"{zero_name((stage,))} on {trainer.args.world_size}: {reason}; training was not started",
             hint=_HINT,
         )
-
-
-def _has_other_parallelism(trainer: Any) -> bool:
-    """Whether the ranks share the model by more than ZeRO over all of them."""
-    setting: Callable[[str], Any] = trainer.accelerator.state.deepspeed_plugin.hf_ds_config.get_value
-    parallel = getattr(trainer.accelerator, "parallelism_config", None)
-    return (
-        (setting("zero_optimization.mics_shard_size") or 0) > 0
-        or (setting("tensor_parallel.autotp_size") or 1) > 1
-        or (parallel is not None and parallel.non_data_parallel_size > 1)
-    )
 
 
 def follow_accumulation(trainer: Any) -> None:

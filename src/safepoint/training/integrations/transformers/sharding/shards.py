@@ -38,6 +38,11 @@ class Weight:
         self._local = local
         self.identity = identity
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of the whole."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
     def bytes_of(self, begin: int, num_bytes: int) -> torch.Tensor:
         """Some of the bytes that this rank has, as uint8 on the CPU; `begin` counts from the weight's first byte."""
         assert self.span is not None
@@ -122,7 +127,6 @@ def owners_of(
     by_rank = list(spans)
     found: dict[str, list[tuple[int, Span]]] = {}
     for name, weight in weights.items():
-        size = torch.Size(weight.shape).numel() * weight.dtype.itemsize
         given: dict[int, tuple[int, Span]] = {}
         for rank, of_rank in enumerate(by_rank):
             span = of_rank[name]
@@ -134,6 +138,6 @@ def owners_of(
             if span.begin != end:
                 break
             end += span.num_bytes
-        if end != size:
+        if end != weight.size_bytes:
             raise ValueError(f"a part of {name} is on no rank")
     return found

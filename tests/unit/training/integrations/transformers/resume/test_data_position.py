@@ -1,6 +1,5 @@
 """A loader with a state of its own, over a stream, as Accelerate makes it."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +28,12 @@ def _no_state_is_left() -> Iterator[None]:
     accelerate.PartialState._reset_state()
 
 
+def without_first(position: DataPosition, loader: Any, count: int) -> Any:
+    """What the Trainer iterates over in an epoch of which it skips `count` batches."""
+    position.begin_epoch(loader)
+    return position.skip_first_batches(accelerate.skip_first_batches, loader, count)
+
+
 def loader() -> Any:
     return accelerate.DataLoaderShard(Stream(), use_stateful_dataloader=True, batch_size=2)
 
@@ -41,27 +46,25 @@ def test_a_pass_goes_on_and_ends(seen: int) -> None:
     for _ in range(seen):
         next(batches)
     position = DataPosition(CONTEXT, first.state_dict(), [])
-    module: Any = importlib.import_module("transformers.trainer")
-    with position.epoch(second):
-        left = [batch.tolist() for batch in module.skip_first_batches(second, seen)]
+    left = [batch.tolist() for batch in without_first(position, second, seen)]
     whole = [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert left == whole[seen:]
-    with position.epoch(second):
-        assert [batch.tolist() for batch in second] == whole
+    position.begin_epoch(second)
+    assert [batch.tolist() for batch in second] == whole
 
 
 def test_a_place_does_not_move_with_its_loader() -> None:
     """What a boundary remembers stays while the batches of the next step are fetched."""
     first = loader()
     position = DataPosition(CONTEXT, None, [])
-    with position.epoch(first):
-        batches = iter(first)
-        next(batches)
-        place = position.state
-        next(batches)
-        next(batches)
-        assert place["_num_yielded"] == 1
-        assert position.state["_num_yielded"] == 3
+    position.begin_epoch(first)
+    batches = iter(first)
+    next(batches)
+    place = position.state
+    next(batches)
+    next(batches)
+    assert place["_num_yielded"] == 1
+    assert position.state["_num_yielded"] == 3
 
 
 class Shuffled(torch.utils.data.Dataset[int]):
@@ -91,20 +94,14 @@ def seeded() -> Any:
 def test_other_generators_within_an_epoch_are_refused(before: int, now: int) -> None:
     """The order of the rest would be another, without a message."""
     states = [torch.Generator().get_state()] * before
-    loader = shuffled(now)
-    module: Any = importlib.import_module("transformers.trainer")
-    with (
-        DataPosition(CONTEXT, None, states).epoch(loader),
-        pytest.raises(ConflictError, match=f"comes from {before} generator.* has {now}: .*--from-scratch"),
-    ):
-        module.skip_first_batches(loader, 1)
+    with pytest.raises(ConflictError, match=f"comes from {before} generator.* has {now}: .*--from-scratch"):
+        without_first(DataPosition(CONTEXT, None, states), shuffled(now), 1)
 
 
 @pytest.mark.parametrize(("before", "make"), [(0, lambda: shuffled(1)), (1, lambda: shuffled(1)), (1, seeded)])
 def test_generators_that_are_as_they_were(before: int, make: Callable[[], Any]) -> None:
     """Or of which nothing was noted; or that a seeded sampler makes when it begins."""
     loader = make()
-    module: Any = importlib.import_module("transformers.trainer")
-    with DataPosition(CONTEXT, None, [torch.Generator().get_state()] * before).epoch(loader):
-        left = list(module.skip_first_batches(loader, 1))
+    position = DataPosition(CONTEXT, None, [torch.Generator().get_state()] * before)
+    left = list(without_first(position, loader, 1))
     assert len(left) == len(loader) - 1
