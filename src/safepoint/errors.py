@@ -11,11 +11,11 @@ SafepointError                 base of all of them
 ├── StorageError         13   the output location cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
-│   ├── AccessDeniedError    13   wrong key, no permission; 12 of a command that does not train
+│   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is not what its manifest says
 │   └── ManifestError    14   the manifest itself is unreadable or unacceptable
-├── WaitTimeoutError     15   it took longer than the caller waits
+├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   checkpoints exist, and none of them is valid
 ├── UnsupportedError     16   not supported on this machine or in this installation
 ├── SaveError             1   a save did not become a checkpoint
@@ -36,11 +36,11 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     PARTLY_DONE = 3
-    """A command has done a part of its work; its answer lists which."""
+    """A command has done a part of its work, and its answer lists that part."""
     NOT_FOUND = 10
     CONFLICT = 11
     NOT_AUTHORISED = 12
-    """Of commands: the keys are wrong or grant too little. A training ends with `STORAGE`."""
+    """Only commands end with it: the keys are wrong or grant too little. A training ends with `STORAGE`."""
     STORAGE = 13
     NOTHING_VALID = 14
     TIMED_OUT = 15
@@ -136,7 +136,7 @@ class NothingValidError(SafepointError):
 
 
 class WaitTimeoutError(SafepointError):
-    """It took longer than the caller waits; it continues."""
+    """The work takes longer than the caller waits; it continues."""
 
     exit_code = ExitCode.TIMED_OUT
 

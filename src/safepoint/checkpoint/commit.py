@@ -1,13 +1,13 @@
 """The commit: the moment from which files count as a checkpoint (docs/adr/0016).
 
-Every save, copy, fetch, export and final model ends in `commit`. Before it, the files lie where no reader takes them
-for a checkpoint: in a working folder, or in a store under a name that has no manifest. Where a checkpoint counts:
+Every save, copy, fetch, export and final model ends in `commit`. Until then its files are in a working folder, or in
+a store under a name without a manifest, and no reader takes them for a checkpoint. The commit is:
 
-- a folder: `FolderDestination`, one rename;
-- a folder on each of several nodes: the same, where every node prepares its part before any node publishes one;
-- an object store: `StoreDestination` in `checkpoint.remote.store_destination`, one conditional write of the manifest.
+- in a folder: one rename (`FolderDestination`);
+- in a folder on each of several nodes: one rename on each node, after all nodes have prepared their parts;
+- in an object store: one conditional write of the manifest (`checkpoint.remote.store_destination`).
 
-An exported model has no manifest. In a store it counts when its last file is there
+An exported model has no manifest. In a store it counts when its last file is written
 (`checkpoint.tools.atomic_export`).
 """
 
@@ -34,22 +34,22 @@ class Destination(Protocol):
     """A place in which a checkpoint or a model appears whole or not at all."""
 
     def prepare(self, record: Record | None) -> None:
-        """Compare the files with the record and make them durable; everything that is likely to fail fails here.
+        """Compare the files with the record and make them durable. Likely errors, such as a full disk, occur here.
 
         Args:
             record: names the files; None for a model without a manifest.
 
         Raises:
-            SafepointError: the files are not those that the record names, or another writer has the place.
+            SafepointError: the files differ from the record, or another writer has claimed the place.
             OSError: the disk is full, gone, or read-only.
         """
         ...
 
     def publish(self) -> None:
-        """Make what was prepared count, in one step that every reader sees whole or not at all.
+        """Make the prepared files count, in one atomic step.
 
         Raises:
-            SafepointError: another writer has the place.
+            SafepointError: another writer has claimed the place.
             OSError: the disk is gone, or read-only.
         """
         ...
@@ -74,8 +74,8 @@ def commit(
     Args:
         destination: where the files are.
         record: see `Destination.prepare`.
-        together: for the parts of several nodes: runs a step on every node; when it fails on one, raises its error
-            on all. So no node publishes its part before all nodes have prepared theirs.
+        together: for the parts of several nodes: runs a step on every node, and raises an error of one node on all
+            nodes. So no node publishes its part before all nodes have prepared theirs.
 
     Raises:
         SafepointError, OSError: nothing was committed, see `Destination`.
@@ -101,8 +101,8 @@ class FolderDestination:
 
     Args:
         source: where the files are written; on the same file system as `target`.
-        target: the name that readers know. What has that name is replaced in one step.
-        trash: a folder on the same file system for what is replaced; None where `target` is absent or empty.
+        target: the name that readers know. A folder of that name is replaced in one step.
+        trash: a folder on the same file system for the replaced folder; None where `target` is absent or empty.
         is_durable: whether the files in `source` are fsynced already.
     """
 
@@ -119,7 +119,7 @@ class FolderDestination:
         if record is not None:
             faults = compare_listing(record.files, present, extra=True)
             if faults:
-                raise SaveError(f"the files in {self.source} are not those that were reported: {faults[0]}")
+                raise SaveError(f"the files in {self.source} differ from the manifest: {faults[0]}")
         if not self._is_durable:
             for path in present:
                 files.fsync_file(self.source / path)

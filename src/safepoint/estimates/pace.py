@@ -1,14 +1,13 @@
-"""How fast an attempt steps: pure arithmetic on the times of its steps.
+"""The pace of an attempt: arithmetic on the times of its steps.
 
 A step is measured from the end of the boundary before it, so that evaluations and saves are not included. Their
-time is counted separately, from the second one on: one that comes two steps after a resume does not show how often
-there will be another.
+time is counted separately, from the second one on: the first one does not show how often there will be another.
 """
 
 from collections import deque
 
 _MOST_STEPS = 64
-"""How many of the last steps count: enough to even them out, few enough to follow a change."""
+"""The number of last steps that count: enough for a steady mean, few enough to follow a change."""
 _SHARE = 0.2
 """A boundary that takes less than this part of a step belongs to the step: log lines, callbacks."""
 
@@ -16,7 +15,7 @@ _SHARE = 0.2
 class Pace:
     """The pace of one attempt; all times are of one monotonic clock, in seconds.
 
-    One thread calls the methods; others may read the properties, which are of this step or of the one before.
+    One thread calls the methods. Other threads may read the properties, whose values may be one step old.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class Pace:
             self._first_s = took_s
 
     def boundary_ends(self, now_s: float) -> None:
-        """Log line, evaluation and save are done, and the next step begins; may be called again before it does."""
+        """Log line, evaluation and save are done; may be called several times before the next step begins."""
         if self._mark_s is None:
             return
         took_s = now_s - self._mark_s

@@ -152,9 +152,10 @@ class Configuration:
                     tables.append(table)
                     continue
                 if below:
-                    raise table.refuse(f"[{kind}] has no tables in it", hint="move its values up")
+                    why = f"it is not allowed, because [{kind}] takes values only"
+                    raise table.refuse(why, hint=f"write them below [{kind}]")
                 if kind == _LOCAL and path != paths[-1]:
-                    why = "slots belong to the machine, and are the same for every project"
+                    why = "slots are a setting of the machine, and not of a project"
                     raise table.refuse(why, hint=f"move it to {paths[-1]}")
                 for setting in table.settings:
                     name = setting.key if kind == _PVC else setting.name
@@ -310,12 +311,12 @@ def _confirmed(line: tuple[int, str] | None, key: str, value: object) -> int | N
     if line is None:
         return None
     try:
-        said: Any = tomllib.loads(line[1])
+        parsed: Any = tomllib.loads(line[1])
     except tomllib.TOMLDecodeError:
         return None
-    while isinstance(said, dict) and key not in said and len(cast("dict[str, Any]", said)) == 1:
-        said = next(iter(cast("dict[str, Any]", said).values()))
-    return line[0] if isinstance(said, dict) and cast("dict[str, Any]", said).get(key) == value else None
+    while isinstance(parsed, dict) and key not in parsed and len(cast("dict[str, Any]", parsed)) == 1:
+        parsed = next(iter(cast("dict[str, Any]", parsed).values()))
+    return line[0] if isinstance(parsed, dict) and cast("dict[str, Any]", parsed).get(key) == value else None
 
 
 def toml(value: object) -> str:

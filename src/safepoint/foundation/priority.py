@@ -1,8 +1,9 @@
 """Lowers the priority of a background process, and raises it again while another process waits for it.
 
 Linux puts each session of processes into a group of its own and shares the processors between the groups, unless
-control groups do that, as in a pod; then a process's own niceness counts. So both are set. A process cannot lower its
-own niceness again without privileges, but can lower its group's. So the first is moderate and the second the highest.
+control groups do that, as in a pod; then a process's own niceness counts. So both are set. Without privileges a
+process cannot lower its own niceness again, but it can lower its group's. So its own is moderate, and the group's is
+the highest.
 """
 
 import contextlib

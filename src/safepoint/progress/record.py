@@ -85,7 +85,7 @@ class Progress:
         max_steps: optimizer steps in all; 0 when unknown.
         epoch: epochs done, with the fraction of the running one.
         num_epochs: epochs in all; 0 when unknown.
-        loss: the last one reported; None before, and for a value that is not finite.
+        loss: the last reported loss; None before the first, and for a value that is not finite.
         train_metrics: other metrics of the training, by name; None for a value that is not finite.
         eval_metrics: those of evaluations.
         step_s: seconds of a step in this attempt; None until two were measured.
@@ -320,5 +320,5 @@ _OPTIONAL = {one.name for kind in (Progress, SaveStatistics) for one in fields(k
 
 
 def _rounded(value: Any) -> Any:
-    """Six significant digits, which is more than is known."""
+    """A float with six significant digits."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

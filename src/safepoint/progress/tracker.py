@@ -25,7 +25,7 @@ _EVAL = ("eval_", "eval/", "val_", "val/", "test_", "test/", "validation_", "val
 
 
 class ProgressTracker:
-    """What is known of the training.
+    """Collects the progress of this process's training.
 
     Args:
         places: further files for the record, besides the one in the output folder.
@@ -71,7 +71,7 @@ class ProgressTracker:
         resumed_time: str | None,
         resumed_bytes: int | None,
     ) -> None:
-        """The ranks have decided where to start.
+        """Report where the ranks have decided to start.
 
         Args:
             path: the record in the output folder; its totals are kept until the loop reports its own.
@@ -110,7 +110,7 @@ class ProgressTracker:
             self._file.update()
 
     def loop_begins(self) -> None:
-        """The first step is next."""
+        """Report that the first step begins."""
         with self._changing():
             self._state = State.TRAINING
             self._pace.begins(clock.monotonic_s())
@@ -147,11 +147,11 @@ class ProgressTracker:
     # ---- a step -----------------------------------------------------------------------------------------------
 
     def step_ends(self) -> None:
-        """The optimizer has stepped."""
+        """Report that the optimizer has stepped."""
         self._pace.step_ends(clock.monotonic_s())
 
     def boundary_ends(self) -> None:
-        """The boundary after a step is over: votes, saves and evaluations."""
+        """Report that the boundary after a step is over, with its votes, saves and evaluations."""
         self._pace.boundary_ends(clock.monotonic_s())
 
     def reached(
@@ -200,19 +200,19 @@ class ProgressTracker:
             self._saves = replace(self._saves, expected_s=size_bytes / _USUAL_BYTES_PER_S)
 
     def snapshot_taken(self, step: int) -> None:
-        """A snapshot of this step is in memory, or is being copied there."""
+        """Report that a snapshot of this step is in memory, or is being copied there."""
         with self._changing():
             self._known["snapshot_step"] = step
             self._snapshot_time = clock.utc_now()
 
     def became_durable(self, step: int) -> None:
-        """The snapshot of this step is durable; its duration and size are unknown."""
+        """Report that the snapshot of this step is durable; its duration and size are unknown."""
         with self._changing():
             time = self._snapshot_time if self._known.get("snapshot_step") == step else clock.utc_now()
             self._known |= {"safe_step": step, "safe_time": time}
 
     def saved(self, step: int, *, time: str, stall_s: float, durable_s: float, size_bytes: int) -> None:
-        """A checkpoint is durable.
+        """Report that a checkpoint is durable.
 
         Args:
             step: of which step.
@@ -236,7 +236,7 @@ class ProgressTracker:
             )
 
     def not_saved(self) -> None:
-        """A save did not become a checkpoint."""
+        """Report that a save did not become a checkpoint."""
         with self._changing():
             self._saves = replace(self._saves, unsaved=self._saves.unsaved + 1)
 

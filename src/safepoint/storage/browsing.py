@@ -5,9 +5,8 @@ Code that reads a folder of this machine and an object store alike takes a `Read
 """
 
 import io
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, BinaryIO, Literal, Protocol, Self, cast
 
 from safepoint.errors import ObjectNotFoundError, StorageError
@@ -181,7 +180,7 @@ class StorePath:
 
     def open(self, mode: Literal["rb"], /) -> BinaryIO:
         """See `ReadablePath`."""
-        return cast("BinaryIO", _Reader(self._tree, self._key, self.size_bytes))
+        return cast("BinaryIO", RawReader(self.size_bytes, partial(self._tree.read, self._key)))
 
     def byte_range(self, start: int, length: int) -> ByteRange:
         """A range of the object, for `stream_ahead`."""
@@ -204,19 +203,17 @@ class StorePath:
 
 
 class RawReader(io.RawIOBase):
-    """A file object of known length over a source of byte ranges, which a subclass reads.
+    """A file object over a source of byte ranges.
 
     Args:
         size_bytes: of the file.
+        read_range: reads at most `length` bytes from `start`; the range is in the file and not empty.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, read_range: Callable[[int, int], bytes]) -> None:
         self._size_bytes = size_bytes
+        self._read_range = read_range
         self._place = 0
-
-    @abstractmethod
-    def read_range(self, start: int, length: int) -> bytes:
-        """At most that many bytes from there on; the range lies in the file and is not empty."""
 
     def seekable(self) -> bool:
         """It is."""
@@ -248,20 +245,10 @@ class RawReader(io.RawIOBase):
         count = max(0, min(len(view), self._size_bytes - self._place))
         if not count:
             return 0
-        data = self.read_range(self._place, count)
+        data = self._read_range(self._place, count)
         view[: len(data)] = data
         self._place += len(data)
         return len(data)
-
-
-class _Reader(RawReader):
-    def __init__(self, tree: _Tree, key: str, size_bytes: int) -> None:
-        super().__init__(size_bytes)
-        self._tree = tree
-        self._key = key
-
-    def read_range(self, start: int, length: int) -> bytes:
-        return self._tree.read(self._key, start, length)
 
 
 def browse(store: Store, prefix: str = "", *, on_read: OnRead | None = None) -> StorePath:

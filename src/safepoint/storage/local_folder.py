@@ -126,13 +126,13 @@ class LocalStore:
                     version = _version(os.fstat(file.fileno()))
                 if fence is not None:
                     fence()
-                self._publish(working, path, condition)
+                self._rename(working, path, condition)
             finally:
                 working.unlink(missing_ok=True)
             return version
 
-    def _publish(self, working: Path, path: Path, condition: Condition | None) -> None:
-        # The folder's lock makes look and rename one step for all writers that come this way.
+    def _rename(self, working: Path, path: Path, condition: Condition | None) -> None:
+        # The folder's lock makes comparison and rename one step, for all writers that use this class.
         with _locked(path.parent) as folder:
             if condition is not None:
                 try:
@@ -231,7 +231,7 @@ def _create_working(path: Path) -> Path:
             working.touch(exist_ok=False)
         except FileNotFoundError:
             continue
-        except FileExistsError:  # also what `mkdir` says when the folder is gone by the time that it looks again
+        except FileExistsError:  # `mkdir` raises it also when the folder was deleted meanwhile
             if path.parent.exists() and not path.parent.is_dir():
                 raise
         else:
@@ -278,7 +278,7 @@ def _receive(content: Content, target: int, progress: Progress | None) -> None:
 def _locked(folder: Path) -> Generator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # no locks here: look and rename remain two steps
+        with contextlib.suppress(OSError):  # without locks, comparison and rename are two steps
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:

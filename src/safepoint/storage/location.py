@@ -84,7 +84,7 @@ class Location:
 
     @property
     def parent(self) -> "Location":
-        """The location around this one; a folder named without a `/` lies in `.`."""
+        """The location that contains this one; `.` for a relative folder without `/`."""
         path = self.path.rpartition("/")[0]
         if self.is_folder and not path:
             path = "/" if self.path.startswith("/") else "."

@@ -1,8 +1,8 @@
 """An object store: S3 and compatible servers, Google Cloud Storage, Azure. Requests go through obstore.
 
-Requests are repeated here and not by obstore, whose ten retries would hide faults and know no deadline. Large files
-go to S3 through `multipart`, which can continue an upload. Without static keys (a role, a token file), and for the
-other stores, obstore sends them, and an interrupted upload starts again.
+This module repeats failed requests itself: obstore's ten retries would hide faults and ignore the deadline. Large
+files go to S3 through `multipart`, which can continue an upload. Without static keys (a role, a token file), and for
+the other stores, obstore sends them, and an interrupted upload starts again.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class ObjectStore:
             pages: Any = obstore.list(client, prefix or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
             return [item for page in pages for item in page]
 
-        # As a whole, because a page that was cut off must not look like the end.
+        # All pages in one attempt, because a page that was cut off must not look like the end.
         found = self._call("LIST", prefix, everything, deadline_s)
         for item in sorted(found, key=lambda item: item["path"]):
             yield self._object(item["path"], item)
@@ -108,7 +108,7 @@ class ObjectStore:
         return self._call("GET", key, get, deadline_s, size_bytes=length or 0)
 
     def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
-        """See `Store`; without keys of our own, obstore reads in larger blocks."""
+        """See `Store`; without static keys, obstore reads in larger blocks."""
         check_key(key)
         if self._requests is not None:
             self._requests.get(self._full(key), sink, start=start, length=length, deadline_s=deadline_s)
@@ -153,7 +153,7 @@ class ObjectStore:
         try:
             return self._version(obstore.put(client, key, data, mode=mode, use_multipart=False))
         except PreconditionError:
-            # Ceph RGW 16 compares If-Match with the bare ETag: with quotes it never matches what it gave out itself.
+            # Ceph RGW 16 compares If-Match with the ETag without quotes, but returns it with quotes.
             version = condition.version if condition is not None else None
             if self._version_field != "e_tag" or version is None or obstore.head(client, key)["e_tag"] != version:
                 raise
@@ -203,11 +203,11 @@ class ObjectStore:
     def _upload_stream(
         self, key: str, content: Content, fence: Callable[[], None] | None, progress: Progress | None
     ) -> None:
-        """Through obstore, which repeats requests by itself here: a stream cannot be started again."""
+        """Upload with obstore, which repeats requests itself here, because a stream cannot be started again."""
         what, done = f"PUT {self._name(key)}", 0
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
         client = _make_client(self.location, self._options, self._options.request_timeout_s, is_repeating=True)
-        # Not as a context manager: left by an error, it must not make an object of what has come so far.
+        # Not a context manager, which would make an incomplete object after an error.
         writer = obstore.open_writer(
             client, key, buffer_size=part_bytes, max_concurrency=max(1, STREAM_MEMORY_BYTES // part_bytes - 1)
         )
@@ -233,7 +233,7 @@ class ObjectStore:
         if fence is None:
             self.write(key, data, deadline_s=deadline_s)
             return
-        # The write requires the version that was seen before the fence: a successor in between has changed it.
+        # The write requires the version from before the fence, which a later writer has changed.
         for num_left in reversed(range(_NUM_FENCED_TRIES)):
             found = self._stat_or_none(key, deadline_s)
             fence()
@@ -338,7 +338,7 @@ class ObjectStore:
             with self._translating(what):
                 return request(self._client(timeout_s))
 
-        # A slow link is no fault: a request may take as long as its bytes need at a crawl.
+        # A slow link is not an error: a request may take as long as its bytes need at the slowest accepted rate.
         try_s = self._options.request_timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
         if deadline_s is None:
             deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S + try_s
@@ -350,7 +350,7 @@ class ObjectStore:
             yield
         except StorageError:
             raise
-        # obstore's errors derive from several builtins; all of them are answers about the store.
+        # obstore's errors derive from several builtins, so all exceptions are translated.
         except Exception as error:
             translated = failures.from_obstore(error, what)
             is_s3_without_keys = self.location.scheme is Scheme.S3 and self._requests is None
@@ -359,7 +359,7 @@ class ObjectStore:
             raise translated from error
 
     def _client(self, timeout_s: float) -> _Client:
-        # A client has one timeout for all its requests; a few clients, each half of the next, keep any deadline.
+        # A client has one timeout for all its requests. A few clients, whose timeouts double, fit any deadline.
         bucket_s = self._options.request_timeout_s
         while bucket_s > max(timeout_s, _SHORTEST_TRY_S):
             bucket_s /= 2
@@ -372,7 +372,7 @@ class ObjectStore:
 
 
 def _gathered(content: Content) -> bytes:
-    """All of a small stream."""
+    """The bytes of a small stream."""
     data = bytearray()
 
     def take(block: memoryview) -> None:
@@ -391,7 +391,7 @@ def _make_client(
     client_options: dict[str, Any] = {
         "allow_http": True,
         "timeout": timedelta(seconds=timeout_s),
-        # Silence is noticed sooner than slowness.
+        # A server that sends nothing is noticed sooner than a slow one.
         "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
         "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
         "allow_invalid_certificates": not options.verify_tls,

@@ -1,4 +1,4 @@
-"""Several reads of an object store at once, because a single one mostly waits for answers."""
+"""Reads an object store with several requests at once, because a single request mostly waits for its answer."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

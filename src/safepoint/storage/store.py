@@ -73,7 +73,7 @@ class Store(Protocol):
     - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`);
       it succeeds also when an earlier try, whose answer was lost, has already done the work;
     - memory stays bounded whatever the size of an object, except for `read`, which returns what was asked for;
-    - all methods may be called from several threads at once, after and never before a fork.
+    - several threads may call all methods at once; a process that forks must not use a store before the fork.
 
     All may raise AccessDeniedError and TransientError (the deadline passed); each method names its other errors.
     """
@@ -139,17 +139,17 @@ class Store(Protocol):
     ) -> None:
         """Write a file or a stream of bytes, of any size, in parts when it is large; an existing object is replaced.
 
-        Called again after it was cut off, also by another process, it sends only the parts that are missing. Of a
-        stream nothing is written to a disk of this machine, and memory holds at most 32 MiB, or one part where parts
-        are larger, as S3 requires for more than 300 GB.
+        When an interrupted upload is repeated, even by another process, only the missing parts are sent. A stream is
+        not written to a disk of this machine. At most 32 MiB of it are in memory, or one part where parts are larger,
+        which S3 requires above 300 GB.
 
         Args:
-            key: where.
+            key: of the object.
             source: a regular file that does not change meanwhile; or a stream.
             fence: called immediately before the object becomes visible; its exceptions stop the upload. Together
                 with `sweep` it keeps a writer that was replaced from overwriting the objects of its successor
                 (docs/adr/0007-object-stores.md).
-            progress: also called once for the parts that the server has already.
+            progress: receives the bytes that were sent; called once for all parts that the server has already.
             deadline_s: when to give up.
 
         Raises:
@@ -172,7 +172,7 @@ class Store(Protocol):
 
         Args:
             only: called with the key of each; only those for which it returns True are deleted.
-            begun_before_s: only those begun before this time, seconds since 1970; None: whenever they began.
+            begun_before_s: only those begun before this time, seconds since 1970; None for all.
             deadline_s: when to give up.
         """
         ...

@@ -97,7 +97,7 @@ def test_the_users_file_is_where_xdg_says() -> None:
         ("[local]\ngpu_slots = -1\n", ["gpu_slots = -1"]),
         ("[local]\ncpu_slot = 1\n", ["cpu_slot = 1", "did you mean cpu-slots?"]),
         ("[local.deeper]\nx = 1\n", ["line 1", "[local.deeper]"]),
-        ("[pvc]\nmy.claim = '/x'\n", ["[pvc.my]", "move its values up"]),
+        ("[pvc]\nmy.claim = '/x'\n", ["[pvc.my]", "write them below [pvc]"]),
         ("[pvc]\ndata = 3\n", ["line 2", "data = 3", "folder"]),
         ("[pvc]\ndata = ' '\n", ["data = "]),
         ("[pvc]\ndata = '/a,b'\n", ["comma"]),
@@ -119,7 +119,7 @@ def test_what_cannot_be_meant_is_named_with_its_place(text: str, words: list[str
 def test_slots_are_the_machines_and_no_projects(tmp_path: Path, name: str, prefix: str) -> None:
     """Supervisors that are started in different folders would count differently."""
     write(tmp_path, f"[{prefix}local]\ncpu-slots = 4\n", name)
-    with pytest.raises(UsageError, match=r"the same for every project.*move it to .*config.toml") as caught:
+    with pytest.raises(UsageError, match=r"a setting of the machine.*move it to .*config.toml") as caught:
         load(tmp_path)
     assert "line 1: [local]" in str(caught.value)
 

@@ -65,7 +65,7 @@ def newest_valid(
         if verdict.manifest is None or not verdict.is_valid:
             rejected(path, verdict.faults[0])
         elif verdict.manifest.step != step_of(path):
-            reason = f"it says step {verdict.manifest.step}, the folder's name says {step_of(path)}"
+            reason = f"its step is {verdict.manifest.step}, and the folder's name has step {step_of(path)}"
             rejected(path, Fault(file=MANIFEST_NAME, reason=reason))
         else:
             return path, verdict.manifest
@@ -75,7 +75,7 @@ def newest_valid(
 
 
 def refuse_invalid(output: Path) -> NoReturn:
-    """Say why none of the checkpoints in `output` can be resumed from.
+    """Raise the error that explains why no checkpoint in `output` can be resumed from.
 
     Raises:
         NothingValidError: always.
@@ -83,21 +83,21 @@ def refuse_invalid(output: Path) -> NoReturn:
     found = list_checkpoints(output)
     if all((path / PART_NAME).exists() for path in found):
         raise NothingValidError(
-            f"{output} holds one node's parts of {plural(len(found), 'checkpoint')}, and the others are on other "
-            "nodes; training was not started",
-            hint="start it on all nodes with the object store that it was saved to, --output-dir s3://…",
+            f"{output} holds only this node's parts of {plural(len(found), 'checkpoint')}; training was not started",
+            hint="start the run on all nodes, with --output-dir s3://… as before",
         )
     if not any((path / MANIFEST_NAME).exists() for path in found):
         raise NothingValidError(
             f"{output} holds {plural(len(found), 'checkpoint folder')} that Safepoint has not written; training "
             "was not started",
-            hint="name another output folder, and one of them as `resume_from_checkpoint` in the script; or "
-            "--from-scratch, which moves them aside and deletes nothing",
+            hint="to continue from one, pass it as `resume_from_checkpoint` and use another output folder; to start "
+            "at step 0, use --from-scratch, which moves them aside and deletes nothing",
         )
     raise NothingValidError(
         f"{output} holds {plural(len(found), 'checkpoint folder')} and none of them is a valid checkpoint; training "
         "was not started",
-        hint="restore one, or start afresh with --from-scratch, which moves them aside and deletes nothing",
+        hint="restore one, or start from the beginning with --from-scratch, which moves them aside and deletes "
+        "nothing",
     )
 
 

@@ -1,10 +1,10 @@
-"""Digests of files: XXH3-128, which finds damage at the speed of memory, in parts that can be checked one by one.
+"""Digests of files: XXH3-128, of a whole file and of its parts.
 
-A file of more than PART_BYTES is digested part by part, and its digest is that of its parts' digests. So parts that
-are fetched in any order, on several threads, are checked one by one, and only a damaged one is fetched again.
+A file of more than PART_BYTES is digested in parts, and its digest is the digest of the parts' digests. So a fetch
+can check each part by itself, in any order, and repeats only damaged ones.
 
-A digest detects accidents, not attacks: an attacker who can write the folder can also write the manifest. That
-nothing in a checkpoint is executed does not depend on the digest.
+A digest detects accidents, not attacks: an attacker who can write the folder can also write the manifest. Nothing in
+a checkpoint is executed, whether or not its digests match.
 """
 
 import os
@@ -24,12 +24,12 @@ _PREFIX = f"{ALGORITHM}:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDigest:
-    """What a file's content is.
+    """The size and the digests of a file.
 
     Args:
-        size_bytes: its size.
-        digest: `xxh3-128:<32 hex digits>` of the whole.
-        parts: the digests of its parts of PART_BYTES, in order; empty for a file of one part.
+        size_bytes: the size.
+        digest: `xxh3-128:<32 hex digits>` of the whole file.
+        parts: the digests of the parts of PART_BYTES, in order; empty for a file of one part.
     """
 
     size_bytes: int
@@ -84,7 +84,7 @@ class FileDigester:
         self._in_part = 0
 
     def result(self) -> FileDigest:
-        """Of all pieces; nothing can be added any more."""
+        """The size and the digests of all pieces; no piece may be added afterwards."""
         if self._in_part or not self._parts:
             self._end_part()
         if len(self._parts) == 1:
@@ -93,17 +93,17 @@ class FileDigester:
 
 
 def digest_of_parts(parts: Sequence[str]) -> str:
-    """The digest of a file from those of its parts, all of them `xxh3-128:<32 hex digits>`."""
+    """The digest of a file, from the digests of its parts."""
     return digest_bytes(b"".join(bytes.fromhex(part.removeprefix(_PREFIX)) for part in parts))
 
 
 def num_parts(size_bytes: int) -> int:
-    """How many digests of parts a file of this size has; 0 when the file is one part."""
+    """The number of part digests of a file of this size; 0 for a file of one part."""
     return 0 if size_bytes <= PART_BYTES else -(-size_bytes // PART_BYTES)
 
 
 def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> FileDigest:
-    """Read `path` once.
+    """The size and the digests of the file at `path`, which is read once.
 
     Args:
         path: a regular file; links are not followed.

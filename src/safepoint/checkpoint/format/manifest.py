@@ -1,7 +1,7 @@
-"""The manifest: one JSON file that says what a checkpoint is and names every file of it; and one node's part.
+"""The manifest: one JSON file that describes a checkpoint and names its files. Also the record of one node's part.
 
-Where every node has a folder of its own, it holds a part of the checkpoint (docs/adr/0008). The folder has the
-checkpoint's name, with the record of the part in place of the manifest, so that no reader takes it for a checkpoint.
+Where every node has an output folder of its own, that folder holds a part of the checkpoint (docs/adr/0008). The part
+has a record in place of the manifest, so that no reader takes it for a complete checkpoint.
 
 Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part; any altered byte is
 refused; a hostile record is refused before any path in it is used. Reading executes nothing.
@@ -124,7 +124,7 @@ class FileEntry:
                 f"parts of {self.path!r} must be {num_parts(self.size_bytes)} digests, not {len(self.parts)}"
             )
         if self.parts and digest_of_parts(self.parts) != self.digest:
-            raise ValueError(f"digest of {self.path!r} must be that of its parts")
+            raise ValueError(f"the digest of {self.path!r} does not match the digests of its parts")
 
 
 def path_fault(path: str) -> str | None:
@@ -137,7 +137,7 @@ def path_fault(path: str) -> str | None:
         return "is absolute"
     parts = path.split("/")
     if any(part in {"", ".", ".."} for part in parts) or str(PurePosixPath(path)) != path:
-        return "leaves the checkpoint's folder or is not in its plain form"
+        return "leaves the checkpoint's folder or is not normalized"
     if path in {MANIFEST_NAME, PART_NAME}:
         return "is the manifest itself" if path == MANIFEST_NAME else "is the record of a node's part"
     return None
@@ -145,7 +145,7 @@ def path_fault(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFacts:
-    """What is known of a checkpoint before its files are written.
+    """The fields of a manifest that are known before the files are written.
 
     Args:
         run_id: the run it belongs to; the same over all attempts of a run.
@@ -190,10 +190,10 @@ class ManifestFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(ManifestFacts):
-    """What a checkpoint is.
+    """The description of a checkpoint.
 
     Args:
-        trigger: why it was taken.
+        trigger: why the checkpoint exists.
         created: RFC 3339 UTC.
         files: every file but the manifest, sorted by path.
     """
@@ -214,7 +214,7 @@ class Manifest(ManifestFacts):
         names = set(paths)
         for path in paths:
             if any(str(parent) in names for parent in PurePosixPath(path).parents):
-                raise ValueError(f"files names {path!r} below another file")
+                raise ValueError(f"the path {path!r} is below another file")
 
     @property
     def size_bytes(self) -> int:
@@ -249,10 +249,10 @@ class Manifest(ManifestFacts):
     def from_bytes(cls, data: bytes) -> "Manifest":
         """Read and check a manifest.
 
-        Fields that a later release added to version 1 are kept out of the result but covered by the digest.
+        Unknown fields, which a later release may add to version 1, are ignored. The digest covers them too.
 
         Raises:
-            ManifestError: with the reason; nothing of the content was used.
+            ManifestError: the manifest is invalid; no path in it was used.
         """
         record = _open_record(data, name=FORMAT)
         with _refusing_malformed():
@@ -266,7 +266,7 @@ class Manifest(ManifestFacts):
 
 
 Describe = Callable[[tuple[FileEntry, ...]], Manifest]
-"""Makes the manifest for files, which are sorted by path."""
+"""Makes the manifest of a checkpoint with these files, which are sorted by path."""
 
 
 def _record(entry: FileEntry) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _read_entry(record: Mapping[str, Any]) -> FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePart:
-    """What one node holds of a checkpoint.
+    """The files of a checkpoint that one node holds.
 
     Args:
         node: the node's number, from 0.
@@ -329,10 +329,10 @@ class NodePart:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "NodePart":
-        """Read and check it.
+        """Read and check the record of a part.
 
         Raises:
-            ManifestError: with the reason; nothing of the content was used.
+            ManifestError: the record is invalid; no path in it was used.
         """
         record = _open_record(data, name=_PART_FORMAT)
         with _refusing_malformed():
@@ -356,7 +356,7 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
     """The record of the format `name` that `_seal_record` has written.
 
     Raises:
-        ManifestError: it is something else, or was altered.
+        ManifestError: the data are of another format or version, or were altered.
     """
     record = parse_json_object(data)
     if record.get("format") != name:
@@ -368,7 +368,7 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
             hint="use the release of safepoint that wrote it",
         )
     content = {name: value for name, value in record.items() if name != _SELF}
-    with _refusing_malformed():  # 1e999 and nesting at the very limit can be read, and only writing them fails
+    with _refusing_malformed():  # some values, such as 1e999, can be read but not written
         is_intact = record.get(_SELF) == digest_bytes(_canonical(content)) and data == _canonical(record)
     if not is_intact:
         raise ManifestError("it was altered after it was written: its own digest does not match")
@@ -377,7 +377,7 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _refusing_malformed() -> Generator[None]:
-    """Raise ManifestError in place of what the fields of a record raise."""
+    """Turn the errors of invalid fields into a ManifestError."""
     try:
         yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:

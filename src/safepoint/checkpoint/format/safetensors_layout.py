@@ -73,14 +73,14 @@ class Layout(NamedTuple):
 
 
 def lay_out(shapes: Iterable[Shape], metadata: Mapping[str, str] | None) -> Layout:
-    """Lay a file out.
+    """Compute the header and the places of tensors in a file.
 
     Args:
-        shapes: what is in it.
-        metadata: text for the header.
+        shapes: the tensors.
+        metadata: strings for the header's `__metadata__`.
 
     Raises:
-        ValueError: a name or a text cannot be encoded.
+        ValueError: a name or a metadata string cannot be encoded as UTF-8.
     """
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0

@@ -44,7 +44,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What verification found.
+    """The result of a verification.
 
     Args:
         manifest: the checkpoint's manifest; None when it cannot be read.
@@ -79,10 +79,10 @@ def read_part(folder: Path) -> NodePart:
 
 
 def read_manifest_of_any(folder: Path) -> Manifest:
-    """The manifest of the checkpoint in `folder`, a whole one or one node's part.
+    """The manifest of the checkpoint, or of the checkpoint whose part is in `folder`.
 
     Raises:
-        ManifestError: it is neither.
+        ManifestError: the folder has no valid manifest and no valid record of a part.
     """
     try:
         return read_manifest(folder)
@@ -101,7 +101,7 @@ def _read_record(path: Path) -> bytes:
     except OSError as error:
         reason = "it is a link" if path.is_symlink() else f"it cannot be read: {error.strerror}"
         raise ManifestError(reason) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # asked first: fdopen refuses a folder, and keeps it open
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before fdopen, which leaves the descriptor of a folder open
         os.close(descriptor)
         raise ManifestError("it is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
@@ -132,11 +132,11 @@ def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], No
 def verify_part(
     folder: Path, part: NodePart, *, deep: bool = True, progress: Callable[[int, int], None] | None = None
 ) -> tuple[Fault, ...]:
-    """Every fault of the files that the node holds; a further file is none.
+    """The faults of the files that the node holds; additional files are ignored.
 
     Args:
-        folder: where.
-        part: what `read_part` found there.
+        folder: the folder of the part.
+        part: the record that `read_part` returned.
         deep: see `verify`.
         progress: see `verify`.
     """
@@ -177,8 +177,8 @@ def compare_listing(
 
     Args:
         entries: of the manifest.
-        found: path → size in bytes, None for what is no regular file.
-        extra: whether what the manifest does not name is a fault.
+        found: path → size in bytes; None for a link or a special file.
+        extra: whether a file that the manifest does not name is a fault.
     """
     faults: list[Fault] = []
     unnamed = dict(found)
@@ -199,10 +199,10 @@ def compare_listing(
 def compare_content(
     folder: Path, entries: Sequence[FileEntry], progress: Callable[[int, int], None] | None = None
 ) -> list[Fault]:
-    """Read every file and compare its digest with a manifest's; names and sizes have been compared.
+    """Read every file and compare its digest with the manifest. The caller has compared names and sizes.
 
     Args:
-        folder: where.
+        folder: the folder of the checkpoint or part.
         entries: of the manifest.
         progress: called with bytes read so far and bytes in all.
     """

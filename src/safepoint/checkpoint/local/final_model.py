@@ -1,8 +1,8 @@
-"""The final model: what is published as `final/` when the training has ended by itself.
+"""The final model: the model that is published as `final/` when the training has reached its last step.
 
 It is the model as it was when `train()` returned. Safepoint uploads it at once or, where it cannot be streamed,
-leaves it in the folder for the uploader. A script that saves a model of its own afterwards, into `final/` or into the
-output folder itself, replaces it.
+leaves it in the folder for the uploader. A model that the script saves afterwards, in `final/` or in the output
+folder, replaces it.
 """
 
 import os
@@ -31,10 +31,10 @@ def final_folder(output: OutputFolder) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnd:
-    """A training that has ended by itself.
+    """The end of a training that has reached its last step.
 
     Args:
-        describe: makes the manifest of its model.
+        describe: makes the manifest of the model.
         ended_ns: when it ended, by the clock of the output folder's file system.
     """
 
@@ -43,7 +43,7 @@ class TrainingEnd:
 
 
 def note_end(output: OutputFolder, describe: Describe) -> TrainingEnd:
-    """Note the time; a model that is written to the folder after it is the script's own.
+    """Record the time. A model that is written to the folder afterwards was saved by the script.
 
     Raises:
         OSError: the folder cannot be written.
@@ -54,20 +54,20 @@ def note_end(output: OutputFolder, describe: Describe) -> TrainingEnd:
 
 
 def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
-    """Commit the model that the script has saved by itself, if there is one, as the final model.
+    """Commit the model that the script has saved after the training, if there is one, as the final model.
 
     Args:
         output: the folder.
-        end: of the training.
+        end: the end of the training.
 
     Returns:
-        Whether there is one.
+        Whether there is such a model.
 
     Raises:
         OSError: the disk is full or gone.
     """
     source, paths = _scripts_model(output.root)
-    # Only a model that was written since: an older one belongs to an earlier run in the same folder.
+    # An older model belongs to an earlier run in the same folder.
     models = [path for path in paths if path in _MODEL_FILES] or paths
     if not paths or max((source / path).stat().st_mtime_ns for path in models) < end.ended_ns:
         return False

@@ -1,4 +1,4 @@
-"""The folder that a run writes to: its lock, its checkpoints, and the leftovers of dead runs."""
+"""The folder that a run writes to: its lock, its checkpoints, and the leftovers of ended runs."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ class OutputFolder:
         self._lock: files.FolderLock | None = None
 
     def check_usable(self) -> None:
-        """Whether the folder can exist; cheap, creates the folder and nothing in it.
+        """Create the folder if it does not exist, and nothing in it.
 
         Raises:
             StorageError: it cannot be created, or is a file.
@@ -54,7 +54,7 @@ class OutputFolder:
         )
 
     def prepare(self) -> None:
-        """Create what is missing and prove that it can be written.
+        """Create the folders that are missing, and check that files can be written.
 
         Raises:
             StorageError: it cannot be created or written.
@@ -69,12 +69,12 @@ class OutputFolder:
             raise self._unusable(error) from error
 
     def claim(self, *, wait_s: float, waiting: Callable[[str], None], keeper_pid: int = 0) -> bool:
-        """Become the one writer; wait for another that is about to exit.
+        """Lock the folder for this run, and wait for another run that is about to exit.
 
         Args:
             wait_s: how long to wait for it.
-            waiting: called once with the process that it waits for.
-            keeper_pid: the keeper of this run itself, which may hold the folder from an earlier start; 0 for none.
+            waiting: called once, with a description of the process that holds the folder.
+            keeper_pid: the keeper of this run, which may hold the folder from an earlier start; 0 for none.
 
         Returns:
             Whether the file system has locks; without them nothing is cleaned up.
@@ -95,7 +95,7 @@ class OutputFolder:
             try:
                 self._lock = files.FolderLock.acquire(path, owner)
                 held = self.keeper_lock
-                self._wait_not_for(keeper_pid, owner)
+                self._check_keeper(keeper_pid, owner)
             except BlockingIOError as error:
                 self.release()
                 holder = files.read_lock_owner(held)
@@ -112,11 +112,11 @@ class OutputFolder:
             else:
                 return self._lock is not None
 
-    def _wait_not_for(self, keeper_pid: int, owner: dict[str, Any]) -> None:
-        """Check that no keeper writes for a run that has died.
+    def _check_keeper(self, keeper_pid: int, owner: dict[str, Any]) -> None:
+        """Check that no keeper but `keeper_pid` writes to the folder, for a run that has died.
 
         Raises:
-            BlockingIOError: one does, and it is not `keeper_pid`.
+            BlockingIOError: another keeper does.
         """
         holder = files.read_lock_owner(self.keeper_lock)
         if (holder.get("pid"), holder.get("host")) != (keeper_pid, owner["host"]):
@@ -133,10 +133,10 @@ class OutputFolder:
             self._lock = None
 
     def clean(self) -> int:
-        """Delete the working folders of dead runs; call it only after `claim` returned True.
+        """Delete the working folders of ended runs; call it only after `claim` returned True.
 
         Returns:
-            How many were deleted.
+            The number of deleted folders and files.
         """
         leftovers = [*self.work.iterdir(), *self.trash.iterdir()]
         leftovers += self.control.glob(".*.????????????????????????????????")
@@ -145,11 +145,11 @@ class OutputFolder:
         return len(leftovers)
 
     def next_attempt(self, run_id: str, *, after: int) -> int:
-        """Count one more start of the run; call it while holding the folder.
+        """The number of this start of the run, which is recorded in the folder; call it only after `claim`.
 
         Args:
             run_id: the run.
-            after: the attempt that wrote the checkpoint to go on from, 0 for none.
+            after: the attempt that wrote the checkpoint to resume from; 0 for none.
         """
         path = self.control / "attempt.json"
         counted = 0
@@ -161,7 +161,7 @@ class OutputFolder:
         return attempt
 
     def open_attempt(self, attempt_id: str) -> None:
-        """Create a working folder."""
+        """Create the working folder of an attempt."""
         (self.work / attempt_id).mkdir()
 
     def committed(self) -> list[Path]:

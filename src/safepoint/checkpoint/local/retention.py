@@ -2,10 +2,10 @@
 
 Pruning is the same in a folder and in an object store. The policies are pure functions.
 
-A policy names what it keeps. Several together keep what any of them keeps, so adding one never deletes more. These
-always stay: the newest, the newest valid one, what a process reads or uploads, and what the caller protects. Age
-alone deletes nothing. Only committed checkpoints are counted and chosen, so a damaged or foreign folder neither takes
-the place of a good one nor is deleted.
+A checkpoint stays if any policy keeps it, so an additional policy never deletes more. These always stay: the newest
+checkpoint, the newest valid one, those that a process reads or uploads, and those that the caller protects. Age alone
+deletes nothing. Only committed checkpoints are counted: a damaged or foreign folder does not take the place of a good
+one, and is not deleted.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ _FORMS = "newest=N, every=STEPS, best=N:METRIC[:max], younger=2h (s, m, h, d), s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What is known of a committed checkpoint.
+    """The properties of a committed checkpoint that policies use.
 
     Args:
         step: optimizer steps done.
-        created_s: seconds since 1970; infinite when it does not say.
+        created_s: when it was made, seconds since 1970; infinite when unknown.
         metrics: what was measured at its step.
         is_valid: False when it is known to be damaged.
         is_in_use: whether a process reads or uploads it.
@@ -63,7 +63,7 @@ class Policy(Protocol):
     """Chooses the checkpoints to keep."""
 
     is_limit: ClassVar[bool] = True
-    """Whether checkpoints that no policy keeps may be deleted; without a policy that is a limit, all stay."""
+    """Whether the policy limits what is kept. Without a policy that does, all checkpoints stay."""
 
     def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
         """The steps to keep, of `candidates` newest first; `protected` ones are kept in any case."""
@@ -72,7 +72,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeepNewest(Policy):
-    """The newest `count`, protected ones counted in, as the Trainer does it."""
+    """The newest `count`. Protected ones are counted too, as in the Trainer."""
 
     count: int
 
@@ -86,7 +86,7 @@ class KeepNewest(Policy):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(Policy):
-    """Those of every `steps` steps, as a history of the run."""
+    """Those whose step is a multiple of `steps`, as a history of the run."""
 
     steps: int
 
@@ -97,7 +97,7 @@ class KeepEvery(Policy):
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(Policy):
-    """The best `count` by `metric`; those without the figure are not among them. Of equals, the newer is better."""
+    """The best `count` by `metric`, of those that have it. Of equals, the newer is better."""
 
     count: int
     metric: str
@@ -113,7 +113,7 @@ class KeepBest(Policy):
 
 @dataclass(frozen=True, slots=True)
 class KeepYounger(Policy):
-    """Those younger than `seconds`: others may go when they are at least that old. It is no limit by itself."""
+    """Those younger than `seconds`. It is not a limit by itself."""
 
     seconds: float
     is_limit: ClassVar[bool] = False
@@ -134,7 +134,7 @@ def select_superseded(
 
     Args:
         candidates: the committed checkpoints, in any order.
-        policies: none, or none that is a limit: everything stays.
+        policies: which to keep; without a policy that is a limit, all stay.
         now_s: seconds since 1970, by the clock that wrote `created_s`.
         protected: steps that are never chosen, such as that of the best model so far.
     """
@@ -150,7 +150,7 @@ def select_superseded(
 
 
 def parse_policies(text: str | None, limit: int | None = None) -> tuple[Policy, ...]:
-    """Read `newest=2,every=1000,best=3:eval_loss,younger=2h`; None and an empty text mean no policy.
+    """Read `newest=2,every=1000,best=3:eval_loss,younger=2h`; None and an empty string mean no policy.
 
     Args:
         text: the policies.
@@ -189,7 +189,7 @@ def _read_best(value: str) -> KeepBest:
     count, _, rest = value.partition(":")
     metric, _, order = rest.partition(":")
     if not metric or order not in {"", "min", "max"}:
-        raise ValueError("it needs a metric, and then min or max")
+        raise ValueError("it needs a metric, optionally followed by :min or :max")
     return KeepBest(_count(count), metric, larger_is_better=order == "max")
 
 

@@ -1,11 +1,11 @@
-"""From the files of all ranks to one checkpoint in a folder.
+"""Assembles the files of all ranks into one checkpoint in a folder.
 
 1. Every rank writes into a folder of its own below `.safepoint/work/<attempt>/checkpoint-<step>/`.
 2. Every rank seals its part: each file is fsynced, digested and moved into the merged folder.
 3. The first rank collects the parts, makes the manifest and commits (`safepoint.checkpoint.commit`); with a folder on
    each node, one rank of every node does.
 
-A crash before the commit leaves a working folder, which the next owner of the output folder deletes. A crash after it
+A crash before the commit leaves a working folder, which the next run in the output folder deletes. A crash after it
 leaves a complete checkpoint.
 
 Files that are added after the commit, by a user's callback for example, make the checkpoint invalid until
@@ -29,13 +29,13 @@ from safepoint.foundation import files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart:
-    """What one rank contributes to a checkpoint, or why it cannot.
+    """The files that one rank, or the keeper of one node, adds to a checkpoint; or why there are none.
 
     Args:
-        rank: of the writer.
-        node: the folder that has the files; 0 where all ranks share one.
-        files: what it wrote, already in the merged folder.
-        error: why its part is missing; None when it is there.
+        rank: of the writer; for a keeper, its node.
+        node: the node whose folder has the files; 0 where all ranks share one.
+        files: the written files, already in the merged folder.
+        error: why the part is missing, with the rank or node; None when it is there.
     """
 
     rank: int
@@ -89,7 +89,7 @@ class WorkingCheckpoint(FolderDestination):
         """Commit the sealed parts of all ranks; the first rank calls it, once.
 
         Raises:
-            SaveError: see `merge_parts`; or the files are not those that the ranks reported.
+            SaveError: see `merge_parts`; or the files differ from those that the ranks reported.
             OSError: the disk is full, gone, or read-only.
         """
         manifest = merge_parts(parts, describe)
@@ -102,7 +102,7 @@ class WorkingCheckpoint(FolderDestination):
 
 
 def merge_parts(parts: Sequence[RankPart], describe: Describe) -> Manifest:
-    """The manifest of what all ranks wrote.
+    """The manifest of the files of all ranks.
 
     Args:
         parts: one for each rank.
@@ -112,7 +112,7 @@ def merge_parts(parts: Sequence[RankPart], describe: Describe) -> Manifest:
         SaveError: a part is missing, two ranks wrote different content under one name, or the values are not valid
             in a manifest.
     """
-    broken = [f"rank {part.rank}: {part.error}" for part in parts if part.error is not None]
+    broken = [part.error for part in parts if part.error is not None]
     if broken:
         raise SaveError("; ".join(broken))
     entries: dict[str, FileEntry] = {}
@@ -160,7 +160,7 @@ def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry])
     """Make the record in `folder`, of a whole checkpoint or of one node's part, name files that were added.
 
     Args:
-        folder: a committed checkpoint, or a part; a part is closed.
+        folder: a committed checkpoint, or a part, which is no longer open afterwards.
         manifest: with the files that all nodes have added.
         added: those in this folder.
 

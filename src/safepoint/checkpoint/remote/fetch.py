@@ -1,7 +1,7 @@
 """Fetching a checkpoint from a store into a working folder: parallel ranged reads, each checked when it is complete.
 
 Promises: only a part with a wrong digest is fetched again; nothing is written outside the working folder; memory is
-bounded by the parts in flight; the disk's free space is checked before the first byte. The commit is the caller's.
+bounded by the parts in flight; the disk's free space is checked before the first byte is fetched. The caller commits.
 """
 
 import errno
@@ -58,7 +58,7 @@ def windows_of(entries: Iterable[FileEntry]) -> list[Window]:
 
 
 def share(parts: Sequence[Window], *, index: int, count: int) -> list[Window]:
-    """The parts that one of `count` nodes fetches: disjoint, together all, of about equal size."""
+    """The parts that node `index` of `count` fetches. The nodes' shares are disjoint, and of about equal size."""
     loads = [0] * count
     mine: list[Window] = []
     for part in sorted(parts, key=lambda part: (-part.size_bytes, part.path, part.start)):
@@ -84,7 +84,7 @@ def check_listing(store: Store, name: str, manifest: Manifest, *, deadline_s: fl
 
 
 def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
-    """Create files of a checkpoint at their full size, empty of content.
+    """Create the files of a checkpoint at their full size, without content.
 
     Raises:
         StorageError: the disk has too little room; nothing was created.
@@ -124,8 +124,8 @@ def fetch(
     Args:
         store: where it is.
         name: such as `checkpoint-20`.
-        parts: which; see `share`.
-        folder: after `create_files`, by this node or another one of a shared folder.
+        parts: the parts to fetch; see `share`.
+        folder: where this node, or another one that shares the folder, has called `create_files`.
         progress: receives the number of bytes that were fetched and checked since its last call; one call at a time.
         deadline_s: when to give up.
 
@@ -160,7 +160,7 @@ def check(
     Args:
         store: where it is.
         name: such as `checkpoint-20`; empty for the store's own location.
-        parts: which.
+        parts: the parts to read.
         progress: receives the number of bytes that were read since its last call; one call at a time.
         deadline_s: when to give up.
 
@@ -185,7 +185,7 @@ def check(
 def _for_each(
     parts: Sequence[Window], work: Callable[[Window], None], progress: Callable[[int], None] | None
 ) -> None:
-    """Do `work` for several parts at once; what it raises ends the rest."""
+    """Call `work` for all parts, on several threads; its first error cancels the rest."""
     lock = threading.Lock()
 
     def one(part: Window) -> None:
@@ -195,7 +195,7 @@ def _for_each(
                 progress(part.size_bytes)
 
     with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-fetch") as threads:
-        list(threads.map(one, parts))  # raises what the first part that failed has raised, and cancels the rest
+        list(threads.map(one, parts))  # raises the first error
 
 
 def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, deadline_s: float | None) -> None:
@@ -219,7 +219,7 @@ def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, 
             return
     raise CheckpointError(
         f"{key} in {store.location} is damaged: bytes {part.start} to {end} do not match their digest, "
-        f"also when fetched {_NUM_TRIES} times"
+        f"even after {_NUM_TRIES} tries"
     )
 
 

@@ -1,12 +1,12 @@
-"""Publishing: a committed checkpoint of a folder is uploaded and committed in the object store.
+"""Publishes a committed checkpoint of a folder: uploads its files, and commits it in the object store.
 
-From one node, or from several that each hold a part (docs/adr/0008): the node that finds that all parts are there
-commits the whole. After a failure the next try uploads only what is missing.
+Several nodes may each hold a part (docs/adr/0008). Then the node that finds all parts in the store commits the whole
+checkpoint. After a failure the next try uploads only the missing files.
 
-Nodes know of each other only what they leave in the store. `.safepoint/parts/<name>/<manifest's digest>/begun-<node>`
-says that a node is uploading its files, and `…/<node>-of-<nodes>`, which holds the manifest, that all of them are
-there. A checkpoint that another node has begun comes first, because without this node's part it never becomes
-complete. No node begins the next checkpoint before the last one is complete, so that all upload the same one.
+Nodes communicate only through marks in the store, in `.safepoint/parts/<name>/<manifest's digest>/`. A node writes
+`begun-<node>` while it uploads its files, and `<node>-of-<nodes>`, which contains the manifest, when all of them are
+uploaded. A checkpoint that another node has begun is uploaded first, because it needs this node's part. A node begins
+the next checkpoint only when its last one is complete, so that all nodes upload the same one.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from safepoint.foundation import clock
 from safepoint.storage.store import Progress, Store
 
 _LOOK_EVERY_S = 1.0
-_SHOW_LIFE_EVERY_S = 15.0
+_RENEW_EVERY_S = 15.0
 _MARK = re.compile(r"([^/]+)/([0-9a-f]{32})/(0|[1-9][0-9]{0,6})-of-([1-9][0-9]{0,6})")
 
 
 class Published(Enum):
-    """What became of a checkpoint that was to be published."""
+    """The result of `publish`."""
 
     BEFORE = auto()
-    """It was there already."""
+    """The checkpoint was in the store already."""
     NOW = auto()
     """It is committed now."""
     IN_PART = auto()
-    """This node's files are in the store, and those of other nodes are not yet."""
+    """This node's files are in the store, and files of other nodes are missing."""
 
 
 def publish(
@@ -53,15 +53,15 @@ def publish(
     progress: Progress | None = None,
     deadline_s: float | None = None,
 ) -> Published:
-    """Upload a committed checkpoint and commit it in the store; what is there already is not sent again.
+    """Upload a committed checkpoint and commit it in the store; files that are there already are not sent again.
 
     Args:
         remote: the claimed location.
         folder: the checkpoint; the caller keeps it from deletion.
-        record: its manifest; or the record of the node's part that the folder holds.
+        record: its manifest, or the record of the node's part that the folder holds.
         name: its name in the store.
-        sent: remembers what was uploaded.
-        progress: called as bytes reach the store, also for those that were there already.
+        sent: the files that earlier tries have uploaded; updated.
+        progress: called as bytes reach the store, also for files that were there already.
         deadline_s: when to give up.
 
     Raises:
@@ -77,11 +77,11 @@ def publish(
         return Published.BEFORE
     marks = NodeMarks(remote.store, name, manifest, deadline_s)
     if part is not None:
-        marks.show_life(part.node)
+        marks.mark_begun(part.node)
     destination.put_all([SourceFile(entry.path, folder / entry.path, entry) for entry in record.files], progress)
     if part is not None:
         destination.end_uploads(part.paths)
-        marks.add(part.node, part.num_nodes)
+        marks.mark_uploaded(part.node, part.num_nodes)
         if not marks.are_complete():
             return Published.IN_PART
     commit(destination, manifest)
@@ -90,13 +90,13 @@ def publish(
 
 
 def finish_parts(remote: RemoteFolder) -> list[str]:
-    """Commit the checkpoints that all nodes of a dead attempt have uploaded and none has committed.
+    """Commit the checkpoints that all nodes of an ended attempt have uploaded and none has committed.
 
     Args:
         remote: claimed by this attempt.
 
     Returns:
-        The names of the checkpoints that it has committed.
+        The names of the checkpoints that were committed.
     """
     committed: list[str] = []
     for name, manifest in complete_marks(remote.store, None):
@@ -123,21 +123,21 @@ class NodeMarks:
         self._prefix = f"{PARTS}/{name}/{_hex_of(self._data)}"
         self._deadline_s = deadline_s
 
-    def show_life(self, node: int) -> None:
-        """Let other nodes see that `node` uploads its files."""
+    def mark_begun(self, node: int) -> None:
+        """Write the mark that `node` uploads its files."""
         self._store.write(f"{self._prefix}/begun-{node}", clock.utc_now().encode(), deadline_s=self._deadline_s)
 
-    def add(self, node: int, num_nodes: int) -> None:
-        """Let other nodes see that the files of `node` are there."""
+    def mark_uploaded(self, node: int, num_nodes: int) -> None:
+        """Write the mark that the files of `node` are in the store."""
         self._store.write(f"{self._prefix}/{node}-of-{num_nodes}", self._data, deadline_s=self._deadline_s)
 
     def are_complete(self) -> bool:
-        """Whether the files of all nodes are there."""
+        """Whether the files of all nodes are in the store."""
         return any(manifest.to_bytes() == self._data for _, manifest in complete_marks(self._store, self._deadline_s))
 
 
 def complete_marks(store: Store, deadline_s: float | None) -> Iterator[tuple[str, Manifest]]:
-    """The name and the manifest of every checkpoint whose nodes have all left the mark of their files."""
+    """The name and the manifest of every checkpoint whose files all nodes have marked as uploaded."""
     marked: dict[tuple[str, str, int], set[int]] = {}
     for item in store.list(PARTS, deadline_s=deadline_s):
         match = _MARK.fullmatch(item.key.removeprefix(f"{PARTS}/"))
@@ -161,11 +161,11 @@ def _hex_of(data: bytes) -> str:
 
 
 class NodeUploaders:
-    """The uploaders of all nodes; with one node, nothing ever waits.
+    """Coordinates this node's uploader with those of the other nodes. With one node it never waits.
 
     Args:
         remote: the claimed location.
-        count: how many nodes there are, this one included.
+        count: the number of nodes, this one included.
     """
 
     def __init__(self, remote: RemoteFolder, *, count: int) -> None:
@@ -173,13 +173,17 @@ class NodeUploaders:
         self.exist = count > 1
         """Whether there are other nodes."""
         self.awaited: dict[str, Manifest] = {}
-        """What this node has sent, and still lacks parts of other nodes, by name."""
+        """The checkpoints that this node has uploaded and that lack parts of other nodes, by name."""
         self._look_again_s = 0.0
-        self._shown_life_s = 0.0
+        self._renewed_s = 0.0
         self._signs: set[tuple[str, str, float]] = set()
 
     def begun(self, deadline_s: float | None) -> set[str]:
-        """The names of what any node has begun to send, and is not superseded; none while the store fails."""
+        """The checkpoints that any node has begun and that are newer than the newest in the store.
+
+        Returns:
+            Their names; none while the store cannot be read.
+        """
         with contextlib.suppress(SafepointError):
             names = self._remote.with_parts(deadline_s) if self.exist else set[str]()
             newest = max(self._remote.steps(deadline_s=deadline_s), default=-1) if names else -1
@@ -187,7 +191,7 @@ class NodeUploaders:
         return set()
 
     def may_begin(self, deadline_s: float | None) -> bool:
-        """Whether the last checkpoint that this node has sent is complete, or superseded; asks once a second."""
+        """Whether the last checkpoint of this node is complete or superseded; reads the store once a second."""
         if not self.awaited or clock.monotonic_s() < self._look_again_s:
             return not self.awaited
         self._look_again_s = clock.monotonic_s() + _LOOK_EVERY_S
@@ -208,29 +212,29 @@ class NodeUploaders:
         return name not in self.awaited
 
     def note(self, name: str, manifest: Manifest, published: Published) -> None:
-        """Remember what became of a checkpoint that this node has sent."""
+        """Record the result of an upload."""
         self.awaited.pop(name, None)  # of the same step with another manifest
         if published is Published.IN_PART:
             self.awaited[name] = manifest
 
-    def show_life(self, name: str, record: Record, deadline_s: float | None) -> None:
-        """Let the other nodes see that this one is still uploading; cheap to call often."""
+    def renew_mark(self, name: str, record: Record, deadline_s: float | None) -> None:
+        """Renew the mark that this node is uploading, every 15 seconds; cheap to call often."""
         now_s = clock.monotonic_s()
-        if isinstance(record, NodePart) and self.exist and now_s - self._shown_life_s > _SHOW_LIFE_EVERY_S:
-            self._shown_life_s = now_s
+        if isinstance(record, NodePart) and self.exist and now_s - self._renewed_s > _RENEW_EVERY_S:
+            self._renewed_s = now_s
             with contextlib.suppress(StorageError):
-                NodeMarks(self._remote.store, name, record.manifest, deadline_s).show_life(record.node)
+                NodeMarks(self._remote.store, name, record.manifest, deadline_s).mark_begun(record.node)
 
     def check_complete(self, newest: str, *, alive: Callable[[], None], deadline_s: float | None) -> None:
-        """Check that the newest checkpoint is complete in the store; older ones do not matter any more.
+        """Check that the newest checkpoint is complete in the store; older ones are not checked.
 
         Args:
             newest: its name.
-            alive: called when another node has gone on sending what is awaited since the last call.
+            alive: called when other nodes have uploaded more of the awaited checkpoints since the last call.
             deadline_s: when to give up on the store.
 
         Raises:
-            TransientError: it is not yet.
+            TransientError: it is not complete yet.
             StorageError: the store cannot be read.
         """
         prefixes = [f"{PARTS}/{name}" for name in self.awaited]

@@ -57,9 +57,9 @@ class RemoteFolder:
 
     Args:
         store: at the run's location.
-        attempt_id: this start of the run, once it has claimed the location; None for reading, and for work while no
-            attempt has claimed it.
-        passed_over: steps whose checkpoints this start found damaged: no policy counts them.
+        attempt_id: this start of the run, once it has claimed the location; None for reading, and for writing to a
+            location without a claim.
+        passed_over: steps whose checkpoints this start found damaged; policies do not count them.
     """
 
     def __init__(self, store: Store, *, attempt_id: str | None = None, passed_over: Collection[int] = ()) -> None:
@@ -71,7 +71,7 @@ class RemoteFolder:
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
-        """For work beside a run that may use the location: writes nothing once another attempt has claimed it."""
+        """For a command beside a run: it writes nothing once another attempt has claimed the location."""
         holder = cls(store).claimed_by()
         return cls(store, attempt_id=holder.attempt_id if holder else None)
 
@@ -83,13 +83,13 @@ class RemoteFolder:
         return sorted((step for step, has_manifest in found.items() if has_manifest), reverse=True)
 
     def foreign_steps(self, *, deadline_s: float | None = None) -> list[int]:
-        """Folders with a checkpoint's name, without a manifest, and not begun by Safepoint; newest first."""
+        """The steps of folders named like a checkpoint that Safepoint has not written, newest first."""
         unfinished = self.unfinished(deadline_s=deadline_s)
         steps = [step for step, has_manifest in self._have_manifests(deadline_s).items() if not has_manifest]
         return sorted((step for step in steps if checkpoint_name(step) not in unfinished), reverse=True)
 
     def unfinished(self, *, deadline_s: float | None = None) -> set[str]:
-        """The names under which Safepoint has begun to write or delete, and not finished."""
+        """The names of checkpoints and models that Safepoint has begun, and not finished, to write or delete."""
         names = {
             item.key.removeprefix(f"{UNFINISHED}/") for item in self.store.list(UNFINISHED, deadline_s=deadline_s)
         }
@@ -103,7 +103,7 @@ class RemoteFolder:
         """
         manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
         if manifest.step != step:
-            raise ManifestError(f"it says step {manifest.step}, the folder's name says {step}")
+            raise ManifestError(f"its step is {manifest.step}, and the folder's name has step {step}")
         return manifest
 
     def manifest_of(self, folder: str, *, deadline_s: float | None = None) -> Manifest:
@@ -118,7 +118,7 @@ class RemoteFolder:
         return Manifest.from_bytes(data)
 
     def bytes_of_manifest(self, folder: str, *, deadline_s: float | None = None) -> bytes | None:
-        """The manifest in `folder` as it is, or None when there is none.
+        """The bytes of the manifest in `folder`, or None when there is none.
 
         Raises:
             ManifestError: it is too large to be one.
@@ -155,7 +155,7 @@ class RemoteFolder:
         return {item.key.removeprefix(f"{name}/"): item.size_bytes for item in found}
 
     def _have_manifests(self, deadline_s: float | None) -> dict[int, bool]:
-        """The step of everything that is named like a checkpoint, and whether it has a manifest."""
+        """The steps of all folders named like a checkpoint → whether there is a manifest."""
         found: dict[int, bool] = {}
         for item in self.store.list(deadline_s=deadline_s):
             name, _, path = item.key.partition("/")
@@ -167,13 +167,13 @@ class RemoteFolder:
     # ---- claiming -------------------------------------------------------------------------------------------
 
     def claimed_by(self, *, deadline_s: float | None = None) -> Claim | None:
-        """The present claim; a `claim` that follows replaces this one and no other."""
+        """The present claim. The next call of `claim` replaces this one and no other."""
         holder, version = self._read_claim(deadline_s)
         self._seen_claim = ABSENT if version is None else Condition(version=version)
         return holder
 
     def claim(self, claim: Claim, *, deadline_s: float | None = None) -> None:
-        """Claim the location for an attempt; the attempt that `claimed_by` returned can write no more.
+        """Claim the location for an attempt; the attempt that `claimed_by` returned cannot write any more.
 
         Raises:
             ConflictError: another attempt has claimed the location since.
@@ -192,19 +192,19 @@ class RemoteFolder:
         self._attempt_id = claim.attempt_id
 
     def fence(self, *, deadline_s: float | None = None) -> None:
-        """Check that this attempt still has the location.
+        """Check that the claim is still that of this attempt.
 
         Raises:
             ConflictError: another attempt has claimed it.
         """
         holder = self._read_claim(deadline_s)[0]
         if (holder.attempt_id if holder else None) != self._attempt_id:
-            who = "no longer this attempt's: .safepoint/attempt.json is gone"
+            change = "lost this run's claim, .safepoint/attempt.json"
             if holder is not None:
-                who = f"now used by attempt {holder.attempt} of run {holder.run_id[:8]} on {holder.host}"
+                change = f"was claimed by attempt {holder.attempt} of run {holder.run_id[:8]} on {holder.host}"
             raise ConflictError(
-                f"{self.store.location} is {who}; nothing more is written there",
-                hint="what was to be uploaded remains where it is",
+                f"{self.store.location} {change}; this run writes nothing more there",
+                hint="files that are not uploaded stay in the local folder",
             )
 
     def _read_claim(self, deadline_s: float | None) -> tuple[Claim | None, str | None]:
@@ -220,14 +220,14 @@ class RemoteFolder:
             return None, found.version
 
     def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
-        """Delete what dead attempts left unfinished; call it after `claim`.
+        """Delete what ended attempts left unfinished; call it after `claim`.
 
         Args:
-            keep: names of checkpoints that this attempt holds itself and is going to upload.
+            keep: names of checkpoints that this attempt has in its folder and is going to upload.
             deadline_s: when to give up.
 
         Returns:
-            How many objects and uploads were deleted.
+            The number of deleted objects and uploads.
         """
         num_deleted = 0
         for name in sorted(self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)):
@@ -248,13 +248,13 @@ class RemoteFolder:
         )
 
     def with_parts(self, deadline_s: float | None) -> set[str]:
-        """The names of which a node has begun to upload its part."""
+        """The names of checkpoints of which a node has begun to upload its part."""
         keys = [item.key.removeprefix(f"{PARTS}/") for item in self.store.list(PARTS, deadline_s=deadline_s)]
         return {name for key in keys if is_name(name := key.partition("/")[0])}
 
     def delete_but(self, name: str, named: Collection[str], deadline_s: float | None) -> int:
         """Delete the objects under `name` whose paths are not in `named`; returns how many there were."""
-        # What is listed before the fence is what is deleted: a successor may have written the same keys since.
+        # Listed before the fence, so that the list has no objects that a later attempt has written.
         keys = [item.key for item in self.store.list(name, deadline_s=deadline_s)]
         doomed = [key for key in keys if key.removeprefix(f"{name}/") not in named]
         self.fence(deadline_s=deadline_s)
@@ -263,13 +263,13 @@ class RemoteFolder:
         return len(doomed)
 
     def forget(self, name: str, deadline_s: float | None) -> None:
-        """Delete the marks of a checkpoint that is finished or gone."""
+        """Delete the marks of a checkpoint that was committed or deleted."""
         for item in list(self.store.list(f"{PARTS}/{name}", deadline_s=deadline_s)):
             self.store.delete(item.key, deadline_s=deadline_s)
         self.store.delete(f"{UNFINISHED}/{name}", deadline_s=deadline_s)
 
     def note_commit(self, step: int) -> None:
-        """A checkpoint of this step was committed: forget what was known of an earlier one."""
+        """Drop what is known of an earlier checkpoint of this step; called after a commit."""
         self._candidates.pop(step, None)
         self._passed_over.discard(step)
 
@@ -277,7 +277,7 @@ class RemoteFolder:
         """Delete the checkpoint called `name`, such as `checkpoint-20`, its manifest first.
 
         Returns:
-            True.
+            True: a store does not know whether a process reads the checkpoint.
 
         Raises:
             ConflictError: another attempt has claimed the location.
@@ -286,7 +286,7 @@ class RemoteFolder:
         self.store.write(f"{UNFINISHED}/{name}", b"", deadline_s=deadline_s)
         self.store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
         self.delete_but(name, (), deadline_s)
-        # What another node has written meanwhile keeps its marks, for the next start to clean up.
+        # If another node has written files meanwhile, the marks stay, and the next start deletes the files.
         if next(iter(self.store.list(name, deadline_s=deadline_s)), None) is None:
             self.forget(name, deadline_s)
         return True

@@ -1,8 +1,8 @@
 """The commit in an object store: under a name of a run's location, files first and the manifest last (docs/adr/0007).
 
 Promises: a checkpoint is there exactly while its manifest is. A writer that was replaced by a newer attempt writes
-nothing more. What a writer leaves when it dies is marked; the next start of the run, `safepoint checkpoints repair`,
-or the next writer of the same name deletes it.
+nothing more. Files that a writer leaves when it dies are marked; the next start of the run, `safepoint checkpoints
+repair`, or the next writer of the same name deletes them.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class StoreDestination:
     Args:
         remote: the location.
         name: such as `checkpoint-20` or `final`.
-        sent: remembers what was uploaded, for a later writer of the same name; None for this object alone.
+        sent: the files that earlier writers of the name have uploaded; updated. None when there are none.
         deadline_s: when to give up, by the monotonic clock.
     """
 
@@ -51,19 +51,19 @@ class StoreDestination:
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
-        """What was put there, sorted by path."""
+        """The uploaded files, sorted by path."""
         return tuple(self._entries[path] for path in sorted(self._entries))
 
     def begin(self, manifest: Manifest | None = None) -> bool:
-        """Mark the name as unfinished. Unless `manifest` extends it, what is committed there stops counting.
+        """Mark the name as unfinished. After a failure the caller may call it again, to continue.
 
-        A caller that failed may call it again, to continue.
+        A committed checkpoint of this name stops counting, unless `manifest` only adds files to it.
 
         Args:
-            manifest: of what is going to be committed, where that is known.
+            manifest: of the checkpoint that is going to be committed, if it is known.
 
         Returns:
-            False when the store has just this manifest; nothing was changed.
+            False when the store has exactly this manifest; then nothing was changed.
 
         Raises:
             ConflictError: another attempt has claimed the location.
@@ -77,7 +77,7 @@ class StoreDestination:
         self._remote.fence(deadline_s=self._deadline_s)
         self._store.write(f"{UNFINISHED}/{self._name}", b"", deadline_s=self._deadline_s)
         if present is not None and not _extends(manifest, present):
-            # Another node that does the same cannot delete what this one helps to commit: its part is still missing.
+            # Another node that does the same deletes no new commit: that needs the part of this other node too.
             self._store.delete(f"{self._name}/{MANIFEST_NAME}", deadline_s=self._deadline_s)
         return True
 
@@ -85,7 +85,7 @@ class StoreDestination:
         if self._name in self._remote.unfinished(deadline_s=self._deadline_s):
             return
         found = next(iter(self._store.list(self._name, deadline_s=self._deadline_s)), None)
-        # Asked again: another node of this run may have begun in between.
+        # Read again, because another node of this run may have begun in between.
         if found is not None and self._name not in self._remote.unfinished(deadline_s=self._deadline_s):
             raise StorageError(
                 f"{self._remote.where(self._name)} holds files that Safepoint has not written, such as "
@@ -94,12 +94,12 @@ class StoreDestination:
             )
 
     def put(self, file: SourceFile, progress: Progress | None = None) -> None:
-        """Upload one file; what is there already, with this content, is not sent again.
+        """Upload one file, unless the store has it already with this content.
 
         Raises:
-            CheckpointError: the content is not what its manifest entry names.
+            CheckpointError: the content differs from the file's manifest entry.
             ConflictError: another attempt has claimed the location.
-            StorageError: the store did not take it, or the source cannot be read.
+            StorageError: the upload failed, or the source cannot be read.
         """
         key = f"{self._name}/{file.path}"
         known = file.expected or self._entries.get(file.path)
@@ -124,21 +124,21 @@ class StoreDestination:
         self._sent.add(entry, self._store.stat(key, deadline_s=self._deadline_s).version)
 
     def put_all(self, files: Sequence[SourceFile], progress: Progress | None = None) -> None:
-        """Upload several files, small ones side by side: each is mostly waiting. Large ones are sent in parts.
+        """Upload several files: first the small ones in parallel, then the large ones, which are sent in parts.
 
         Raises:
-            See `put`.
+            SafepointError: see `put`.
         """
         put = functools.partial(self.put, progress=progress)
         large = [file for file in files if not _is_small(file)]
         with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-upload") as threads:
-            # Raises what the first file that failed has raised, and cancels the rest.
+            # Raises the first error, and cancels the rest.
             list(threads.map(put, [file for file in files if _is_small(file)]))
         for file in large:
             put(file)
 
     def end_uploads(self, paths: Iterable[str]) -> None:
-        """End uploads of these files by writers that were replaced, and make sure that this one was not."""
+        """Abort uploads of these files by replaced writers, and check that this writer was not replaced."""
         keys = {f"{self._name}/{path}" for path in paths}
         self._store.sweep(only=keys.__contains__, deadline_s=self._deadline_s)
         self._remote.fence(deadline_s=self._deadline_s)
@@ -148,11 +148,11 @@ class StoreDestination:
 
         Raises:
             ConflictError: another attempt has claimed the location.
-            StorageError: the files are not all there.
+            StorageError: a file is missing, or has another size.
         """
         if not isinstance(record, Manifest):
-            raise TypeError("a store is given the manifest of a whole checkpoint")
-        # Ends uploads of a writer that was replaced; then deletes what an earlier checkpoint of this step has left.
+            raise TypeError("a store needs the manifest of a whole checkpoint")
+        # Aborts uploads of a replaced writer, then deletes files of an earlier checkpoint of this step.
         self._store.sweep(only=lambda key: key.startswith(f"{self._name}/"), deadline_s=self._deadline_s)
         faults = compare_listing(record.files, self._remote.files_of(self._name, deadline_s=self._deadline_s))
         if faults:
@@ -164,16 +164,16 @@ class StoreDestination:
         self._manifest = record
 
     def publish(self) -> None:
-        """See `Destination`: writes the manifest, on the condition that no other writer has written one meanwhile."""
+        """See `Destination`: write the manifest, on the condition that no other writer has written one meanwhile."""
         assert self._manifest is not None
         key, data, condition = f"{self._name}/{MANIFEST_NAME}", self._manifest.to_bytes(), ABSENT
-        with contextlib.suppress(ObjectNotFoundError):  # of the same checkpoint with fewer files
+        with contextlib.suppress(ObjectNotFoundError):  # the manifest of the same checkpoint with fewer files
             condition = Condition(version=self._store.stat(key, deadline_s=self._deadline_s).version)
         self._remote.fence(deadline_s=self._deadline_s)
         try:
             self._store.write(key, data, condition=condition, deadline_s=self._deadline_s)
         except ConditionError:
-            # Another node of this attempt may have written the same.
+            # Another node of this attempt may have written the same manifest.
             if self._remote.bytes_of_manifest(self._name, deadline_s=self._deadline_s) != data:
                 raise
         self._remote.note_commit(self._manifest.step)
@@ -181,7 +181,7 @@ class StoreDestination:
             self._remote.forget(self._name, self._deadline_s)
 
     def discard(self) -> None:
-        """See `Destination`; what cannot be deleted now stays marked as unfinished."""
+        """See `Destination`; files that cannot be deleted now stay marked as unfinished."""
         deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S
         with contextlib.suppress(SafepointError):
             self._store.sweep(only=lambda key: key.startswith(f"{self._name}/"), deadline_s=deadline_s)
@@ -189,12 +189,12 @@ class StoreDestination:
 
 
 def _is_small(file: SourceFile) -> bool:
-    """Whether it is sent beside others; a stream takes memory, and a file does not."""
+    """Whether to send it in parallel with others. The limit for a stream is lower, because a stream needs memory."""
     return file.size_bytes <= (PART_BYTES if isinstance(file.source, Path) else _SMALL_STREAM_BYTES)
 
 
 def _extends(manifest: Manifest | None, present: bytes) -> bool:
-    """Whether the manifest in the store stays true while further files of `manifest` arrive beside its own."""
+    """Whether `manifest` only adds files to the manifest in the store."""
     with contextlib.suppress(ManifestError):
         return manifest is not None and set(Manifest.from_bytes(present).files) < set(manifest.files)
     return False

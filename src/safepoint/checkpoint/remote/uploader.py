@@ -1,8 +1,8 @@
 """The uploader: decides which of the folder's checkpoints goes to the object store next, and publishes it.
 
 It reads only the folder: checkpoints there that are not yet in the store are uploaded, newest first. A periodic
-checkpoint that is still waiting when a newer one appears is superseded. One in flight is finished, unless a deadline
-leaves time for the newest only.
+checkpoint that is still waiting when a newer one appears is superseded. An upload that has begun is finished, unless
+a deadline leaves time for the newest checkpoint only.
 """
 
 import contextlib
@@ -37,11 +37,10 @@ class Uploader:
     Args:
         output: the local folder.
         remote: the claimed location.
-        policies: which checkpoints stay in the store; none keeps all.
+        policies: which checkpoints stay in the store; without any, all stay.
         report: receives the events.
-        node: which node's folder it is, of `num_nodes` that upload parts of the same checkpoints; the first one
-            prunes the store.
-        num_nodes: how many; 1 where all ranks share one folder.
+        node: the number of the node whose folder it is; node 0 prunes the store.
+        num_nodes: how many nodes upload parts of the same checkpoints; 1 where all ranks share one folder.
     """
 
     def __init__(
@@ -71,19 +70,19 @@ class Uploader:
         self.last_progress_s = clock.monotonic_s()
         """When bytes last reached the store, by the monotonic clock."""
         self.with_final = False
-        """Set when the training is complete, and the final model does not change any more."""
+        """Whether to upload the final model: the training is complete, and the model does not change any more."""
         self.newest_only = False
-        """Set when the remaining time is for the newest checkpoint alone."""
+        """Whether the remaining time is for the newest checkpoint only."""
         self.takes_open = False
-        """Set when no process is left that could add files to a checkpoint."""
+        """Whether to upload open parts: no process is left that could add files to them."""
         self.deadline_s: float | None = None
         """When to give up, by the monotonic clock; None for never."""
 
     def next(self) -> Path | None:
-        """The folder to upload next: the newest checkpoint, then older ones that a user requested, then the final.
+        """The folder to upload next: the newest checkpoint, then older requested ones, then the final model.
 
-        Older periodic ones are superseded, and so are those that retention has deleted; unless another node has begun
-        one (see `NodeUploaders`).
+        Older periodic ones are superseded, unless another node has begun them (see `NodeUploaders`). So are those
+        that retention has deleted.
         """
         committed = list(self._committed())
         present = {folder.name for folder, _ in committed}
@@ -124,7 +123,7 @@ class Uploader:
         """Check that the newest checkpoint is complete in the store, with the parts of all other nodes; then prune.
 
         Raises:
-            TransientError: it is not yet.
+            TransientError: it is not complete yet.
             StorageError: the store cannot be read.
         """
 
@@ -135,13 +134,15 @@ class Uploader:
         self._others.check_complete(newest.name, alive=alive, deadline_s=self.deadline_s)
         if self._is_held_back:
             where = self._remote.where(newest.name)
-            raise TransientError(f"{where} is not sent before other nodes have sent their parts of an older one")
+            raise TransientError(
+                f"{where} waits until the other nodes have uploaded their parts of an older checkpoint"
+            )
         if self._others.exist:
             self._prune()  # another node may have committed the newest
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing is left to send, and other nodes' parts have not arrived."""
+        """Whether this node has uploaded everything, and parts of other nodes are missing."""
         return bool(self._others.awaited) and self.next() is None
 
     def _was_uploaded_before(self, step: int) -> bool:
@@ -159,7 +160,7 @@ class Uploader:
         """Upload one checkpoint, and prune the store when it is committed there.
 
         Returns:
-            Whether there was one.
+            Whether there was a checkpoint to upload.
 
         Raises:
             ConflictError: another attempt has claimed the location: nothing more is uploaded.
@@ -178,7 +179,7 @@ class Uploader:
             except OSError:
                 return True
             if record is None or self._record_of(folder) is not record:
-                return True  # pruned or replaced at this moment; the next call finds what is there
+                return True  # pruned or replaced at this moment; the next call reads the folder again
             self._upload(folder, record)
             self._done[folder.name] = _identity(record)
             self._waiting -= {folder.name}
@@ -197,7 +198,7 @@ class Uploader:
                 done_bytes += num_bytes
                 self.last_progress_s = clock.monotonic_s()
                 self._write_status("uploading", name=name, done_bytes=done_bytes, total_bytes=size_bytes)
-                self._others.show_life(folder.name, record, self.deadline_s)
+                self._others.renew_mark(folder.name, record, self.deadline_s)
             if self.newest_only and folder.name != FINAL and folder != self._newest():
                 raise _SupersededError
 

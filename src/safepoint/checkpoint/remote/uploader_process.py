@@ -1,4 +1,4 @@
-"""The uploader's process: the first rank starts it, it outlives that rank, and shares only the folder with it.
+"""The uploader's process. The first rank starts it; it outlives that rank, and shares only the folder with it.
 
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
@@ -38,11 +38,11 @@ _KEEPER_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploaderPlan:
-    """What an uploader is to do.
+    """The settings of an uploader.
 
     Args:
         folder: the local output folder.
-        location: where its checkpoints go, as text.
+        location: the location that its checkpoints are published to.
         attempt_id: of the attempt that has claimed the location.
         keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
         node: see `Uploader`.
@@ -164,7 +164,7 @@ class _Process:
                 return
 
     def _wait_for_keeper(self) -> None:
-        """The training has died; what its keeper commits now is uploaded too."""
+        """Wait for the keeper of a training that has died: the checkpoint that it commits now is uploaded too."""
         deadline_s = clock.monotonic_s() + min(_KEEPER_S, self._plan.grace_s / 3)
         lock = OutputFolder(Path(self._plan.folder)).keeper_lock
         while files.is_locked(lock) and clock.monotonic_s() < deadline_s:
@@ -197,7 +197,7 @@ def main(arguments: list[str]) -> int:
 
 
 def plan_text(plan: UploaderPlan) -> str:
-    """The text that `main` reads."""
+    """The plan as JSON, as `main` reads it."""
     return json.dumps(dataclasses.asdict(plan))
 
 

@@ -1,6 +1,6 @@
-"""Uploads of single files, digested on the way, so that no object ever has other content than was expected.
+"""Uploads single files and digests them on the way, so that a file with unexpected content never becomes an object.
 
-Also the record of what was uploaded, so that the same content is not uploaded twice, and how long failed uploads are
+Also the record of uploaded files, so that the same content is not uploaded twice, and how long failed uploads are
 retried.
 """
 
@@ -27,7 +27,7 @@ _PATIENCE_WITH_REFUSALS_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """The pause between two tries doubles from the first value up to the second."""
 _Result = Callable[[], FileDigest]
-"""Gives the digest when all bytes have passed; of a file it may wait, and raise OSError."""
+"""Returns the digest after all bytes were read. For a file it may wait, and raise OSError."""
 
 
 class SourceFile(NamedTuple):
@@ -45,7 +45,7 @@ class SourceFile(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Its size, as far as possible without looking at the file; OSError when that is needed and it is gone."""
+        """The size; OSError when it has to be read from the file, and the file is gone."""
         if self.expected is not None:
             return self.expected.size_bytes
         return self.source.size_bytes if isinstance(self.source, Content) else self.source.stat().st_size
@@ -60,25 +60,25 @@ def upload_verified(
     progress: Progress | None = None,
     deadline_s: float | None = None,
 ) -> FileEntry:
-    """Upload one file; only what its manifest entry names becomes visible.
+    """Upload one file. It becomes visible only if it matches its manifest entry.
 
-    A stream with other content than expected is read and sent again, up to three times: it may have been damaged in
-    transit. Parts that are in the store already are not sent again.
+    A stream that does not match is read and sent again, up to three times: it may have been damaged in transit. Parts
+    that are in the store already are not sent again.
 
     Args:
         store: receives it.
         key: its key in the store.
-        file: the bytes, and what they must be.
+        file: the file, with its manifest entry if there is one.
         fence: see `Store.upload`.
         progress: receives the number of bytes that have reached the store; negative when they are sent again.
         deadline_s: when to give up.
 
     Returns:
-        What was uploaded.
+        The entry of the uploaded file.
 
     Raises:
-        CheckpointError: the content is not what was expected.
-        StorageError: the store did not take it, or the source cannot be read.
+        CheckpointError: the content differs from the manifest entry.
+        StorageError: the upload failed, or the source cannot be read.
     """
     moved: list[int] = []
 
@@ -126,24 +126,24 @@ def _upload(
 
 @contextlib.contextmanager
 def _digesting(source: Path | Content) -> Generator[tuple[Path | Content, _Result]]:
-    """Yield what to upload in place of `source`, and its digest.
+    """Yield the source to upload in place of `source`, and a function that returns its digest.
 
-    A file is read a second time beside its upload; a stream is digested while it passes.
+    A file is read a second time, in parallel with its upload; a stream is digested while it is sent.
     """
     if isinstance(source, Content):
         yield _passing(source)
         return
-    is_left = threading.Event()
+    has_ended = threading.Event()
 
-    def go_on(count: int) -> None:
-        if is_left.is_set():
+    def check_running(count: int) -> None:
+        if has_ended.is_set():
             raise OSError(f"{source} is no longer read")
 
     with ThreadPoolExecutor(1, thread_name_prefix="safepoint-digest") as thread:
         try:
-            yield source, thread.submit(digest_file, source, go_on).result
+            yield source, thread.submit(digest_file, source, check_running).result
         finally:
-            is_left.set()
+            has_ended.set()
 
 
 def _passing(source: Content) -> tuple[Content, _Result]:
@@ -166,7 +166,7 @@ def _passing(source: Content) -> tuple[Content, _Result]:
 
 
 class UploadRecord:
-    """Which files of a checkpoint are in the store, with what content and as what version.
+    """Which files of a checkpoint are in the store, with which content and version.
 
     Args:
         path: the file that keeps the record for the next process; None keeps it in memory only.
@@ -182,12 +182,12 @@ class UploadRecord:
                 self._versions = {str(name): [str(text) for text in texts] for name, texts in noted.items()}
 
     def version_of(self, entry: FileEntry) -> str | None:
-        """As what version the file is in the store, if it was sent with this content."""
+        """The version of the file in the store; None if it was not uploaded with this content."""
         digest, version = self._versions.get(entry.path, ["", ""])
         return version if digest == entry.digest else None
 
     def add(self, entry: FileEntry, version: str) -> None:
-        """Note that the file is in the store as `version`."""
+        """Record that the file is in the store as `version`."""
         with self._lock, contextlib.suppress(OSError):  # without it the file is sent once more
             self._versions[entry.path] = [entry.digest, version]
             if self._path is not None:
@@ -202,7 +202,7 @@ class UploadRecord:
 
 
 def upload_record(output: OutputFolder, name: str) -> UploadRecord:
-    """Which files of the checkpoint or model called `name` in this folder are in the store."""
+    """The record of the checkpoint or model called `name` in this folder."""
     return UploadRecord(output.control / f"upload-{name}.json")
 
 

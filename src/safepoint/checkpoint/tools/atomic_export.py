@@ -1,10 +1,10 @@
-"""Exports a model to a place of its own, in which it appears whole or not at all.
+"""Exports a model to an empty place, in which it appears completely or not at all.
 
 - A folder gets its name when everything in it is durable.
 - `final` of a run's location in a store gets its manifest last, as at the end of a training.
 - Any other prefix of a store is marked by `.safepoint/export.json`, which names the files, before the first byte is
   written. The file that loaders read first is written last, and then the mark is deleted. The next export to the same
-  place deletes what a dead export has left there, and nothing else.
+  place deletes the files of an interrupted export, and no others.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from safepoint.storage.store import ABSENT, Condition, Progress, Store
 MARK = ".safepoint/export.json"
 _MAX_MARK_BYTES = 64 << 20
 _LAST = ("model.safetensors.index.json", "adapter_config.json", "config.json")
-"""What loaders read first, the very first one at the end."""
+"""The files that loaders read first, in the order in which they are written."""
 
 
 def check_empty(target: Location, *, has_manifest: bool = False) -> None:
-    """Refuse a place that holds files, other than what a dead export has left there.
+    """Refuse a place that holds files, except those that an interrupted export has left there.
 
     Args:
         target: the place.
@@ -55,19 +55,20 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
     is_final = has_manifest and target.is_remote and target.name == FINAL
     if keys and not (is_final and _is_unfinished_final(RemoteFolder(open_store(target.parent)))):
         raise ConflictError(
-            f"{target} is not empty, there is {printable(min(keys))}; nothing was exported", hint="name a new place"
+            f"{target} is not empty: it contains {printable(min(keys))}; nothing was exported",
+            hint="name an empty location",
         )
 
 
 def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
-    """Make a model in a folder.
+    """Write a model to a folder.
 
     Args:
         target: a folder of this machine, empty or absent.
         write: writes the files into the empty folder that it receives, durably.
 
     Raises:
-        StorageError: there can be no such folder.
+        StorageError: the folder cannot be created.
         OSError: the disk is full or gone.
     """
     folder = target.folder.absolute()
@@ -95,18 +96,18 @@ def export_to_store(
     progress: Progress | None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make a model in an object store; no byte of it is written to a disk of this machine.
+    """Write a model to an object store, without writing to a disk of this machine.
 
     Args:
         target: a prefix with nothing below it.
         model: the files.
         describe: makes the manifest that `final` of an output location gets; None where there is none.
         progress: receives the number of bytes that have reached the store.
-        check: called last before the commit; what it raises ends the export.
+        check: called immediately before the commit; its exceptions end the export.
 
     Raises:
-        CheckpointError: a file is not what its manifest says; nothing is left.
-        ConflictError: another writer has the place.
+        CheckpointError: a file differs from its manifest entry; nothing is left.
+        ConflictError: another writer uses the place.
         StorageError: the store cannot be used, or a source cannot be read.
     """
     if describe is not None and target.name == FINAL:
@@ -126,7 +127,7 @@ def _order(file: SourceFile) -> tuple[int, str]:
 
 
 def _is_unfinished_final(remote: RemoteFolder) -> bool:
-    """Whether `final` is what a run, or an export, has begun to write and not finished."""
+    """Whether a run or an export has begun to write `final` and not finished."""
     return FINAL in remote.unfinished() and remote.bytes_of_manifest(FINAL) is None
 
 
@@ -188,21 +189,21 @@ class _PrefixDestination:
             self._store.delete(MARK, deadline_s=deadline_s)
 
     def _delete(self, paths: Collection[str], deadline_s: float | None = None) -> None:
-        """Delete these files, and end uploads of them and of this export's own."""
+        """Delete these files, and abort uploads of them and of this export's files."""
         self._store.sweep(only=lambda key: key in paths or key in self._paths, deadline_s=deadline_s)
         for path in sorted(paths):
             self._store.delete(path, deadline_s=deadline_s)
 
 
 def clean_export(store: Store, *, before_s: float) -> int:
-    """Delete what a dead export has left, for people who do not export to the place again.
+    """Delete the files of an interrupted export.
 
     Args:
         store: at the place.
-        before_s: an export that has written something since may still be alive; seconds since 1970.
+        before_s: seconds since 1970; an export that has written a file later may still run, and is left alone.
 
     Returns:
-        How many objects there were.
+        The number of deleted objects.
 
     Raises:
         ConditionError: another export has just begun.
@@ -215,7 +216,7 @@ def clean_export(store: Store, *, before_s: float) -> int:
     doomed = [item for key, item in found.items() if key in named]
     if max(item.modified_s for item in [found[MARK], *doomed]) >= before_s:
         return 0
-    # The mark is taken over first, so that an export that is alive after all finds that it has lost the place.
+    # The mark is replaced first, so that an export that still runs finds that it has lost the place.
     taken = json.dumps({"files": sorted(named)}).encode()
     store.write(MARK, taken, condition=Condition(version=found[MARK].version))
     store.sweep(only=named.__contains__)
@@ -225,7 +226,7 @@ def clean_export(store: Store, *, before_s: float) -> int:
 
 
 def _marked_files(store: Store) -> set[str]:
-    """What the export that marks the place writes there."""
+    """The files that the mark of an export names."""
     paths: Any = _read_mark(store).get("files")
     named = cast("list[Any]", paths) if isinstance(paths, list) else []
     return {path for path in named if isinstance(path, str) and path != MARK}

@@ -51,8 +51,8 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
 
     Args:
         source: where it is.
-        item: which.
-        target: the output location that gets it; a folder is created.
+        item: the checkpoint.
+        target: the output location to copy to; a folder is created.
         progress: see `Progress`.
 
     Returns:
@@ -123,13 +123,13 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 
 
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
-    """Copy what `from_pretrained` needs, and nothing of the training, to a place of its own.
+    """Copy the files that `from_pretrained` needs, without those of the training, to an empty place.
 
-    Between two object stores, and from a folder into one, nothing is written to a disk of this machine.
+    An export to an object store writes nothing to a disk of this machine.
 
     Args:
         source: where the checkpoint is.
-        item: which.
+        item: the checkpoint.
         target: a folder or a prefix in which there is nothing yet.
         progress: see `Progress`.
 
@@ -146,7 +146,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no model in a known format (strategy {manifest.strategy}); nothing was exported",
-            hint="resume from it and save the model from there",
+            hint="resume from it and save the model in the script",
         )
     counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
     check_empty(target, has_manifest=True)
@@ -160,7 +160,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
 
 
 def as_final(manifest: Manifest) -> Describe:
-    """How to make a manifest for the model that is taken out of a checkpoint."""
+    """A function that makes the manifest of a model that was exported from the checkpoint of `manifest`."""
 
     def describe(entries: tuple[FileEntry, ...]) -> Manifest:
         return dataclasses.replace(manifest, trigger=Trigger.FINAL, created=clock.utc_now(), files=entries)
@@ -187,7 +187,7 @@ def _fetch(source: Inventory, item: Item, entries: Sequence[FileEntry], working:
 
 
 def _leased(source: Inventory, item: Item) -> contextlib.AbstractContextManager[None]:
-    """Keep retention of a running training from deleting it meanwhile."""
+    """Hold a lease, so that the retention of a running training does not delete the checkpoint."""
     if source.folder is None:
         return contextlib.nullcontext()
     return files.reading(source.folder / item.prefix / MANIFEST_NAME)

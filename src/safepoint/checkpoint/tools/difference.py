@@ -40,12 +40,12 @@ class _Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing that is not the same.
+    """One difference.
 
     Args:
         name: a setting, a path, or `path: tensor`.
-        before: as text; empty when it was not there.
-        after: likewise.
+        before: the earlier value; empty when there was none.
+        after: the later value; empty when there is none.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What changed.
+    """All differences.
 
     Args:
-        settings: of the manifests, versions and metrics included.
-        files: that came, went, or have other bytes.
-        tensors: that came, went, or have another type, shape or, when contents were read, content.
+        settings: of the manifests, with versions and metrics.
+        files: added, removed and changed files.
+        tensors: added and removed tensors, and those of another type or shape; with `deep`, also of another content.
     """
 
     settings: tuple[Change, ...]
@@ -75,16 +75,16 @@ def compare(
     deep: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Difference:
-    """Say what changed from `before` to `after`.
+    """The differences of two checkpoints.
 
     Args:
-        before: where it is, and which.
+        before: an inventory and a checkpoint in it.
         after: likewise.
-        deep: also read the tensors of files that are not the same, and say which of them changed.
+        deep: also read the tensors of changed files, and compare their contents.
         progress: receives the bytes read so far, and the bytes in all.
 
     Raises:
-        CheckpointError: one of them is not complete, or a file is no safetensors file.
+        CheckpointError: one of them is not complete, or a file is not a valid safetensors file.
         StorageError: a store cannot be read.
     """
     old, new = before[1].complete_manifest(), after[1].complete_manifest()
@@ -150,7 +150,7 @@ class _TensorFile:
         try:
             self.tensors = self._read_header()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StorageError) as error:
-            raise CheckpointError(f"{item.where}/{path} is no safetensors file: {error}") from error
+            raise CheckpointError(f"{item.where}/{path} is not a valid safetensors file: {error}") from error
 
     def _read_header(self) -> dict[str, _Tensor]:
         """The tensors by name, as the header lists them."""

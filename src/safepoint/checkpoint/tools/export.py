@@ -1,9 +1,9 @@
-"""The model alone, out of checkpoints that `from_pretrained` does not read as they are: those of
-torch.distributed.checkpoint and DeepSpeed's ZeRO, in pieces, and files of `torch.save`, of sessions and Lightning.
+"""Exports the model of checkpoints that `from_pretrained` cannot read.
 
-Written by Safepoint or not, in a folder or in an object store. Nothing is loaded: bytes go from file to file, one
-stretch after the other. Of a checkpoint in a store ranges are read, into a store parts are sent, and nothing of
-either is kept on a disk.
+These are the sharded layouts of torch.distributed.checkpoint and DeepSpeed's ZeRO, and the files that sessions and
+Lightning write with `torch.save`. The checkpoint may be Safepoint's or another tool's, in a folder or in an object
+store. No tensor is loaded: ranges of bytes are copied from file to file. Between stores, nothing is written to a disk
+of this machine.
 """
 
 import contextlib
@@ -43,25 +43,25 @@ _ROOM = 64 << 20
 
 
 def is_in_pieces(folder: StorePath) -> bool:
-    """Whether a folder holds a model in pieces, or in a file of torch's, and in no form for `from_pretrained`."""
+    """Whether a folder holds a sharded model or a file of `torch.save`, and no model that `from_pretrained` reads."""
     is_whole = any(copying.is_whole(path.name) for path in folder.iterdir())
     return not is_whole and _place_of(folder) is not None
 
 
 def _place_of(folder: StorePath) -> StorePath | None:
-    """The folder of the pieces, or the file."""
+    """The folder of the shards, or the file of `torch.save`; None when there is neither."""
     dcp = next((folder / name for name in _DCP_FOLDERS if (folder / name / METADATA).is_file()), None)
     return dcp or zero_folder(folder) or state_dict_file(folder)
 
 
 def export_pieces(store: Store, prefix: str, target: Location, *, progress: Progress | None = None) -> list[str]:
-    """Write the model of a checkpoint in pieces as `from_pretrained` reads it, by reading ranges of its files.
+    """Write the model of a checkpoint for which `is_in_pieces` is true, in the layout that `from_pretrained` reads.
 
-    What is read to find the weights, and the weights, is compared with the manifest's digests before the first byte
-    is written: it is read twice.
+    Before the first byte is written, all bytes that the export uses are compared with the manifest's digests. So the
+    weights are read twice.
 
     Args:
-        store: where the checkpoint is, a folder or an object store; see `is_in_pieces`.
+        store: where the checkpoint is, a folder or an object store.
         prefix: its key; empty for the store's own location.
         target: a folder or a prefix in which there is nothing yet.
         progress: see `copying.Progress`.
@@ -71,7 +71,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
 
     Raises:
         CheckpointError: it is damaged, or changed meanwhile.
-        ConflictError: there is something at the target.
+        ConflictError: the target is not empty.
         StorageError: a store cannot be used, or the disk has too little room.
     """
     looked_at: set[tuple[str, int]] = set()
@@ -86,7 +86,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             local = store.location.folder / prefix
             if None in list_files(local).values():
                 raise CheckpointError(f"{local} holds a link or a special file; nothing was exported")
-            if (local / MANIFEST_NAME).is_file():  # or retention of a running training deletes it meanwhile
+            if (local / MANIFEST_NAME).is_file():  # so that the retention of a running training does not delete it
                 lease.enter_context(files.reading(local / MANIFEST_NAME))
         folder = browse(store, prefix, on_read=note)
         if (folder / "pytorch_model_fsdp_1").is_dir():
@@ -99,9 +99,9 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
         check_empty(target, has_manifest=manifest is not None)
         if manifest is not None and manifest.base is not None:
             raise UsageError(
-                f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, not in the layout "
-                "that PEFT reads; nothing was exported",
-                hint="resume from it, and call the model's save_pretrained from there",
+                f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, in a layout that "
+                "PEFT cannot read; nothing was exported",
+                hint="resume from it and call `model.save_pretrained` in the script",
             )
         weights = _weights(folder, pieces)
         folder.forget_blocks()
@@ -136,7 +136,7 @@ def _stored_manifest(folder: StorePath) -> Manifest | None:
     if not path.is_file():
         return None
     if path.size_bytes > MAX_MANIFEST_BYTES:
-        raise CheckpointError(f"{path} is larger than any manifest; nothing was exported")
+        raise CheckpointError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; nothing was exported")
     return Manifest.from_bytes(path.read_bytes())
 
 
@@ -182,7 +182,7 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
 def _check_windows(
     folder: StorePath, store: Store, prefix: str, manifest: Manifest, windows: Collection[tuple[str, int]]
 ) -> None:
-    """Compare what is going to be used of each object with the manifest, in the pieces that have digests."""
+    """Compare the parts of objects that the export uses with the manifest's digests."""
     entries = {entry.path: entry for entry in manifest.files}
     chosen: list[Window] = []
     for key in sorted({key for key, _ in windows}):
@@ -197,6 +197,6 @@ def _check_windows(
 
 def _altered(folder: StorePath, name: str) -> CheckpointError:
     return CheckpointError(
-        f"{name} in {folder} is not what was saved; nothing was exported",
+        f"{name} in {folder} has changed since it was saved; nothing was exported",
         hint="see `safepoint checkpoints verify --deep`",
     )

@@ -1,7 +1,7 @@
 """The checkpoints at a location, a folder or an object store, for commands.
 
 Promises: listing changes nothing. A hostile name or manifest is reported and never used as a path. A complete
-checkpoint has every file at its size, and after `verify` with its content.
+checkpoint has all files at their sizes; only `verify` compares their contents too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,24 +45,24 @@ class Kind(StrEnum):
     UNFINISHED = "unfinished"
     """It has none, and Safepoint has begun to write or to delete it."""
     FOREIGN = "foreign"
-    """It has none, and Safepoint has not written it: a checkpoint of another tool, for example. Only looked at."""
+    """It has none, and Safepoint has not written it. It may be another tool's checkpoint, and is never changed."""
     PART = "part"
     """One node's part of a checkpoint whose other parts are in the folders of the other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One checkpoint, or what looks like one.
+    """A folder or prefix that is named like a checkpoint.
 
     Args:
         name: `checkpoint-<step>` or `final`.
-        prefix: the same as a key of the store.
-        where: in full, for people.
+        prefix: its key in the store.
+        where: its location, for people.
         manifest: its manifest; None when it cannot be read.
-        faults: what is wrong without looking at contents.
+        faults: what is wrong with it; contents are not compared.
         kind: whether it is a checkpoint at all.
-        num_files: what is there, the manifest not counted.
-        size_bytes: the size of all that.
+        num_files: the number of files, without the manifest.
+        size_bytes: the size of these files.
         modified_s: when something in it was last written, seconds since 1970.
         created_s: when it was saved, by its manifest; `modified_s` where there is none.
     """
@@ -80,7 +80,7 @@ class Item:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that the manifest names is there at its size."""
+        """Whether all files of the manifest are there at their sizes."""
         return self.kind is Kind.CHECKPOINT and self.manifest is not None and not self.faults
 
     def complete_manifest(self) -> Manifest:
@@ -91,8 +91,8 @@ class Item:
         """
         if self.kind is Kind.PART:
             raise CheckpointError(
-                f"{self.where} is one node's part of a checkpoint; nothing was read",
-                hint="the whole is in the object store of its run, and on every node that resumed from it",
+                f"{self.where} is only one node's part of a checkpoint; nothing was read",
+                hint="the complete checkpoint is in the run's object store, and on every node that resumed from it",
             )
         if self.manifest is None or self.faults:
             raise CheckpointError(
@@ -116,7 +116,7 @@ class Inventory:
         """The folder, when it is one."""
 
     def items(self) -> list[Item]:
-        """All of them, newest first, the final model last.
+        """All items, newest first, the final model last.
 
         Raises:
             StorageError: the location cannot be read, or the folder does not exist.
@@ -131,10 +131,10 @@ class Inventory:
                 found.setdefault(prefix, []).append(item)
         steps = sorted((step for prefix in found if (step := step_of(Path(prefix))) is not None), reverse=True)
         prefixes = [checkpoint_name(step) for step in steps]
-        # In a folder, what is not committed yet lies elsewhere: a folder of this name without a manifest is foreign.
+        # Safepoint writes uncommitted files elsewhere: a folder of this name without a manifest is foreign.
         unfinished = RemoteFolder(self.store).unfinished() if self.folder is None else set[str]()
         for prefix in (FINAL, _FINAL_IN_FOLDER):
-            # A script's own `final/` has no manifest, and is none of ours.
+            # A `final/` that a script has saved has no manifest, and is not listed.
             is_ours = any(item.key == f"{prefix}/{MANIFEST_NAME}" for item in found.get(prefix, []))
             if is_ours or (prefix in unfinished and prefix in found):
                 prefixes.append(prefix)
@@ -167,7 +167,7 @@ class Inventory:
         manifest, faults = self._compare(prefix, kind, contents)
         name = FINAL if prefix == _FINAL_IN_FOLDER else prefix
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
-            faults = (Fault(file=MANIFEST_NAME, reason=f"it says step {manifest.step}"), *faults)
+            faults = (Fault(file=MANIFEST_NAME, reason=f"its step is {manifest.step}"), *faults)
         modified_s = max(item.modified_s for item in objects)
         created_s = Candidate.of(manifest).created_s if manifest is not None else modified_s
         return Item(
@@ -206,7 +206,7 @@ class Inventory:
         return verdict.manifest, verdict.faults
 
     def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
-        """Every fault, contents included.
+        """All faults of an item, after comparing contents too.
 
         Args:
             item: of this inventory.
@@ -226,7 +226,7 @@ class Inventory:
     # ---- deleting -------------------------------------------------------------------------------------------
 
     def superseded(self, policies: Sequence[Policy]) -> list[Item]:
-        """What no policy keeps, oldest first; never the newest complete one, what a process reads, or a part."""
+        """The checkpoints that no policy keeps, oldest first; see `select_superseded`. Parts always stay."""
         by_step = {
             item.manifest.step: item
             for item in self.items()
@@ -245,7 +245,7 @@ class Inventory:
         return self.folder is not None and OutputFolder(self.folder).is_in_use(item.prefix)
 
     def delete(self, item: Item) -> bool:
-        """Delete it, so that it is whole or gone at every moment.
+        """Delete an item; readers see it completely or not at all.
 
         Returns:
             False when a process is reading it.
@@ -271,7 +271,7 @@ def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[In
         The inventory, and the checkpoint's name when one was named.
 
     Raises:
-        ValueError: the text is no valid location.
+        ValueError: the argument is not a valid location.
         StorageError: the store does not answer.
     """
     location = resolve_claim(parse_location(text))
@@ -283,7 +283,7 @@ def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[In
 
 
 def _reachable(location: Location, options: StorageOptions | None) -> Store:
-    """The store there, after one request with a short deadline: a person does not wait as long as a run."""
+    """The store there, after one request with a short deadline, because a person waits for the answer."""
     store = open_store(location, options)
     if location.is_remote:
         next(iter(store.list(deadline_s=clock.monotonic_s() + _ANSWER_WITHIN_S)), None)

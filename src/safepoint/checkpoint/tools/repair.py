@@ -1,6 +1,7 @@
-"""Deletes what a dead run has left unfinished and, when requested, damaged checkpoints.
+"""Deletes what ended runs have left unfinished and, when requested, damaged checkpoints.
 
-What a process may still be writing stays: in a folder the lock shows it, in an object store only the age does.
+Files that a process may still be writing stay. In a folder the lock shows whether there is such a process; in an
+object store only the age of the files does.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -34,16 +35,16 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What was found, and what was done unless it was a dry run.
+    """What was found and, unless it was a dry run, done.
 
     Args:
-        unfinished: begun by Safepoint, never committed, and dropped; in a store only, a folder's are leftovers.
-        recent: not committed, and left because a process may still be writing it.
-        foreign: without a manifest and not Safepoint's; never touched.
-        damaged: its files contradict its manifest; dropped or moved aside only when asked.
-        moved_to: where damaged ones of a folder are now, or None.
-        num_leftovers: working folders, unfinished uploads and marks that were deleted, and what unfinished exports to
-            this place had left.
+        unfinished: begun by Safepoint, never committed, and deleted; empty for a folder, where they are leftovers.
+        recent: not committed, and left because a process may still be writing them.
+        foreign: not written by Safepoint; never changed.
+        damaged: checkpoints whose files differ from their manifest, with all faults; removed only when requested.
+        moved_to: where the damaged ones of a folder are now, or None.
+        num_leftovers: the number of deleted working folders, unfinished uploads, marks and files of interrupted
+            exports.
     """
 
     unfinished: tuple[Item, ...]
@@ -66,11 +67,11 @@ def repair(
     """Find what is unfinished or damaged, and delete what may be deleted.
 
     Args:
-        inventory: where.
+        inventory: the checkpoints.
         deep: also read every file and compare its digest; without it, names and sizes are compared.
         drop_damaged: also remove damaged checkpoints: those of a folder are moved aside, those of a store deleted.
         dry_run: change nothing.
-        idle_s: in an object store, nothing unfinished that is younger is deleted.
+        idle_s: in an object store, unfinished checkpoints are deleted when their files are older than this.
         progress: see `Progress`.
 
     Raises:
@@ -120,7 +121,7 @@ def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str])
 
 
 def _clean_folder(output: OutputFolder, damaged: Sequence[Item]) -> tuple[str | None, int]:
-    """Move `damaged` aside and delete what dead runs have left; returns the new place, and how much was deleted."""
+    """Move `damaged` aside and delete leftovers of ended runs; returns the new place, and the number of leftovers."""
     if not output.control.is_dir():  # Safepoint never wrote here, so it creates no files here
         return None, 0
     output.prepare()

@@ -1,6 +1,6 @@
-"""The weights in a checkpoint, found without loading it and without running anything of it.
+"""Finds the weights in a checkpoint, without loading it and without running code of it.
 
 stored_weight               a weight as ranges of files, and the files that `from_pretrained` reads
-torch_file                  what `torch.save` has written, as plain values and places of bytes
+torch_file                  files of `torch.save`, as plain values and places of bytes
 dcp_weights, zero_weights   where weights are, in the layouts of torch.distributed.checkpoint and DeepSpeed
 """

@@ -28,7 +28,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
     """The model's weights.
 
-    Where the checkpoint has a part `model`, its tensors; elsewhere all tensors but those of an optimizer.
+    These are the tensors below the key `model`; without such a key, all tensors but those of an optimizer.
 
     Args:
         folder: with `.metadata`.
@@ -39,7 +39,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
     """
     metadata = read_inert((folder / METADATA).read_bytes(), _KNOWN)
     if not isinstance(metadata, Inert):
-        raise CheckpointError(f"{folder.name}/{METADATA} is of another kind")
+        raise CheckpointError(f"{folder.name}/{METADATA} does not describe a checkpoint")
     described: dict[str, Any] = metadata.get("state_dict_metadata")
     places = _places(metadata.get("storage_data"))
     names = _names(described, metadata.state.get("planner_data") or {})
@@ -112,5 +112,5 @@ def _tensor(folder: ReadablePath, place: tuple[str, int, int] | None, key: str) 
     name, begin, length = place
     tensor = read_torch_file(folder / name, begin=begin, length=length)
     if not isinstance(tensor, StoredTensor):
-        raise CheckpointError(f"{key} is no tensor in {name}")
+        raise CheckpointError(f"{key} is not a tensor in {name}")
     return tensor

@@ -17,13 +17,13 @@ _METADATA = {"format": "pt"}
 
 
 class Run(NamedTuple):
-    """Bytes of a weight that lie side by side in a file.
+    """A range of a weight's bytes that is contiguous in a file.
 
     Args:
-        begin: the first of them in the weight.
-        num_bytes: how many.
-        path: of the file.
-        offset: where they begin in it.
+        begin: where the range begins in the weight.
+        num_bytes: its length.
+        path: the file.
+        offset: where the range begins in the file.
     """
 
     begin: int
@@ -34,11 +34,11 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A weight somewhere in a checkpoint.
+    """A weight, and where its bytes are in a checkpoint.
 
     Args:
-        shape: with its name.
-        runs: where its bytes are, by `begin`; together they are the whole weight, each byte once.
+        shape: its name, type and sizes.
+        runs: sorted by `begin`; they contain each byte of the weight once.
     """
 
     shape: Shape
@@ -46,7 +46,7 @@ class StoredWeight:
 
     @classmethod
     def of(cls, name: str, dtype: str, sizes: tuple[int, ...], runs: Iterable[Run]) -> "StoredWeight":
-        """Check that nothing of the weight is missing.
+        """A weight whose runs are checked.
 
         Args:
             name: of the weight.
@@ -55,7 +55,7 @@ class StoredWeight:
             runs: in any order.
 
         Raises:
-            CheckpointError: something is, or the type is not known.
+            CheckpointError: bytes are missing, or safetensors has no such type.
         """
         if type(name) is not str or not name.isprintable() or name == "__metadata__":
             raise CheckpointError(f"a weight cannot be called {name!r}")
@@ -69,7 +69,7 @@ class StoredWeight:
                 break
             end += run.num_bytes
         if end != shape.num_bytes:
-            raise CheckpointError(f"{end} of {shape.num_bytes} bytes of {name} can be found")
+            raise CheckpointError(f"the checkpoint has only {end} of {shape.num_bytes} bytes of {name}")
         return cls(shape, ordered)
 
 

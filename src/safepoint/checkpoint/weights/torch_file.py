@@ -1,7 +1,7 @@
-"""What `torch.save` has written, read without importing or calling anything that it names.
+"""Reads files of `torch.save` without importing or calling anything that they name.
 
-Containers, numbers and strings come as they are. A tensor becomes a `StoredTensor`, the place of its bytes. Every
-other object becomes an `Inert`, which remembers what it was made of and does nothing.
+Containers, numbers and strings are returned as they are. A tensor becomes a `StoredTensor`, the place of its bytes.
+Every other object becomes an `Inert`, which keeps its arguments and its state and does nothing.
 """
 
 import io
@@ -45,7 +45,7 @@ _Path = TypeVar("_Path", bound=ReadablePath)
 class Inert:
     """An object of a class that is not loaded.
 
-    Its attributes are those of the pickled state; `args` is what it was made from.
+    Its attributes are those of the pickled state; `args` are the arguments that it was made with.
     """
 
     module = ""
@@ -53,32 +53,32 @@ class Inert:
     state: Any = None
 
     def __new__(cls, *args: Any, **_: Any) -> "Inert":
-        """Whatever it is made from."""
+        """Keep the arguments, whatever they are."""
         made = super().__new__(cls)
         made.args = args
         return made
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """`__new__` has kept what it was made from."""
+        """`__new__` has kept the arguments."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Items of a dictionary's subclass are forgotten."""
+        """Ignore an item of a subclass of dict."""
 
     def append(self, value: Any) -> None:
-        """Items of a list's subclass are forgotten."""
+        """Ignore an item of a subclass of list."""
 
     def extend(self, values: Any) -> None:
-        """Likewise."""
+        """Ignore items of a subclass of list."""
 
     def get(self, name: str, *default: Any) -> Any:
         """An attribute of the pickled state.
 
         Args:
-            name: of it.
-            default: what it is where it is missing.
+            name: its name.
+            default: returned when it is missing.
 
         Raises:
             CheckpointError: it is missing.
@@ -110,21 +110,21 @@ class _Unpickler(pickle.Unpickler):
 def read_inert(
     data: bytes, known: Mapping[tuple[str, str], Any] | None = None, storage: Callable[[Any], Any] = Inert
 ) -> Any:
-    """What a pickle holds.
+    """The content of a pickle.
 
     Args:
         data: the pickle.
-        known: (module, name) → what stands for it; called where the pickle calls it.
-        storage: makes something of a persistent id.
+        known: (module, name) → the object to use for it; called where the pickle calls it.
+        storage: returns the object for a persistent id.
 
     Raises:
-        CheckpointError: it is no pickle, or a damaged one.
+        CheckpointError: it is not a valid pickle.
     """
     try:
         return _Unpickler(data, known or {}, storage).load()
     except CheckpointError:
         raise
-    except Exception as error:  # whatever hostile content makes of it
+    except Exception as error:  # hostile content may raise anything
         raise CheckpointError(f"it cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -177,11 +177,17 @@ def read_torch_file(path: ReadablePath, *, begin: int = 0, length: int | None = 
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
+
+        def read_range(start: int, count: int) -> bytes:
+            file.seek(begin + start)
+            return file.read(count)
+
+        size_bytes = file.seek(0, io.SEEK_END) - begin if length is None else length
         try:
-            with zipfile.ZipFile(_Window(file, begin, length)) as archive:
+            with zipfile.ZipFile(RawReader(size_bytes, read_range)) as archive:
                 return _read(path, begin, archive, file)
         except (zipfile.BadZipFile, ValueError, KeyError, EOFError, NotImplementedError) as error:
-            raise CheckpointError(f"{path.name} is no archive of torch: {error}") from error
+            raise CheckpointError(f"{path.name} is not a file of torch.save: {error}") from error
 
 
 def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: BinaryIO) -> Any:
@@ -194,7 +200,7 @@ def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: Binary
     def storage(identity: Any) -> tuple[str, str]:
         kind, dtype, key = cast("tuple[str, Any, Any]", tuple(identity)[:3])
         if kind != "storage" or not isinstance(dtype, str):
-            raise CheckpointError("it refers to something that is no storage")
+            raise CheckpointError("it refers to an object that is not a storage")
         info = records[f"data/{key}"]
         if info.compress_type != zipfile.ZIP_STORED:
             raise CheckpointError("a storage is compressed")
@@ -248,29 +254,22 @@ def _numbers(values: Any) -> tuple[int, ...]:
     return numbers
 
 
-class _Window(RawReader):
-    """A part of a file, as a file."""
-
-    def __init__(self, file: BinaryIO, begin: int, length: int | None) -> None:
-        super().__init__(file.seek(0, io.SEEK_END) - begin if length is None else length)
-        self._file = file
-        self._begin = begin
-
-    def read_range(self, start: int, length: int) -> bytes:
-        self._file.seek(self._begin + start)
-        return self._file.read(length)
-
-
 def strides_of(sizes: Sequence[int]) -> tuple[int, ...]:
     """The strides of a contiguous tensor."""
     return tuple(math.prod(sizes[number:]) for number in range(1, len(sizes) + 1))
 
 
 def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Run]:
-    """The stretches of a whole weight, of these sizes, that a part of it at these offsets fills."""
+    """The runs of a part of a weight.
+
+    Args:
+        tensor: the part.
+        offsets: where the part begins in the weight, in each dimension.
+        sizes: of the weight.
+    """
     item = ITEM_BYTES[tensor.dtype]
     strides = strides_of(sizes)
-    # From the last dimension on, as long as the part has all of it and its elements lie side by side.
+    # From the last dimension on, as long as the part has all of it and its elements are contiguous.
     inner, count = len(sizes), 1
     while inner and (tensor.sizes[inner - 1] == 1 or tensor.strides[inner - 1] == count):
         inner -= 1
@@ -294,7 +293,7 @@ def state_dict_file(folder: _Path) -> _Path | None:
 
 
 def state_dict_weights(path: ReadablePath) -> list[StoredWeight]:
-    """The model's weights; nothing of the file is run.
+    """The model's weights; no code of the file is run.
 
     Raises:
         CheckpointError: it is damaged, or holds something besides tensors.
@@ -307,7 +306,7 @@ def state_dict_weights(path: ReadablePath) -> list[StoredWeight]:
     weights: list[StoredWeight] = []
     for name, tensor in content.items():
         if not isinstance(tensor, StoredTensor):
-            raise CheckpointError(f"{name} in {path.name} is no tensor; load it with torch")
+            raise CheckpointError(f"{name} in {path.name} is not a tensor; load it with torch")
         runs = runs_of(tensor, [0] * len(tensor.sizes), tensor.sizes)
         weights.append(StoredWeight.of(name, tensor.dtype, tensor.sizes, runs))
     return weights

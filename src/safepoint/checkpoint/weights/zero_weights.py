@@ -1,7 +1,7 @@
 """Weights in a checkpoint of DeepSpeed's ZeRO, in full precision, from the partitions of all ranks.
 
-Stages 1 and 2 lay the weights of an optimizer's group one after the other and cut that into equal parts; stage 3 cuts
-each weight into equal parts. Layout as in DeepSpeed 0.19, `utils/zero_to_fp32.py`.
+Stages 1 and 2 concatenate the weights of an optimizer's group and cut the result into equal parts; stage 3 cuts each
+weight into equal parts. Layout as in DeepSpeed 0.19, `utils/zero_to_fp32.py`.
 """
 
 import math
@@ -41,7 +41,7 @@ def zero_files(folder: _Path) -> tuple[list[_Path], list[_Path]]:
         folder: see `zero_folder`.
 
     Returns:
-        By rank, the partitions of the optimizer; and what there is of the model, which is one file below stage 3.
+        The partitions of the optimizer, and the files of the model, of which there is one below stage 3; by rank.
 
     Raises:
         CheckpointError: a rank's file is missing, or it was made with model parallelism.
@@ -49,7 +49,7 @@ def zero_files(folder: _Path) -> tuple[list[_Path], list[_Path]]:
     """
     files = list(folder.iterdir())
     if any(_OTHER_RANKS.fullmatch(path.name) for path in files):
-        raise CheckpointError("it was made with model parallelism, which is not known here")
+        raise CheckpointError("it was made with model parallelism, which Safepoint cannot read")
     partitions = _by_rank(_OPTIMIZER, files)
     models = _by_rank(_MODEL, files)
     if sorted(partitions) != list(range(len(partitions))) or 0 not in models:
@@ -110,7 +110,7 @@ def _trained(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> I
         first = 0
         for (name, sizes), padding in zip(group.items(), after, strict=True):
             count = math.prod(sizes)
-            yield StoredWeight.of(name, parts[0].dtype, sizes, _stretch(parts, first, count))
+            yield StoredWeight.of(name, parts[0].dtype, sizes, _flat_runs(parts, first, count))
             first += count + int(padding)
         _check_all_used(first, sum(part.count for part in parts), align=2 * len(states))
 
@@ -126,7 +126,7 @@ def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str,
             for rank, flat in enumerate(flats):
                 mine = max(0, min(part, count - rank * part))
                 item = ITEM_BYTES[flat[0].dtype]
-                runs += [run._replace(begin=run.begin + rank * part * item) for run in _stretch(flat, first, mine)]
+                runs += [run._replace(begin=run.begin + rank * part * item) for run in _flat_runs(flat, first, mine)]
             yield StoredWeight.of(name, flats[0][0].dtype, sizes, runs)
             first += part
     _check_all_used(first, sum(tensor.count for tensor in flats[0]), 1)
@@ -140,8 +140,8 @@ def _check_all_used(used: int, there: int, align: int) -> None:
         )
 
 
-def _stretch(parts: Sequence[StoredTensor], first: int, count: int) -> list[Run]:
-    """`count` elements from `first` on of flat tensors that follow each other."""
+def _flat_runs(parts: Sequence[StoredTensor], first: int, count: int) -> list[Run]:
+    """The runs of `count` elements, from element `first` on, of the concatenation of flat tensors."""
     runs: list[Run] = []
     begin, done = 0, 0
     for part in parts:
@@ -159,11 +159,11 @@ def _frozen(models: Sequence[Mapping[str, Any]], stage: int) -> Iterator[StoredW
     for name, sizes in shapes.items():
         fragments = [model["frozen_param_fragments"][name] for model in (models if stage == 3 else models[:1])]
         count = math.prod(sizes)
-        yield StoredWeight.of(name, fragments[0].dtype, tuple(sizes), _stretch(fragments, 0, count))
+        yield StoredWeight.of(name, fragments[0].dtype, tuple(sizes), _flat_runs(fragments, 0, count))
 
 
 def _others(model: Mapping[str, Any], stage: int) -> Iterator[StoredWeight]:
-    """Buffers; and below stage 3, where each rank has the whole model, whatever else is in it."""
+    """Buffers. Below stage 3, where each rank has the whole model, also its other tensors."""
     module: dict[str, Any] = model.get("module") or {}
     buffers: set[str] = set(model.get("buffer_names") or ())
     for name, tensor in module.items():

@@ -114,7 +114,7 @@ class BatchKept(Event):
 
 
 class SignalReceived(Event, is_quiet=True, cause="signal"):
-    """A launcher, or a rank by itself, received a signal; signals that a launcher passes on are not repeated."""
+    """A launcher or a rank received a signal. A signal that a launcher passes on to its ranks is reported once."""
 
     signal: str
     rank: int | None
@@ -216,7 +216,7 @@ class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
 
 
 class Saved(Event, cause="trigger"):
-    """A checkpoint is committed: complete, durable, named in its manifest."""
+    """A checkpoint is committed."""
 
     step: int
     trigger: str
@@ -240,7 +240,7 @@ class SaveSuperseded(Event, is_warning=True, cause="trigger"):
     by: int
 
     def _sentence(self) -> str:
-        return f"step {self.step} ({self.trigger}) was not written: step {self.by} came before its turn"
+        return f"step {self.step} ({self.trigger}) was not written, because the newer step {self.by} replaced it"
 
 
 class SaveFailed(Event, is_warning=True, cause="reason"):
@@ -277,7 +277,7 @@ class Pruned(Event, cause="reason"):
 
 
 class Failed(Event, is_quiet=True, cause="reason"):
-    """A rank, or the whole start, ended with an error; `rank` is None where no rank caused it.
+    """A rank or the whole start ended with an error; `rank` is None where no rank caused it.
 
     The exit code of a rank that was killed is the negative number of the signal; `error` is the program's exception.
     """
@@ -323,7 +323,7 @@ class Interrupted(Event, cause="reason"):
 
     def _sentence(self) -> str:
         if self.saved:
-            return f"interrupted, state of step {self.step} is saved; run the same command again to go on"
+            return f"interrupted, state of step {self.step} is saved; run the same command again to continue"
         return f"interrupted at step {self.step}, not saved: {self.reason}"
 
 

@@ -61,8 +61,8 @@ class FinalMissing(Event, is_warning=True):
     def _sentence(self) -> str:
         again = "run the same command again"
         if self.checkpoint is not None:
-            again = f"`safepoint checkpoints export {self.checkpoint} {self.location}` makes it, or {again}"
-        return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved: {again}"
+            again = f"create it with `safepoint checkpoints export {self.checkpoint} {self.location}`, or {again}"
+        return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved; {again}"
 
 
 class Fetched(Event):

@@ -32,10 +32,10 @@ _Parts = Mapping[int, tuple[int, int]]
 
 
 def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
-    """How large the parts of a source are: the same in every process, or no upload could be continued."""
+    """The size of a source's parts; the same in every process, so that another one can continue the upload."""
     least = -(-size_bytes // _MAX_PARTS)
     if not is_stream:
-        # On a link with latency larger parts are quicker, and of a small file a cut costs less with smaller ones.
+        # Large parts are faster on a link with high latency. Of a small file, small parts lose less when cut off.
         least = max(least, min(size_bytes // _NUM_PARTS, _LARGE_PART_BYTES))
     in_blocks = -(-least // _BLOCK_BYTES) * _BLOCK_BYTES
     return max(STREAM_PART_BYTES if is_stream else LEAST_PART_BYTES, in_blocks)
@@ -59,7 +59,7 @@ def upload_in_parts(
         key: within the bucket.
         source: of more than one part; a file does not change meanwhile.
         size_bytes: its size.
-        has_arrived: whether the object of this ETag is there; asked when the answer to the last request was lost.
+        has_arrived: whether there is an object of this ETag; called when the answer to the last request was lost.
         fence: see `Store.upload`.
         progress: see `Store.upload`.
         deadline_s: see `Store.upload`.

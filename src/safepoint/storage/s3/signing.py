@@ -1,6 +1,6 @@
 """AWS Signature Version 4 for the requests that obstore does not offer (multipart uploads that can be continued).
 
-The payload is not signed: the checkpoint's own digests are what its content is trusted by.
+The payload is not signed, because the checkpoint's digests protect its content.
 Source: "Signature Version 4 signing process" in the Amazon S3 API reference.
 """
 
@@ -31,7 +31,7 @@ def signed_headers(
         method: `GET`, `PUT`, `POST`, `DELETE`.
         path: of the URL, already percent-encoded.
         query: names and values, not encoded.
-        headers: what else is sent and to be signed, `host` included, names in lower case.
+        headers: further headers to send and sign, with `host`; names in lower case.
         access_key_id: credentials.
         secret_access_key: credentials.
         session_token: credentials, when they are temporary.

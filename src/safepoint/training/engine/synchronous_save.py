@@ -171,7 +171,7 @@ class SynchronousSave:
             write(root, root / working.name)
             return working.seal(rank, node=self._folders.index)
         except Exception as error:  # noqa: BLE001  gathered, so that no other rank waits forever
-            return RankPart(rank=rank, error=f"{type(error).__name__}: {error}")
+            return RankPart(rank=rank, error=f"rank {rank}: {type(error).__name__}: {error}")
 
     def set_newest(self, path: Path) -> None:
         """The keeper has committed the checkpoint at `path`: it is the newest one."""

@@ -76,7 +76,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
         manifest, faults = verdict.manifest, verdict.faults
         entries = manifest.files if manifest is not None else ()
     if manifest is not None and manifest.step != step_of(folder):
-        reason = f"it says step {manifest.step}, the folder's name says {step_of(folder)}"
+        reason = f"its step is {manifest.step}, and the folder's name has step {step_of(folder)}"
         return ListedCopy(path=folder, fault=Fault(file=MANIFEST_NAME, reason=reason))
     damaged = {fault.file for fault in faults}
     if not damaged <= {entry.path for entry in entries}:

@@ -45,7 +45,7 @@ def test_a_missing_part_fails_the_save_with_its_reason(tmp_path: Path) -> None:
     """One rank's full disk is everybody's failed save."""
     working = written(prepared(tmp_path / "out"), 8)
     with pytest.raises(SaveError, match="rank 1: disk full"):
-        working.commit([working.seal(0), RankPart(rank=1, error="disk full")], describe(8))
+        working.commit([working.seal(0), RankPart(rank=1, error="rank 1: disk full")], describe(8))
     assert not working.target.exists()
 
 

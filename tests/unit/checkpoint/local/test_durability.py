@@ -169,7 +169,7 @@ def test_a_file_that_changed_after_sealing_is_not_committed(tmp_path: Path, cont
     merged = output.work / "attempt" / "checkpoint-8" / "merged"
     (merged / "rng_state_0.pth").write_bytes(content)
     if len(content) != 4:
-        with pytest.raises(SaveError, match="not those that were reported"):
+        with pytest.raises(SaveError, match="differ from the manifest"):
             working.commit(parts, describe(8))
         assert list_checkpoints(output.root) == []
     else:
@@ -184,11 +184,11 @@ def test_an_unreported_file_is_not_committed(tmp_path: Path) -> None:
     working = written(output, 8)
     parts = [working.seal(0), working.seal(1)]
     (merged / "stowaway").touch()
-    with pytest.raises(SaveError, match="not those"):
+    with pytest.raises(SaveError, match="differ from the manifest"):
         working.commit(parts, describe(8))
     (merged / "stowaway").unlink()
     (merged / "rng_state_1.pth").unlink()
-    with pytest.raises(SaveError, match="not those"):
+    with pytest.raises(SaveError, match="differ from the manifest"):
         working.commit(parts, describe(8))
     assert list_checkpoints(output.root) == []
 

@@ -352,7 +352,7 @@ def test_no_node_runs_ahead(nodes: list[Node]) -> None:
     assert second.upload_next()
     assert nodes[0].remote.steps() == [20]
     assert first.next() is None, "it has looked less than a second ago"
-    with pytest.raises(TransientError, match="not sent before other nodes"):
+    with pytest.raises(TransientError, match="waits until the other nodes"):
         first.check_complete()
     clock_of(first)
     assert first.next() == nodes[0].folder(60)
@@ -398,7 +398,7 @@ def test_others_that_go_on_sending_are_waited_for(nodes: list[Node]) -> None:
     with pytest.raises(TransientError):
         first.check_complete()
     assert first.last_progress_s == seen_s, "nothing has changed since"
-    second._others.show_life("checkpoint-20", read_part(nodes[1].folder(20)), None)
+    second._others.renew_mark("checkpoint-20", read_part(nodes[1].folder(20)), None)
     with pytest.raises(TransientError):
         first.check_complete()
     assert first.last_progress_s > seen_s
@@ -452,5 +452,5 @@ def test_commands_leave_parts_alone(nodes: list[Node], tmp_path: Path) -> None:
     flip(root / "checkpoint-20" / "model.safetensors")
     found = repair(inventory, deep=True, drop_damaged=False, dry_run=True, idle_s=0)
     assert [damage.item.name for damage in found.damaged] == ["checkpoint-20"]
-    with pytest.raises(NothingValidError, match="one node's parts"):
+    with pytest.raises(NothingValidError, match="only this node's parts"):
         newest_valid(nodes[1].output.root, rejected=lambda path, fault: None)

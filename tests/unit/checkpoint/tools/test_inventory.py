@@ -309,7 +309,7 @@ def test_what_is_no_tensor_file_is_said_to_be_none(data: bytes, tmp_path: Path) 
     commit(output, 10, {0: {"model.safetensors": data}})
     commit(output, 20, {0: {"model.safetensors": tensor_file({"a": ("F32", (1,), b"1234")})}})
     inventory, _ = open_inventory(str(output.root))
-    with pytest.raises(CheckpointError, match="no safetensors file"):
+    with pytest.raises(CheckpointError, match="not a valid safetensors file"):
         compare((inventory, inventory.item("checkpoint-10")), (inventory, inventory.item("checkpoint-20")))
 
 

@@ -164,7 +164,7 @@ def test_the_model_is_exported(name: str, tmp_path: Path) -> None:
     [
         (
             {"layer.weight": torch.ones(2), "layer._extra_state": {"scale": 1}},
-            "layer._extra_state in model.pt is no tensor",
+            "layer._extra_state in model.pt is not a tensor",
         ),
         (OrderedDict(), "holds no weights"),
         (torch.ones(2), "holds no weights"),
@@ -189,7 +189,7 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     data = bytearray((folder / "model.pt").read_bytes())
     data[len(data) // 2] ^= 1
     (folder / "model.pt").write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"model\.pt in .* is not what was saved"):
+    with pytest.raises(CheckpointError, match=r"model\.pt in .* has changed since it was saved"):
         export_pieces(stored(folder), "", parse_location(str(tmp_path / "bad")))
 
 

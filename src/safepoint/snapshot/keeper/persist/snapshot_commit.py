@@ -54,7 +54,7 @@ def commit_snapshot(
             parts = [part, *nodes.collect(facts.save, is_over)]
             manifest = working.commit(parts, lambda files: describe(snapshot, files))
     except BaseException as error:
-        publish_no_part(snapshot, f"node {facts.node}: {error}")
+        publish_no_part(snapshot, str(error))
         raise
     finally:
         if facts.node == 0:
@@ -90,7 +90,7 @@ def publish_no_part(snapshot: Snapshot, error: str) -> None:
     facts = snapshot.facts
     if facts is not None and facts.num_nodes > 1:
         with contextlib.suppress(OSError):
-            nodes_of(facts).publish(facts.save, RankPart(rank=facts.node, error=error))
+            nodes_of(facts).publish(facts.save, RankPart(rank=facts.node, error=f"node {facts.node}: {error}"))
 
 
 def describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
