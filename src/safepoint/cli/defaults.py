@@ -1,8 +1,8 @@
-"""The options of a command, and what settings files and variables set them to.
+"""The values that settings files and variables give to the options of a command.
 
-An option typed on the command line counts first, then its variable, then the first file that names it, then its
-default. Files cannot set `--json`, because a program that reads an answer must not depend on files that it does not
-know, nor flags that neither a variable nor a `--no-…` could take back.
+An option has the value that is typed; otherwise that of its variable; otherwise that of the first file that sets it;
+otherwise its default. Files cannot set `--json`, because programs rely on the form of an answer. Nor can they set a
+flag that has neither a variable nor a `--no-…`, because the command line could not unset it.
 """
 
 import os
@@ -20,19 +20,19 @@ from safepoint.foundation.units import nearest
 
 _CLAIMS = "SAFEPOINT_PVC_MOUNTS"
 _SHARED: dict[tuple[str, ...], tuple[str, ...]] = {("submit",): ("run",)}
-"""Commands that also read another command's table: a job is a run. They ignore the options that they do not have."""
+"""Commands that also read the table of another command. They ignore options that they do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
-    """The value of an option that is not typed.
+    """The value that an option has when it is not typed.
 
     Args:
-        option: its name, without dashes in front.
-        value: as the command gets it.
+        option: its name, without leading dashes.
+        value: the value that the command receives.
         default: its value without files and variables.
         source: `environment`, `file` or `default`.
-        origin: the variable, or the place in a file; empty for a default.
+        origin: the variable, or the line of the file; empty for a default.
     """
 
     option: str
@@ -43,9 +43,9 @@ class Effective:
 
 
 def default_map(invocation: Invocation) -> dict[str, Any]:
-    """Typer's `default_map` from the settings files; makes the claims that they name known to storage.
+    """Typer's `default_map` from the settings files. It also sets the variable for the claims in them.
 
-    A command's `--help` works whatever the files say.
+    With `--help`, invalid files are ignored.
 
     Raises:
         UsageError: a file cannot be read, names no command, or sets an option of this command to an invalid value.
@@ -67,10 +67,10 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
 
 
 def effective(root: LazyGroup, names: tuple[str, ...], configuration: Configuration) -> Iterator[Effective]:
-    """Every option of a command that files can set, with its value.
+    """The options of a command that files can set, with their values.
 
     Raises:
-        UsageError: a file or a variable sets one to an invalid value.
+        UsageError: a file or a variable sets an invalid value.
     """
     values = _file_values(root, names, configuration)
     command = root.load(*names)
@@ -85,7 +85,8 @@ def effective(root: LazyGroup, names: tuple[str, ...], configuration: Configurat
                 value = _plain(option.process_value(context, option.value_from_envvar(context)))
             except typer.BadParameter as error:
                 raise UsageError(
-                    f"{variable}={os.environ[variable]!r} is invalid: {error.message}", hint="correct or unset it"
+                    f"{variable}={os.environ[variable]!r} is invalid: {error.message}",
+                    hint="correct or unset the variable",
                 ) from error
             source, origin = "environment", variable
         elif name in values:
@@ -95,10 +96,12 @@ def effective(root: LazyGroup, names: tuple[str, ...], configuration: Configurat
 
 
 def check_tables(configuration: Configuration, root: LazyGroup) -> None:
-    """Check that every table of the files names a command, as far as that is known without importing more.
+    """Check that every table of the files has the name of a command.
+
+    Names below a command that is not imported yet are not checked.
 
     Raises:
-        UsageError: one does not.
+        UsageError: a table has another name.
     """
     for table in configuration.tables:
         _check_table(table, root)
@@ -111,7 +114,9 @@ def _check_table(table: Table, root: LazyGroup) -> None:
             return
         if not isinstance(command, TyperGroup):
             parent = " ".join(table.name[:index])
-            raise table.refuse(f"`{parent}` has no commands in it", hint=f"write its options below [{parent}]")
+            raise table.refuse(
+                f"`{parent}` is a single command without subcommands", hint=f"write its options below [{parent}]"
+            )
         if name not in command.commands:
             tables = [*command.commands, *(RESERVED if index == 0 else ())]
             raise table.refuse("there is no such command", hint=nearest(name, tables))
@@ -119,14 +124,15 @@ def _check_table(table: Table, root: LazyGroup) -> None:
     if isinstance(command, TyperGroup) and table.settings:
         name = ".".join(table.name)
         raise table.settings[0].refuse(
-            f"`{name}` is several commands", hint=f"name one of them: [{name}.{next(iter(command.commands))}]"
+            f"`{name}` is a group of commands",
+            hint=f"write the table of one of them, such as [{name}.{next(iter(command.commands))}]",
         )
 
 
 def _file_values(
     root: LazyGroup, names: tuple[str, ...], configuration: Configuration
 ) -> dict[str, tuple[Any, Setting]]:
-    """The values that files set for a command, by option; its own table counts more than the one that it shares."""
+    """The values that files set for a command, by option. Its own table overrides the table that it shares."""
     own = _options(root.load(*names))
     found: dict[str, tuple[Any, Setting]] = {}
     for table in filter(None, (_SHARED.get(names), names)):
@@ -142,7 +148,7 @@ def _file_values(
 
 
 def _options(command: Command) -> dict[str, TyperOption]:
-    """The options of a command, by their names without dashes in front."""
+    """The options of a command, by their names without leading dashes."""
     found: dict[str, TyperOption] = {}
     for param in command.params:
         if isinstance(param, TyperOption):
@@ -156,10 +162,10 @@ def _is_only_typed(name: str, option: TyperOption) -> bool:
 
 
 def _text(setting: Setting, option: TyperOption) -> Any:
-    """The value as a variable would have it, so that Typer converts and checks both alike; a flag's is a bool."""
+    """The value as a string, as a variable has it: Typer converts and checks both alike. A flag has a bool."""
     value: Any = setting.value
     if _is_only_typed(setting.name, option):
-        why = "a file cannot set it, because the command line could not take it back"
+        why = "a file cannot set it: no option of the command line could unset it"
         raise setting.refuse(why, hint=f"pass --{setting.name} on the command line instead")
     items, hint = _items(value), ""
     if option.is_flag != isinstance(value, bool):
@@ -169,7 +175,7 @@ def _text(setting: Setting, option: TyperOption) -> Any:
     elif not option.is_flag and any(
         isinstance(item, bool) or not isinstance(item, str | int | float) for item in items
     ):
-        hint = "write text in quotation marks, or a number"
+        hint = "write a string in quotation marks, or a number"
     if hint:
         raise setting.refuse("it has the wrong type", hint=hint)
     texts = items if option.is_flag else [str(item) for item in items]
@@ -186,7 +192,7 @@ def _text(setting: Setting, option: TyperOption) -> Any:
 
 
 def _plain(value: Any) -> object:
-    """As TOML and JSON know it."""
+    """The value with types that TOML and JSON have."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in cast("list[Any]", value)]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
@@ -197,13 +203,13 @@ def _items(value: Any) -> list[Any]:
 
 
 def _variable(option: TyperOption) -> str | None:
-    """The variable that sets the option now."""
+    """The variable that is set for the option."""
     names = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
     return next((name for name in names if os.environ.get(name)), None)
 
 
 def _make_claims_known(configuration: Configuration) -> None:
-    """Put the folders that stand for claims into the environment, for what is started; what is set there stays."""
+    """Add the folders for claims to the variable that storage and child processes read. Its own entries stay."""
     pairs = [f"{claim}={folder}" for claim, folder in configuration.pvc.items()]
     if pairs:
         already = os.environ.get(_CLAIMS, "")

@@ -1,9 +1,9 @@
-"""How failures of commands are reported: one line for a person, or one JSON document for a program, and an exit code.
+"""Reports the failure of a command: one line for a person, or one JSON document for a program, and an exit code.
 
 Promises: with `--json` among the command's options, the last line on stderr of every failure is
-`{"type": "exit_error", "code": …, "message": …, "hint": …}`, whatever failed: the arguments, a settings file, the
-work, writing the answer, or Safepoint itself. A reader that closes stdout early, such as `head`, ends the command
-without a message.
+`{"type": "exit_error", "code": …, "message": …, "hint": …}`. That includes invalid arguments, an invalid settings
+file, an answer that cannot be written, and bugs of Safepoint. When the reader of stdout closes it early, as `head`
+does, the command ends without a message.
 """
 
 import json
@@ -19,16 +19,16 @@ from safepoint.cli.lazy import Invocation, LazyGroup
 from safepoint.errors import AccessDeniedError, ExitCode, SafepointError
 
 _CLOSED_PIPE = 141
-"""128 + SIGPIPE, as a shell reports for a program that a closed pipe has ended."""
+"""128 + SIGPIPE: the exit code that a shell reports for a program that SIGPIPE has ended."""
 _MEANINGS: dict[int, str] = {
-    ExitCode.FAILED: "it failed",
+    ExitCode.FAILED: "the command failed",
     ExitCode.USAGE: "an argument is invalid",
     ExitCode.NOTHING_VALID: "a checkpoint is damaged, or there is none",
     ExitCode.CONFLICT: "another run holds the output folder, or the checkpoint contradicts the settings",
     ExitCode.STORAGE: "the output location cannot be used",
     ExitCode.INTERRUPTED_SAVED: "interrupted and saved; run the same command again to continue",
     ExitCode.SIGINT: "interrupted by SIGINT",
-    ExitCode.TERMINATED_UNSAVED: "terminated before a save was possible; the newest older checkpoint is unchanged",
+    ExitCode.TERMINATED_UNSAVED: "terminated before a save was possible; earlier checkpoints are unchanged",
 }
 
 
@@ -51,7 +51,7 @@ def run_command(root: LazyGroup, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         code = ExitCode.SIGINT
     except (BrokenPipeError, SystemExit) as error:
-        # Typer ends with SystemExit when it has met a closed pipe itself.
+        # Typer raises SystemExit after a BrokenPipeError.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
         _forget_unwritten()
@@ -70,15 +70,15 @@ def _run(invocation: Invocation) -> int:
     code = invocation.root.main(list(invocation.arguments), prog_name="safepoint", standalone_mode=False, **extra)
     stdout: Any = sys.stdout
     if stdout is None:
-        raise SafepointError("stdout is closed; the answer is lost", hint="redirect it, to /dev/null for example")
+        raise SafepointError("stdout is closed; the answer is lost", hint="redirect stdout, for example to /dev/null")
     stdout.flush()
     return code if isinstance(code, int) else ExitCode.OK
 
 
 def report_to_program(code: int) -> None:
-    """Write the line for a program, when a command has ended with `code` and explained it to people already."""
+    """Write the JSON line for a command that has ended with `code` and has printed its reason itself."""
     if code != ExitCode.OK:
-        _report(code, SafepointError(_MEANINGS.get(code, f"it ended with {code}")), as_json=True)
+        _report(code, SafepointError(_MEANINGS.get(code, f"the command ended with exit code {code}")), as_json=True)
 
 
 def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
@@ -89,16 +89,16 @@ def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
 
 
 def _report_error(error: Exception, invocation: Invocation) -> int:
-    """Report an exception that has ended the command; returns the exit code."""
+    """Report the exception that has ended the command, and return the exit code."""
     code, as_json = ExitCode.FAILED, invocation.asks_for_json
     if isinstance(error, SafepointError):
-        # A training has fewer codes, and ends with 13 when the store refuses its keys.
+        # A training has fewer codes: it ends with 13 when the store refuses its keys.
         code = ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code
         explained = SafepointError(_with_origin(error.message, invocation), hint=error.hint)
     elif isinstance(error, typer.TyperException):
         code = error.exit_code
         if not as_json and (show := getattr(error, "show", None)) is not None:
-            show()  # with the command's usage
+            show()  # it includes the command's usage
             return code
         context = getattr(error, "ctx", None)
         command = "safepoint" if context is None else " ".join(context.command_path.split())
@@ -106,7 +106,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     elif isinstance(error, typer.Abort):
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
-        explained = SafepointError("no answer was given; nothing was done")
+        explained = SafepointError("the question was not answered; nothing was done")
     elif isinstance(error, OSError) and not _can_be_written():
         _forget_unwritten()
         explained = SafepointError(f"the answer cannot be written to stdout: {error.strerror}")
@@ -114,13 +114,13 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
         traceback.print_exception(error)
         if not as_json:
             return code
-        hint = "this is a fault in Safepoint; report it with the lines above"
+        hint = "this is a bug in Safepoint; report it with the lines above"
         explained = SafepointError(f"{type(error).__name__}: {error}", hint=hint)
     return _report(code, explained, as_json=as_json)
 
 
 def _can_be_written() -> bool:
-    """Whether stdout can be written; the line that tries it precedes a traceback."""
+    """Whether stdout can be written. This writes an empty line, which precedes a traceback."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -130,7 +130,7 @@ def _can_be_written() -> bool:
 
 
 def _forget_unwritten() -> None:
-    """Drop what is buffered and cannot be written: the interpreter would complain about it."""
+    """Discard buffered output that cannot be written; otherwise the interpreter reports it at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
@@ -141,7 +141,7 @@ def _forget_unwritten() -> None:
 
 
 def _with_origin(message: str, invocation: Invocation) -> str:
-    """`message`, and where the options that it names were set, unless they were typed."""
+    """`message`, with the origin of each option in it that was not typed."""
     named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")} - invocation.options
     if not named or not invocation.names:
         return message

@@ -1,4 +1,4 @@
-"""A job in the answers of commands: a row, a page, a JSON document."""
+"""How commands show a job: as a row of a table, as a page, as a JSON document."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def row(job: JobRecord | JobSummary, progress: Progress | None) -> list[str]:
 
 
 def safe_step(job: JobRecord | JobSummary, progress: Progress | None) -> int | None:
-    """The newest step that is known to be committed."""
+    """The step of the newest checkpoint, as far as it is known."""
     if progress is None or progress.safe_step is None or not job.state.holds_slots:
         return job.safe_step
     return max(progress.safe_step, job.safe_step or 0)
@@ -63,7 +63,7 @@ def page(job: JobRecord, progress: Progress | None, attempts: list[AttemptRecord
 
 
 def progress_lines(progress: Progress, state: JobState) -> list[str]:
-    """The progress of the training, in a few lines; its pace only where it is not an earlier attempt's."""
+    """The progress of the training in a few lines. Its pace is left out while it is that of an earlier attempt."""
     of = f" of {progress.max_steps}" if progress.max_steps else ""
     percent = "" if progress.percent is None else f", {progress.percent:.1f} %"
     left_s = progress.remaining_s if state is JobState.RUNNING else None
@@ -84,7 +84,7 @@ def progress_lines(progress: Progress, state: JobState) -> list[str]:
 
 
 def useful_commands(job: JobRecord) -> list[str]:
-    """The commands that a person may use next."""
+    """The commands that are useful next."""
     if job.state.is_active:
         return [f"safepoint logs -f {job.name}", f"safepoint suspend {job.name}"]
     if job.state is JobState.COMPLETE:

@@ -1,8 +1,8 @@
-"""Commands that are imported when they are used, and which of them a command line names.
+"""Commands that are imported when they are used, and the command that a command line names.
 
-Until then the group has a `LazyCommand` in the place of each: its name, its module and one line of help. That is
-enough for `safepoint --help`, for a shell that completes names, and for "did you mean". The command itself is
-imported when it runs, when its own help is asked for, and when its options are completed.
+Before its import, a command is a `LazyCommand`: its name, its module and one line of help. `safepoint --help`,
+completion of names in a shell, and "did you mean" need no more. A command is imported when it runs, when it prints its
+own help, and when a shell completes its options.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ Command = TyperCommand | TyperGroup
 
 
 class LazyCommand(TyperCommand):
-    """A command or a group of commands that is not imported yet.
+    """A command, or a group of commands, that is not imported yet.
 
     Args:
         name: as it is typed.
         target: `module:name` of the function that is the command, or of the `typer.Typer` that is the group.
-        summary: its line in `safepoint --help`, equal to the first line of its own help.
+        summary: its line in `safepoint --help`; it equals the first line of its own help.
     """
 
     def __init__(self, name: str, target: str, summary: str) -> None:
@@ -40,7 +40,7 @@ class LazyCommand(TyperCommand):
         app.command(self.name)(found)
         command = typer.main.get_command(app)
         assert isinstance(command, TyperCommand)
-        # Everything behind the first argument belongs to the user's program, options included.
+        # Arguments and options after the name of a program belong to the program.
         command.allow_interspersed_args = all(param.name != "program" for param in command.params)
         keep_pydantic_out(command)
         return command
@@ -50,10 +50,10 @@ class LazyGroup(TyperGroup):
     """A group in which commands may be lazy."""
 
     def load(self, *names: str) -> Command:
-        """The command that these names lead to, imported; the group itself without names.
+        """Import the command of these names; without names, it is this group.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such command.
         """
         command: Command = self
         for name in names:
@@ -65,13 +65,13 @@ class LazyGroup(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """See `click.Group`: called when a certain command is run, explained or completed."""
+        """Override of `click.Group`: called before a command runs, prints its help, or is completed."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else self.load(name), rest
 
 
 def walk(root: LazyGroup, *names: str) -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
-    """Every command below these names, all of them imported, with its own names; groups are left out."""
+    """Import and yield every command below these names, with its full name. Groups are left out."""
     command = root.load(*names)
     if isinstance(command, TyperCommand):
         yield names, command
@@ -81,7 +81,7 @@ def walk(root: LazyGroup, *names: str) -> Iterator[tuple[tuple[str, ...], TyperC
 
 
 def keep_pydantic_out(command: Command) -> None:
-    """Give flags without a default the default False: for None, Typer imports pydantic, which takes 0.1 s."""
+    """Set the default of flags without one to False. For None, Typer imports pydantic, which takes 0.1 s."""
     for param in command.get_params(typer.Context(command)):
         if isinstance(param, TyperOption) and param.is_bool_flag:
             param.default = param.default or False
@@ -93,8 +93,8 @@ class Invocation:
 
     Args:
         root: all commands.
-        arguments: what was typed behind `safepoint`.
-        names: the names of the command; empty when the arguments name none.
+        arguments: the command line after `safepoint`.
+        names: the names of the command; empty when the command line names none.
         options: the command's options that were typed, with all their names, such as `-v` and `--verbose`.
     """
 
@@ -105,25 +105,25 @@ class Invocation:
 
     @classmethod
     def of(cls, root: LazyGroup, arguments: Sequence[str]) -> "Invocation":
-        """Read the arguments; the command is imported."""
+        """Read the arguments, and import the command."""
         names: tuple[str, ...] = ()
         rest = list(arguments)
         while isinstance(command := root.load(*names), TyperGroup):
             name = next((argument for argument in rest if not argument.startswith("-")), "")
             if name not in command.commands:
-                # There is no such command; a caller that passes --json still reads JSON.
+                # There is no such command. A caller that passes --json still expects JSON.
                 return cls(root=root, arguments=arguments, names=(), options=frozenset(rest))
             names, rest = (*names, name), rest[rest.index(name) + 1 :]
         return cls(root=root, arguments=arguments, names=names, options=typed_options(command, rest))
 
     @property
     def asks_for_json(self) -> bool:
-        """Whether `--json` was passed to Safepoint; the program that is run may have such an option, too."""
+        """Whether `--json` was passed to Safepoint. An option `--json` of the user's program does not count."""
         return "--json" in self.options
 
 
 def typed_options(command: Command, arguments: Sequence[str]) -> frozenset[str]:
-    """The names of the options that `arguments` set; unknown options are ignored, and so are a program's own."""
+    """The names of the options that `arguments` set. Unknown options and those of the user's program are ignored."""
     context = typer.Context(command, resilient_parsing=True, ignore_unknown_options=True)
     values, _, _ = command.make_parser(context).parse_args(list(arguments))
     options = [param for param in command.get_params(context) if isinstance(param, TyperOption)]

@@ -15,20 +15,20 @@ _SUMMARY = (
     "Keeps model training alive: saves a checkpoint on preemption and resumes from it, without changes to the code."
 )
 _COMMANDS = (
-    ("run", "run:run", "Run a training script that survives preemption."),
+    ("run", "run:run", "Run an unchanged training script so that it survives preemption."),
     ("submit", "submit:submit", "Run a training script in the background, as a job."),
-    ("list", "jobs:list_", "List the jobs, newest first, with state, step, time left, loss and newest saved step."),
-    ("status", "jobs:status", "Show one job: its command, progress, newest saved step and attempts."),
-    ("watch", "watch:watch", "Show jobs live, with a plot of the loss; Ctrl-C stops watching, not the jobs."),
-    ("logs", "jobs:logs", "Print the output of a job's processes; with several, each line names its process."),
-    ("events", "jobs:events", "Print the events of a job in order of time, with the cause of each."),
+    ("list", "jobs:list_", "List the jobs, newest first, with state, progress, time left, loss and safe step."),
+    ("status", "jobs:status", "Show one job: its command, progress, output location and attempts."),
+    ("watch", "watch:watch", "Show jobs live, with a plot of the loss."),
+    ("logs", "jobs:logs", "Print the output of a job's launchers and ranks."),
+    ("events", "jobs:events", "Print the events of a job, oldest first, with the cause of each."),
     ("suspend", "jobs:suspend", "Save a checkpoint and stop a job; `resume` continues from it."),
     ("resume", "jobs:resume", "Continue a suspended or failed job from its newest checkpoint."),
-    ("scale", "jobs:scale", "Change a job's number of nodes: suspend, change, resume."),
-    ("delete", "jobs:delete", "Stop a job and remove it; its checkpoints stay unless --checkpoints is given."),
-    ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints, in a folder or an object store."),
-    ("config", "config:app", "Show which settings are in effect, and where they come from."),
-    ("doctor", "doctor:doctor", "Check before a run that this machine and the output location are usable."),
+    ("scale", "jobs:scale", "Suspend a job, change its number of nodes, and resume it."),
+    ("delete", "jobs:delete", "Stop a job and remove it from the list; its checkpoints stay."),
+    ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
+    ("config", "config:app", "Show which settings are in effect and where they are set."),
+    ("doctor", "doctor:doctor", "Check that this machine and an output location are ready for a run."),
 )
 """Name, function and summary of each, in the order of `safepoint --help`."""
 
@@ -54,11 +54,11 @@ def safepoint(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Commands do everything."""
+    """The options of `safepoint` itself."""
 
 
 def root() -> LazyGroup:
-    """The command itself, as Typer's parser sees it."""
+    """The whole command, as Typer's parser takes it."""
     group = typer.main.get_command(app)
     assert isinstance(group, LazyGroup)
     for name, target, summary in _COMMANDS:

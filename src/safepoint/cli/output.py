@@ -9,13 +9,13 @@ import typer
 from safepoint.foundation.units import printable
 
 _VERSION = 1
-"""Of every JSON document on stdout; raised when a key is removed or changes its meaning."""
+"""The version of every JSON document on stdout. It increases when a key is removed or changes its meaning."""
 
 
 def print_answer(
     as_json: bool, document: Mapping[str, Any] | Sequence[Mapping[str, Any]], lines: Sequence[str]
 ) -> None:
-    """Print one document, or a list of them, with `--json`, and `lines` otherwise."""
+    """Print the document, or the list of documents, with `--json`; otherwise print `lines`."""
     if not as_json:
         typer.echo("\n".join(lines))
     elif isinstance(document, Mapping):
@@ -25,12 +25,12 @@ def print_answer(
 
 
 def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document as it is printed."""
+    """The document with the key `version`."""
     return {"version": _VERSION, **document}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns of one width each; line breaks in a cell are escaped."""
+    """Lines with aligned columns. Line breaks in a cell are escaped."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     return [

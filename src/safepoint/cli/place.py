@@ -1,7 +1,7 @@
-"""The locations that commands take, `job:NAME` for a job's output location, and the keys for them.
+"""Resolves the location `job:NAME`, and sets the keys with which a command opens object stores.
 
-A command uses one set of keys for all stores, from its start to its end: those of the process, of a data connection,
-or of the job that it names.
+A command uses one set of keys for all stores: those of its environment, of a data connection, or of the job that it
+names.
 """
 
 import contextlib
@@ -18,18 +18,18 @@ _META = "safepoint.connection"
 
 
 def _connect(context: typer.Context, name: str | None) -> str | None:
-    if name is not None and context.parent is not None:  # without a parent a value is checked, and nothing runs
+    if name is not None and context.parent is not None:  # without a parent, Typer only converts a value
         _use(context, name, {})
     return name
 
 
 def find_place(context: typer.Context, text: str) -> str:
-    """The location as it is; for `job:NAME` or `job:NAME/checkpoint-20` the job's, with its keys and claims.
+    """The location of `job:NAME` or `job:NAME/checkpoint-20`, opened with the job's keys; another location as it is.
 
     Raises:
         NotFoundError: there is no such job, or its output location is not known yet.
-        ConflictError: there are several.
-        UsageError: the command uses another connection already.
+        ConflictError: several jobs match.
+        UsageError: the command already uses other keys.
     """
     if not text.startswith(_JOB):
         return text
@@ -41,7 +41,8 @@ def find_place(context: typer.Context, text: str) -> str:
         output = jobs.output_of(job)
     if output is None:
         raise NotFoundError(
-            f"job {job.name} has not reported its output location yet", hint="give the location itself"
+            f"job {job.name} has not reported its output location yet",
+            hint="give the path or address of its location",
         )
     _use(context, job.spec.data_connection, job.spec.env)
     return f"{output}{slash}{rest}"
@@ -51,15 +52,15 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
     before = context.meta.setdefault(_META, (name, dict(env)))
     if before != (name, dict(env)):
         raise UsageError(
-            "two data connections, or the variables of two jobs, are named, and a command can use only one",
-            hint="copy to a local folder first, and from there with the other connection",
+            "the two locations need different keys, and a command can use only one set",
+            hint="copy to a local folder with the first, then from there with the other",
         )
     context.with_resource(_identity(name, env))
 
 
 @contextlib.contextmanager
 def _identity(name: str | None, env: Mapping[str, str]) -> Generator[None]:
-    """Until the command has ended, its process has the keys of the connection, and these variables."""
+    """Set the keys of the connection and these variables in the environment until the command has ended."""
     from safepoint.jobs.model.connections import keys_of, with_keys
 
     before = dict(os.environ)
@@ -80,7 +81,7 @@ Connection = Annotated[
     typer.Option(
         "--connection",
         metavar="NAME",
-        help="Take the object store's keys from the table NAME in ~/.config/safepoint/connections.toml.",
+        help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml.",
         callback=_connect,
     ),
 ]

@@ -139,10 +139,10 @@ def test_help_shows_what_files_say(project: Path) -> None:
         ("[run]\nsave-steps = [1]\n", ["save-steps = [1]", "without brackets"]),
         ("[run]\nsave-steps = 2020-01-01\n", ["wrong type"]),
         ("[run]\nfrom-scratch = 1\n", ["from-scratch = 1", "true or false"]),
-        ("[run]\nmodule = true\n", ["module = true", "could not take it back"]),
+        ("[run]\nmodule = true\n", ["module = true", "can unset it"]),
         ("[rum]\n", ["line 1: [rum]", "no such command", "did you mean run?"]),
         ("[lokal]\n", ["did you mean local?"]),
-        ("[run.deeper]\n", ["[run.deeper]", "`run` has no commands in it"]),
+        ("[run.deeper]\n", ["[run.deeper]", "`run` is a single command without subcommands"]),
         ("[run]\nsave-steps = 0\n", ["--save-steps 0", "--save-steps is set by safepoint.toml, line 2"]),
         ("[run\n", ["safepoint.toml is not valid TOML", "line 1"]),
     ],
@@ -169,7 +169,7 @@ def test_a_command_of_a_group_has_a_table_of_its_own(project: Path) -> None:
     (project / "safepoint.toml").write_text("[checkpoints.prune]\nkeep = 'newest=1'\n[run]\nno-such = 1\n")
     assert "deleted 2 checkpoints" in safepoint("checkpoints", "prune", "out").stdout
     for text, word in (
-        ("[checkpoints]\nkeep = 'newest=1'\n", "name one of them: [checkpoints.list]"),
+        ("[checkpoints]\nkeep = 'newest=1'\n", "such as [checkpoints.list]"),
         ("[checkpoints.prun]\nkeep = 'newest=1'\n", "did you mean prune?"),
         ("[checkpoints.list]\njson = true\n", "a file cannot set it"),
         ("[checkpoints.repair]\nidl = 3\n", "idle"),

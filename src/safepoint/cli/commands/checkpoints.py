@@ -1,6 +1,6 @@
-"""`safepoint checkpoints …`: list, check, copy and prune checkpoints, in a folder or an object store.
+"""`safepoint checkpoints …`: list, check, copy and prune checkpoints in a folder or an object store.
 
-People read lines on stdout, programs one JSON document with `--json`; progress goes to stderr.
+The answer goes to stdout: lines, or one JSON document with `--json`. Progress goes to stderr.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from safepoint.storage.opening import open_store
 
 app = typer.Typer(
     name="checkpoints",
-    help="List, check, copy and prune checkpoints, in a folder or an object store.",
+    help="List, check, copy and prune checkpoints in a folder or an object store.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -42,19 +42,22 @@ _Place = Annotated[
     str,
     typer.Argument(
         metavar="LOCATION",
-        help="An output folder, s3://bucket/prefix or job:NAME, or one checkpoint in it: …/checkpoint-20, …/final.",
+        help="An output folder, s3://bucket/prefix or job:NAME. Append /checkpoint-20 or /final for one checkpoint.",
         callback=find_place,
     ),
 ]
 _OURS = (Kind.CHECKPOINT, Kind.PART)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command would change, and change nothing.")]
 
 
 @app.command("list")
 def list_(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
-    """List the checkpoints, newest first: step, age, trigger, size, files, and whether they are complete."""
+    """List the checkpoints of a location, newest first.
+
+    For each: age, trigger, size, number of files, and whether it is complete or damaged.
+    """
     inventory, name = _open(location)
     items = inventory.items() if name is None else [inventory.item(name)]
     rows: list[list[str]] = []
@@ -79,7 +82,10 @@ def list_(location: _Place, connection: Connection = None, as_json: _Json = Fals
 
 @app.command()
 def show(location: _Place, connection: Connection = None, as_json: _Json = False) -> None:
-    """Show the manifest and the files of a checkpoint; of the newest complete one unless one is named."""
+    """Show the manifest and the files of a checkpoint.
+
+    For an output location, that is its newest complete checkpoint.
+    """
     inventory, name = _open(location)
     item = _pick(inventory, name)
     document = _document(item, item.faults)
@@ -102,9 +108,12 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
 
 @app.command()
 def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
-    """Check one checkpoint, or all in a location, and explain every fault; exit code 14 if there is any."""
+    """Check one checkpoint or all of a location, and report faults.
+
+    Exit code 14 if there is a fault.
+    """
     inventory, name = _open(location)
-    # A folder without a manifest is a fault only where it was named.
+    # A folder without a manifest is a fault only when the caller names it.
     everything = [inventory.item(name)] if name else inventory.items()
     items = [item for item in everything if name or item.kind in _OURS]
     if not items:
@@ -138,18 +147,24 @@ def prune(
         str,
         typer.Option(
             metavar="POLICY",
-            help="What to keep: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; separate several "
-            "policies by commas.",
+            help="The checkpoints to keep. One or more policies, separated by commas: newest=N, every=STEPS, "
+            "best=N:METRIC[:max], younger=2h.",
         ),
     ],
     connection: Connection = None,
     as_json: _Json = False,
     dry_run: _DryRun = False,
 ) -> None:
-    """Delete the checkpoints that --keep does not select; never the newest complete one or one that is being read."""
+    """Delete the checkpoints that --keep does not select.
+
+    It never deletes the newest complete checkpoint, or one that is being read.
+    """
     inventory, name = _open(location)
     if name is not None:
-        raise UsageError(f"{location} is one checkpoint", hint="name the output location that contains it")
+        raise UsageError(
+            f"{location} is a single checkpoint, and this command needs an output location",
+            hint="give the location that contains it",
+        )
     try:
         policies = parse_policies(keep)
     except ValueError as error:
@@ -178,16 +193,21 @@ def copy(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SRC", callback=find_place, help="A checkpoint, or an output location for all of its checkpoints."
+            metavar="SRC",
+            callback=find_place,
+            help="A checkpoint, or an output location to copy all its checkpoints.",
         ),
     ],
     target: Annotated[
-        str, typer.Argument(metavar="DST", help="The output location to copy to; checkpoints keep their names.")
+        str, typer.Argument(metavar="DST", help="The output location to copy to. Checkpoints keep their names.")
     ],
     connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
-    """Copy one checkpoint, or all complete ones of a location, between folders and stores, and verify every byte."""
+    """Copy one checkpoint or all of a location, and verify every byte.
+
+    Copies between folders and object stores. Incomplete checkpoints of a location are left out.
+    """
     inventory, name = _open(source)
     place = _place_around(target, name)
     items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
@@ -198,9 +218,7 @@ def copy(
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     num_damaged = 0
-    for item in reversed(
-        items
-    ):  # oldest first: after an interruption the newest copy is the newest checkpoint so far
+    for item in reversed(items):  # oldest first, so that an interrupted copy lacks the newest ones only
         where = str(place.child(item.name))
         document: dict[str, Any] = {"name": item.name, "from": item.where, "to": where}
         try:
@@ -229,17 +247,17 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location for its final or newest model.",
+            help="A checkpoint, or an output location: its final model, or else its newest checkpoint.",
         ),
     ],
-    target: Annotated[str, typer.Argument(metavar="DST", help="A new folder or prefix.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
     connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
-    """Write the model of a checkpoint, as `from_pretrained` reads it, to a new folder or prefix.
+    """Write the model of a checkpoint as `from_pretrained` reads it.
 
-    SRC may also be a folder that Safepoint did not write, of torch.distributed.checkpoint or DeepSpeed's ZeRO. Object
-    stores are read and written without a copy on this machine's disks.
+    SRC may also be a folder of torch.distributed.checkpoint or DeepSpeed ZeRO that Safepoint did not write. Data of
+    object stores does not go through this machine's disks.
     """
     place, progress = _place(target), ProgressLine("exporting").update
     location = _sharded_model(source)
@@ -254,7 +272,7 @@ def export(
     lines = [f"exported {where} to {place}:", *(f"  {path}" for path in paths)]
     if not any(path.endswith("config.json") for path in paths):
         lines.append(
-            "weights only: there is no config.json, so a script has to build the model; from_pretrained cannot"
+            "weights only: without a config.json, from_pretrained cannot build the model; a script has to build it"
         )
     print_answer(as_json, document, lines)
 
@@ -264,12 +282,17 @@ def diff(
     before: Annotated[
         str, typer.Argument(metavar="A", callback=find_place, help="A checkpoint, or a location for its newest one.")
     ],
-    after: Annotated[str, typer.Argument(metavar="B", callback=find_place, help="The same.")],
+    after: Annotated[
+        str, typer.Argument(metavar="B", callback=find_place, help="A checkpoint, or a location for its newest one.")
+    ],
     connection: Connection = None,
     as_json: _Json = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Also read the tensors, and print which changed.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also compare the tensors.")] = False,
 ) -> None:
-    """Print what changed from A to B: settings, files, tensors."""
+    """Print what changed from checkpoint A to checkpoint B.
+
+    Compares the settings and the files; with --deep, also the tensors.
+    """
     places = [_open(text) for text in (before, after)]
     old, new = ((inventory, _pick(inventory, name)) for inventory, name in places)
     found = compare(old, new, deep=deep, progress=ProgressLine("comparing").update)
@@ -279,7 +302,7 @@ def diff(
         lines.append(f"{title}: {plural(len(changes), 'change')}" if changes else f"{title}: the same")
         lines += [f"  {_sentence(change)}" for change in changes]
     if not deep and any(change.name.endswith(".safetensors") for change in found.files):
-        lines.append("the contents of tensors were not compared; --deep compares them")
+        lines.append("tensors were not compared; use --deep")
     print_answer(as_json, document, lines)
 
 
@@ -294,7 +317,8 @@ def repair_(
         bool,
         typer.Option(
             "--drop-damaged",
-            help="Also remove damaged checkpoints: a folder's are moved aside, an object store's are deleted.",
+            help="Also remove damaged checkpoints. In a folder they are moved aside; in an object store they are "
+            "deleted.",
         ),
     ] = False,
     idle: Annotated[
@@ -302,14 +326,20 @@ def repair_(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="In an object store, leave unfinished checkpoints and uploads that are younger than this.",
+            help="In an object store, keep unfinished checkpoints and uploads that are younger than this.",
         ),
     ] = 3600,
 ) -> None:
-    """Remove unfinished checkpoints of ended runs, and report damaged ones; exit code 14 if any of them stays."""
+    """Remove unfinished checkpoints, and report damaged ones.
+
+    Unfinished checkpoints of a run that has not ended stay. Exit code 14 if a damaged checkpoint stays.
+    """
     inventory, name = _open(location)
     if name is not None:
-        raise UsageError(f"{location} is one checkpoint", hint="name the output location that contains it")
+        raise UsageError(
+            f"{location} is a single checkpoint, and this command needs an output location",
+            hint="give the location that contains it",
+        )
 
     def progress(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
         ProgressLine(f"reading {checkpoint}").update(done_bytes, total_bytes)

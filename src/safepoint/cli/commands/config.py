@@ -1,4 +1,4 @@
-"""`safepoint config …`: which settings are in effect, and where they come from."""
+"""`safepoint config …`: which settings are in effect and where they are set."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ from safepoint.jobs.local.slots import count_slots
 
 app = typer.Typer(
     name="config",
-    help="Show which settings are in effect, and where they come from.",
+    help="Show which settings are in effect and where they are set.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -29,13 +29,15 @@ def config() -> None:
 @app.command()
 def show(
     context: typer.Context,
-    origin: Annotated[bool, typer.Option("--origin", help="Show where each setting comes from.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also show settings left at their defaults.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each setting is set.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show settings that have their defaults.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Print every command's settings that differ from their defaults, in the form of a settings file.
+    """Print the settings that are in effect, as a settings file.
 
-    They come from variables, ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, and the user's own config.toml.
+    Where a setting is in several places, the first one counts: environment variables, ./safepoint.toml,
+    [tool.safepoint] in ./pyproject.toml, ~/.config/safepoint/config.toml. Settings that have their defaults are left
+    out.
     """
     root = context.find_root().command
     assert isinstance(root, LazyGroup)
@@ -57,7 +59,7 @@ def show(
     for name, values in (("local", _local(configuration)), ("pvc", claims)):
         lines += _section(name, [_line(key, value, origin and place) for key, (value, place) in values.items()])
         document[name] = {key: value for key, (value, _) in values.items()}
-    print_answer(as_json, document, lines or ["# every setting is left at its default"])
+    print_answer(as_json, document, lines or ["# all settings have their defaults"])
 
 
 def _local(configuration: Configuration) -> dict[str, tuple[object, str]]:

@@ -1,4 +1,4 @@
-"""`safepoint doctor`: checks this machine and the output location before a training relies on them."""
+"""`safepoint doctor`: checks that this machine and an output location are ready for a run."""
 
 import dataclasses
 import os
@@ -28,27 +28,35 @@ def doctor(
         str | None,
         typer.Option(
             metavar="LOCATION",
-            help="Where checkpoints would go: a path, s3://, gs://, az:// or pvc://.  [that of `safepoint run`]",
+            help="The output location to check: a path, s3://, gs://, az:// or pvc://.",
+            show_default="as for `safepoint run`",
         ),
     ] = None,
     local_dir: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="The local folder for an object store.  [that of `safepoint run`]"),
+        typer.Option(
+            metavar="DIR",
+            help="With an object store: the local folder for checkpoints.",
+            show_default="as for `safepoint run`",
+        ),
     ] = None,
     grace: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Time that the platform grants between SIGTERM and SIGKILL.  [that of `safepoint run`]",
+            help="The platform's grace period: the time between SIGTERM and SIGKILL.",
+            show_default="as for `safepoint run`",
         ),
     ] = None,
     connection: Connection = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check before a run that this machine and the output location are usable.
+    """Check that this machine and an output location are ready for a run.
 
-    Each check prints what was found and, unless all is well, why it matters and what to do. Nothing is changed and
-    nothing is left behind. Exit codes: 0 if no check failed, 1 otherwise.
+    The command prints the result of each check. For a warning or a failure it also prints why it matters and what to
+    do. It changes nothing.
+
+    Exit codes: 0 no check failed; 1 a check failed.
     """
     root = context.find_root().command
     assert isinstance(root, LazyGroup)
@@ -64,7 +72,7 @@ def doctor(
     print_answer(as_json, document, _lines(findings, is_placed=place is not None))
     num_failures = sum(finding.status is Status.FAILURE for finding in findings)
     if num_failures:
-        raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="the line `fix` of each says what to do")
+        raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="see the line `fix` of each")
 
 
 def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:
@@ -79,5 +87,5 @@ def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:
             indent = " " * (len(Status.FAILURE) + width + 4)
             lines += [f"{indent}why: {finding.why}", f"{indent}fix: {printable(finding.fix)}"]
     if not is_placed:
-        lines.append("not checked: the output location; name it with --output-dir")
+        lines.append("not checked: the output location; give it with --output-dir")
     return lines

@@ -23,8 +23,8 @@ from safepoint.jobs.model.records import JobState
 
 
 def complete_job(incomplete: str) -> list[str]:
-    """For shells: the jobs whose names begin so; none where the history cannot be read."""
-    logging.disable()  # a shell shows what is written in the middle of its line
+    """Complete a job's name in a shell; without suggestions if the history cannot be read."""
+    logging.disable()  # a shell would show a message in the middle of its line
     try:
         with contextlib.suppress(SafepointError, OSError):
             if history_file().exists():  # History would create it
@@ -37,22 +37,26 @@ def complete_job(incomplete: str) -> list[str]:
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="The name of the job, or its first letters.", autocompletion=complete_job),
+    typer.Argument(metavar="JOB", help="Name of the job, or its first letters.", autocompletion=complete_job),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Timeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Stop waiting after this time.  [no limit]", min=0.1)
+    float | None,
+    typer.Option(metavar="SECONDS", help="Stop waiting after this time.", min=0.1, show_default="no limit"),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.", show_default=False)]
 
 
 def list_(
     active: Annotated[
-        bool, typer.Option("--active", help="Only jobs that run, wait or restart by themselves.")
+        bool, typer.Option("--active", help="Only jobs that run, or will run without another command.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the jobs, newest first, with state, step, time left, loss and newest saved step."""
+    """List the jobs, newest first, with state, progress, time left, loss and safe step.
+
+    The safe step is the step of the newest checkpoint.
+    """
 
     def is_listed(state: JobState) -> bool:
         return state.is_active or not active
@@ -67,7 +71,7 @@ def list_(
 
 
 def status(name: Name, as_json: Json = False) -> None:
-    """Show one job: its command, progress, newest saved step and attempts."""
+    """Show one job: its command, progress, output location and attempts."""
     with LocalJobs() as jobs:
         job = jobs.job(name)
         progress, attempts = jobs.progress_of(job), jobs.attempts(job.name)
@@ -78,21 +82,26 @@ def status(name: Name, as_json: Json = False) -> None:
 
 def logs(
     name: Name,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the job has stopped.")] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Print new lines until the job has stopped.")
+    ] = False,
     rank: Annotated[int | None, typer.Option(metavar="R", help="Only the output of this rank.", min=0)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for each line.")] = False,
 ) -> None:
-    """Print the output of a job's processes; with several, each line names its process."""
+    """Print the output of a job's launchers and ranks.
+
+    If the job has several ranks, each line begins with the name of its process.
+    """
     only = None if rank is None else range(rank, rank + 1)
     with LocalJobs() as jobs:
         job = jobs.job(name)
         spec = job.spec
         num_ranks = spec.num_nodes * spec.ranks_per_node
-        # A rank that printed something before the job was scaled down still has its log.
+        # A rank of an earlier, larger number of nodes still has its log.
         has_printed = (job_folder(job.name) / FOLDER / f"rank-{rank}.log").exists()
         if rank is not None and rank >= num_ranks and not has_printed:
-            there = "rank 0 only" if num_ranks == 1 else f"ranks 0 to {num_ranks - 1}"
-            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"it has {there}")
+            there = "0 only" if num_ranks == 1 else f"0 to {num_ranks - 1}"
+            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"its ranks are {there}")
         is_alone = only is not None or num_ranks == 1
         for line in jobs.logs(name, ranks=only, nodes=None if only is None else range(0), follow=follow):
             if as_json:
@@ -102,7 +111,7 @@ def logs(
 
 
 def events(name: Name, as_json: Json = False) -> None:
-    """Print the events of a job in order of time, with the cause of each."""
+    """Print the events of a job, oldest first, with the cause of each."""
     with LocalJobs() as jobs:
         happened = jobs.events(name)
     rows = [
@@ -130,9 +139,9 @@ def _figures(detail: dict[str, object]) -> list[str]:
 def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json = False) -> None:
     """Save a checkpoint and stop a job; `resume` continues from it.
 
-    When a save would not fit the job's grace period, the command shows the figures and asks before it does anything.
+    If a save may take longer than the job's grace period, the command asks for confirmation first.
 
-    Exit codes: 0 suspended and saved, or complete; 3 suspended without a save; 1 the job failed.
+    Exit codes: 0 the job is saved and suspended, or complete; 3 it is suspended without a save; 1 it failed.
     """
     with LocalJobs() as jobs:
         _ask_if_risky(jobs, name, yes=yes)
@@ -147,7 +156,7 @@ def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json
     if job.state is JobState.SUSPENDED and not job.was_saved:
         raise PartlyDoneError(
             f"job {job.name} is suspended, but its last attempt ended without a durable save",
-            hint="after `resume`, the steps since its newest saved step are trained again",
+            hint="`resume` continues from the newest checkpoint and repeats the steps after it",
         )
 
 
@@ -165,7 +174,7 @@ def scale(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Change a job's number of nodes: suspend, change, resume."""
+    """Suspend a job, change its number of nodes, and resume it."""
     with LocalJobs() as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)
@@ -178,19 +187,22 @@ def scale(
 def delete(
     name: Name,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Also delete its checkpoints and final model.")
+        bool, typer.Option("--checkpoints", help="Also delete its checkpoints and its final model.")
     ] = False,
     yes: Yes = False,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Stop a job and remove it; its checkpoints stay unless --checkpoints is given."""
+    """Stop a job and remove it from the list; its checkpoints stay.
+
+    With --checkpoints, they are deleted too.
+    """
     with LocalJobs() as jobs:
         where = "its output folder"
         try:
             job = jobs.job(name)
             name, where = job.name, jobs.output_of(job) or where
-        except StorageError:  # its entry cannot be read: it can be removed, but not its checkpoints
+        except StorageError:  # its entry cannot be read: the location of its checkpoints is unknown
             if checkpoints:
                 raise
         if checkpoints and not yes:

@@ -1,4 +1,4 @@
-"""`safepoint run`: an unchanged training script, on the ranks of this node."""
+"""`safepoint run`: runs an unchanged training script on the ranks of this node."""
 
 import contextlib
 import os
@@ -16,17 +16,20 @@ from safepoint.cli.place import Connection
 def run(
     program: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script, unchanged, and its own arguments."),
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script and its arguments."),
     ],
     module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for `python -m`.", show_default=False)
+        bool,
+        typer.Option(
+            "-m", "--module", help="SCRIPT is the name of a module, as for `python -m`.", show_default=False
+        ),
     ] = False,
     nproc_per_node: Annotated[
         str,
         typer.Option(
             metavar="N|auto",
             envvar=["SAFEPOINT_NPROC_PER_NODE", "PET_NPROC_PER_NODE"],
-            help="Ranks on this node; auto: one per accelerator, or per core without one.",
+            help="Ranks on this node. auto: one per accelerator, or one per core on a node without accelerators.",
         ),
     ] = "1",
     nnodes: Annotated[
@@ -35,7 +38,7 @@ def run(
     node_rank: Annotated[
         int,
         typer.Option(
-            metavar="R", envvar=["SAFEPOINT_NODE_RANK", "PET_NODE_RANK"], help="This node's number, from 0."
+            metavar="R", envvar=["SAFEPOINT_NODE_RANK", "PET_NODE_RANK"], help="Number of this node. The first is 0."
         ),
     ] = 0,
     master_addr: Annotated[
@@ -43,7 +46,7 @@ def run(
         typer.Option(
             metavar="HOST",
             envvar=["SAFEPOINT_MASTER_ADDR", "PET_MASTER_ADDR"],
-            help="Host of node 0, for several nodes.",
+            help="Host name of node 0. Required with several nodes.",
         ),
     ] = None,
     master_port: Annotated[
@@ -51,7 +54,8 @@ def run(
         typer.Option(
             metavar="PORT",
             envvar=["SAFEPOINT_MASTER_PORT", "PET_MASTER_PORT"],
-            help="A free port on that host.  [29500]",
+            help="A free port on node 0.",
+            show_default="29500",
         ),
     ] = None,
     max_restarts: Annotated[
@@ -59,24 +63,24 @@ def run(
         typer.Option(
             metavar="N",
             envvar=["SAFEPOINT_MAX_RESTARTS", "PET_MAX_RESTARTS"],
-            help="Restarts after a failure of a rank.",
+            help="How often the ranks are restarted after one of them has failed.",
         ),
     ] = 3,
     connection: Connection = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Report a failure in one line of JSON on stderr; stdout is the script's own."),
+        typer.Option("--json", help="Report a failure as one line of JSON on stderr. stdout is left to the script."),
     ] = False,
     *,
     options: RunOptions,
 ) -> None:
-    """Run a training script that survives preemption.
+    """Run an unchanged training script so that it survives preemption.
 
-    The script is not changed. On SIGTERM to a launcher or to one rank, all ranks save one
-    checkpoint at one step and exit with code 75; the same command continues from it. SIGUSR1 saves without stopping.
+    When the launcher or a rank receives SIGTERM, all ranks save one checkpoint at the same step and exit with code
+    75. Run the same command again to continue from it. SIGUSR1 saves a checkpoint without stopping.
 
-    Exit codes: 0 finished, 75 interrupted and saved (run again), 143 terminated without a save, 14 only damaged
-    checkpoints exist, otherwise the script's own.
+    Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save; 14 all
+    checkpoints are damaged; otherwise the script's exit code.
     """
     from safepoint.checkpoint.local.output_folder import OutputFolder
     from safepoint.settings.output_place import place_output
@@ -113,5 +117,5 @@ def check_resume(resume: str) -> None:
 
     if resume not in {"auto", "never"} and not os.path.isdir(resume):
         raise UsageError(
-            f"--resume {resume}: there is no such folder", hint="give auto, never or the path of a checkpoint"
+            f"--resume {resume}: there is no such folder", hint="use auto, never or the path of a checkpoint"
         )

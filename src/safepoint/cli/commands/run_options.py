@@ -1,7 +1,7 @@
 """The options that `run` and `submit` share.
 
-Typer makes options of a function's parameters. `with_options` lets a command take several of them as one value: for
-Typer, each field of the value's class is a parameter of the command.
+A command takes them as one parameter, `options: RunOptions`. Its decorator `with_options` shows Typer a parameter for
+each field of `RunOptions` instead.
 """
 
 import inspect
@@ -14,14 +14,15 @@ import typer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The settings of a run; the fields are those of `settings.run_settings.RunSettings`."""
+    """The options of a run, with the names of the fields of `RunSettings`."""
 
     output_dir: Annotated[
         str | None,
         typer.Option(
             metavar="DIR",
             envvar="SAFEPOINT_OUTPUT_DIR",
-            help="Where checkpoints go, instead of the script's own folder: a path, s3://, gs://, az:// or pvc://.",
+            help="Where to write checkpoints: a path, s3://, gs://, az:// or pvc://.",
+            show_default="as the script sets",
         ),
     ] = None
     save_strategy: Annotated[
@@ -29,7 +30,8 @@ class RunOptions:
         typer.Option(
             metavar="steps|epoch|no",
             envvar="SAFEPOINT_SAVE_STRATEGY",
-            help="When to save periodically. A termination signal always saves.",
+            help="When to save periodically. SIGTERM always saves.",
+            show_default="as the script sets",
         ),
     ] = None
     save_steps: Annotated[
@@ -37,7 +39,7 @@ class RunOptions:
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_SAVE_STEPS",
-            help="Save every N optimizer steps; implies --save-strategy steps.",
+            help="Save every N optimizer steps. Implies --save-strategy steps.",
         ),
     ] = None
     save_every: Annotated[
@@ -45,8 +47,8 @@ class RunOptions:
         typer.Option(
             metavar="TIME|auto",
             envvar="SAFEPOINT_SAVE_EVERY",
-            help="Save periodically by time, such as 10m; auto: the interval follows from the cost of a save. "
-            "Excludes --save-steps and --save-strategy.",
+            help="Save every TIME, such as 10m. auto: choose the interval from the cost of a save. Cannot be used "
+            "with --save-steps or --save-strategy.",
         ),
     ] = None
     save_total_limit: Annotated[
@@ -54,7 +56,7 @@ class RunOptions:
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_SAVE_TOTAL_LIMIT",
-            help="Keep the newest N checkpoints; the newest valid one is never deleted.",
+            help="Keep only the newest N checkpoints. The newest valid one is never deleted.",
         ),
     ] = None
     local_dir: Annotated[
@@ -62,8 +64,8 @@ class RunOptions:
         typer.Option(
             metavar="DIR",
             envvar="SAFEPOINT_LOCAL_DIR",
-            help="The local folder that checkpoints are written to before they are uploaded to an object store.  "
-            "[a folder in ~/.cache/safepoint]",
+            help="With an object store: the local folder for checkpoints before their upload.",
+            show_default="a folder in ~/.cache/safepoint",
         ),
     ] = None
     keep: Annotated[
@@ -71,8 +73,8 @@ class RunOptions:
         typer.Option(
             metavar="POLICY",
             envvar="SAFEPOINT_KEEP",
-            help="Which checkpoints to keep in the folder: newest=N, every=STEPS, best=N:METRIC[:max], younger=2h; "
-            "separate several policies by commas.",
+            help="The checkpoints to keep in the output folder. One or more policies, separated by commas: newest=N, "
+            "every=STEPS, best=N:METRIC[:max], younger=2h.",
         ),
     ] = None
     store_keep: Annotated[
@@ -80,7 +82,8 @@ class RunOptions:
         typer.Option(
             metavar="POLICY",
             envvar="SAFEPOINT_STORE_KEEP",
-            help="Which checkpoints to keep in the object store; same form as --keep.  [all]",
+            help="The checkpoints to keep in the object store, written as for --keep.",
+            show_default="all",
         ),
     ] = None
     on_upload_failure: Annotated[
@@ -88,7 +91,7 @@ class RunOptions:
         typer.Option(
             metavar="continue|stop",
             envvar="SAFEPOINT_ON_UPLOAD_FAILURE",
-            help="What to do when checkpoints cannot be uploaded to the object store.",
+            help="What to do when checkpoints cannot be uploaded.",
         ),
     ] = "continue"
     verify_access: Annotated[
@@ -96,7 +99,7 @@ class RunOptions:
         typer.Option(
             "--verify-access/--no-verify-access",
             envvar="SAFEPOINT_VERIFY_ACCESS",
-            help="Check that the object store can be written before the model is loaded.",
+            help="Before the model is loaded, check that the object store can be written.",
         ),
     ] = True
     snapshot_steps: Annotated[
@@ -104,7 +107,7 @@ class RunOptions:
         typer.Option(
             metavar="N|auto",
             envvar="SAFEPOINT_SNAPSHOT_STEPS",
-            help="Also take a snapshot in memory every N steps, between saves; auto: as often as possible at a cost "
+            help="Also take a snapshot in memory every N steps. auto: as often as possible while the cost stays "
             "below 1 % of the training time.",
         ),
     ] = None
@@ -113,8 +116,8 @@ class RunOptions:
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_SNAPSHOT_SLOTS",
-            help="The most snapshots that host memory may hold; 0: training waits for every save.  "
-            "[depends on the size of the state]",
+            help="Maximum number of snapshots in host memory. 0: training waits for every save.",
+            show_default="depends on the size of the state",
         ),
     ] = None
     snapshot_memory: Annotated[
@@ -122,8 +125,8 @@ class RunOptions:
         typer.Option(
             metavar="SIZE",
             envvar="SAFEPOINT_SNAPSHOT_MEMORY",
-            help="The most memory that all snapshots of one node may take, such as 8Gi.  "
-            "[depends on --snapshot-slots]",
+            help="Maximum memory for all snapshots of a node, such as 8Gi.",
+            show_default="depends on --snapshot-slots",
         ),
     ] = None
     grace: Annotated[
@@ -131,7 +134,7 @@ class RunOptions:
         typer.Option(
             metavar="SECONDS",
             envvar="SAFEPOINT_GRACE",
-            help="Time that the platform grants between SIGTERM and SIGKILL.",
+            help="The platform's grace period: the time between SIGTERM and SIGKILL.",
         ),
     ] = 30.0
     metrics_port: Annotated[
@@ -139,7 +142,8 @@ class RunOptions:
         typer.Option(
             metavar="PORT",
             envvar="SAFEPOINT_METRICS_PORT",
-            help="Serve the progress at http://…:PORT/metrics on node 0; 0: do not serve it.  [0]",
+            help="Serve the progress on node 0 at http://HOST:PORT/metrics. 0: off.",
+            show_default="0",
         ),
     ] = None
     resume: Annotated[
@@ -147,7 +151,8 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="Start from the newest valid checkpoint (auto), from step 0 (never), or from one checkpoint.",
+            help="auto: start from the newest valid checkpoint. never: start at step 0. PATH: start from this "
+            "checkpoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[
@@ -155,7 +160,7 @@ class RunOptions:
         typer.Option(
             "--from-scratch",
             envvar="SAFEPOINT_FROM_SCRATCH",
-            help="Start a new run; checkpoints in the folder are moved aside, not deleted.",
+            help="Start a new run at step 0. Checkpoints in the output folder are moved aside, not deleted.",
         ),
     ] = False
     allow_batch_change: Annotated[
@@ -163,7 +168,7 @@ class RunOptions:
         typer.Option(
             "--allow-batch-change",
             envvar="SAFEPOINT_ALLOW_BATCH_CHANGE",
-            help="Resume although the number of samples per step has changed.",
+            help="Allow a resume when the number of samples per step has changed.",
         ),
     ] = False
     verbose: Annotated[
@@ -171,7 +176,7 @@ class RunOptions:
     ] = 0
 
     def settings(self) -> Any:
-        """The `RunSettings`, with what only variables say.
+        """The `RunSettings`: these options, and the settings that only variables can set.
 
         Raises:
             UsageError: an option or a variable is invalid.
@@ -191,7 +196,7 @@ class RunOptions:
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn the parameter `options` of a command into options, behind those that the command has."""
+    """Replace the last parameter, `options`, by one parameter for each of its fields."""
     own = dict(inspect.signature(command).parameters)
     options = own.pop("options").annotation
     shared = inspect.signature(options).parameters

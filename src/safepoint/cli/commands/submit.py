@@ -1,4 +1,4 @@
-"""`safepoint submit`: `safepoint run` in the background, as a job."""
+"""`safepoint submit`: runs a training script in the background, as a job."""
 
 import secrets
 import sys
@@ -24,20 +24,24 @@ from safepoint.training.launcher.launch_plan import LaunchPlan
 def submit(
     program: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script, unchanged, and its own arguments."),
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script and its arguments."),
     ],
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the job.  [the script's name and four characters]")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the job.", show_default="the script's name and four characters"),
     ] = None,
     module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for `python -m`.", show_default=False)
+        bool,
+        typer.Option(
+            "-m", "--module", help="SCRIPT is the name of a module, as for `python -m`.", show_default=False
+        ),
     ] = False,
     nproc_per_node: Annotated[
         str,
         typer.Option(
             metavar="N|auto",
             envvar="SAFEPOINT_NPROC_PER_NODE",
-            help="Ranks on each node; auto: one per accelerator, or per core without one.",
+            help="Ranks on each node. auto: one per accelerator, or one per core on a machine without accelerators.",
         ),
     ] = "1",
     nnodes: Annotated[
@@ -45,37 +49,44 @@ def submit(
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_NNODES",
-            help="Number of nodes; each runs as a launcher process on this machine.",
+            help="Number of nodes. Each is a launcher process on this machine.",
         ),
     ] = 1,
     cpu: Annotated[
-        int | None, typer.Option(metavar="N", help="CPU slots of each node.  [one per rank]", min=0)
+        int | None, typer.Option(metavar="N", help="CPU slots of each node.", min=0, show_default="one per rank")
     ] = None,
     gpu: Annotated[
         int | None,
-        typer.Option(metavar="N", help="GPUs of each node.  [one per rank, if the machine has GPUs]", min=0),
+        typer.Option(
+            metavar="N", help="GPUs of each node.", min=0, show_default="one per rank if the machine has GPUs"
+        ),
     ] = None,
     priority: Annotated[
         int,
-        typer.Option(metavar="N", help="Jobs of higher priority start first, and preempt those of lower priority."),
+        typer.Option(metavar="N", help="Jobs with a higher priority start first, and preempt jobs with a lower one."),
     ] = 0,
     max_restarts: Annotated[
         int,
-        typer.Option(metavar="N", envvar="SAFEPOINT_MAX_RESTARTS", help="Restarts after a failure of a rank."),
+        typer.Option(
+            metavar="N",
+            envvar="SAFEPOINT_MAX_RESTARTS",
+            help="How often the ranks are restarted after one of them has failed.",
+        ),
     ] = 3,
     env: Annotated[
         list[str] | None,
         typer.Option(
             "--env",
             metavar="NAME=VALUE",
-            help="An environment variable for the script; may be repeated. It is stored, so pass no secrets.",
+            help="Set an environment variable for the script. Can be repeated. Pass no secrets: values are stored in "
+            "the job history.",
         ),
     ] = None,
     connection: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Take the object store's keys from the table NAME in ~/.config/safepoint/connections.toml.",
+            help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -84,8 +95,8 @@ def submit(
 ) -> None:
     """Run a training script in the background, as a job.
 
-    Takes the options of `run`. The job keeps running when this shell ends; `list`, `status`, `watch`, `logs`,
-    `suspend`, `resume`, `scale` and `delete` find it by its name.
+    The job keeps running after this shell has ended. `status`, `watch`, `logs`, `suspend`, `resume`, `scale` and
+    `delete` take its name.
     """
     machine = count_slots()
     ranks = _ranks(nproc_per_node, machine.gpu or machine.cpu)
@@ -113,7 +124,7 @@ def submit(
     doubtful = names_of_secrets(spec.env)
     if doubtful:
         log.warning(
-            "--env has %s, and its values are stored in the job history: keep secrets in connections.toml or a file",
+            "--env has %s; values of --env are stored in the job history: keep secrets in connections.toml or a file",
             ", ".join(doubtful),
         )
     with LocalJobs() as jobs:

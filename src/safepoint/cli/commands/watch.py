@@ -29,18 +29,18 @@ def watch(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[JOB]", help="One job; all active jobs when none is named.", autocompletion=complete_job
+            metavar="[JOB]", help="The job to show. Without it: all active jobs.", autocompletion=complete_job
         ),
     ] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two updates.", min=0.1)] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each change of a job.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON whenever a job changes.")] = False,
 ) -> None:
-    """Show jobs live, with a plot of the loss; Ctrl-C stops watching, not the jobs.
+    """Show jobs live, with a plot of the loss.
 
-    When one job is named, the command ends with the job.
+    With a JOB, the command ends when that job stops. Ctrl-C ends the command; the jobs continue.
     """
     if not (as_json or sys.stdout.isatty()):
-        raise UsageError("watch needs a terminal", hint="use --json, or `safepoint list`")
+        raise UsageError("watch needs a terminal, and stdout is none", hint="use --json, or `safepoint list`")
     show: Any = _Changes() if as_json else _Screen()
     with LocalJobs() as jobs, contextlib.suppress(KeyboardInterrupt):
         for found in _looks(jobs, name, interval):
@@ -48,12 +48,12 @@ def watch(
 
 
 def _looks(jobs: LocalJobs, name: str | None, interval_s: float) -> Iterator[list[JobRecord]]:
-    """The jobs to show, at every interval; a job that has ended is shown once more."""
+    """Yield the jobs to show at every interval. A job that has ended is included once more."""
     before: set[str] = set()
     while True:
         if name is not None:
             found = [jobs.job(name)]
-            name = found[0].name  # its first letters may fit another job later
+            name = found[0].name  # its first letters may match another job later
         else:
             found = [job for job in jobs.jobs() if job.state.is_active or job.name in before]
             before = {job.name for job in found if job.state.is_active}
@@ -78,7 +78,7 @@ class _Changes:
 
 
 class _Screen:
-    """Prints a table over the one before."""
+    """Prints a table in the place of the previous one."""
 
     def __init__(self) -> None:
         self._losses: dict[str, deque[float]] = {}
@@ -87,7 +87,7 @@ class _Screen:
     def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
         for job, progress in found:
             losses = self._losses.setdefault(job.name, deque(maxlen=_POINTS))
-            # An equal loss is an earlier report.
+            # An equal loss is the same report.
             if progress is not None and progress.loss is not None and progress.loss not in list(losses)[-1:]:
                 losses.append(progress.loss)
         size = shutil.get_terminal_size()
@@ -96,11 +96,11 @@ class _Screen:
         lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
         if len(lines) >= size.lines:
             lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]
-        # After a change of width, it is not known where the last table began.
+        # After a change of width, the first line of the last table is unknown.
         back = f"\033[{self._height}F" if self._height and self._width == size.columns else "\033[H\033[2J"
         sys.stdout.write((back if self._width else "") + "".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
         sys.stdout.flush()
-        # The terminal breaks lines that are too long.
+        # The terminal wraps long lines.
         self._height = sum(max(1, -(-len(line) // size.columns)) for line in lines)
         self._width = size.columns
 
@@ -108,12 +108,12 @@ class _Screen:
 def picture(
     head: Sequence[str], rows: Sequence[Sequence[str]], curves: Sequence[Sequence[float]], width: int
 ) -> list[str]:
-    """The table with a curve of the losses behind each row, where the terminal is wide enough.
+    """The table, with a curve of the losses at the end of each row where the terminal is wide enough.
 
     Args:
         head: titles of the columns.
-        rows: a row for each job; no cell is ever cut.
-        curves: its losses, oldest first; the newest are shown.
+        rows: a row for each job; no cell is cut.
+        curves: the losses of each job, oldest first; the newest are shown.
         width: of the terminal, in characters.
     """
     lines = table(head, rows)
@@ -126,7 +126,7 @@ def picture(
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One character for each value, its height between the lowest and the highest of them."""
+    """A bar for each value, from the lowest to the highest."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -83,7 +83,7 @@ def test_json_says_all_of_it(files: Path) -> None:
 
 
 def test_nothing_set_is_said(project: Path) -> None:
-    assert safepoint("config", "show").stdout == "# every setting is left at its default\n"
+    assert safepoint("config", "show").stdout == "# all settings have their defaults\n"
     assert safepoint("config", "show", "--json").document == {
         "version": 1,
         "settings": [],

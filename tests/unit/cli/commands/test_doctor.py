@@ -38,7 +38,7 @@ def findings(*arguments: object, code: int) -> dict[str, dict[str, str]]:
 def test_without_a_place_the_machine_is_looked_at(project: Path) -> None:
     assert findings(code=0).keys() == CHECKS
     text = safepoint("doctor").stdout
-    assert "name it with --output-dir" in text
+    assert "give it with --output-dir" in text
     assert "\033[" not in text
 
 

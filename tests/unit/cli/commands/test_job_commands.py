@@ -222,7 +222,7 @@ def test_what_may_be_a_secret_is_said() -> None:
     """Before the job is refused for another reason, which spares this test a supervisor."""
     outcome = safepoint("submit", "--env", "HF_TOKEN=hf_x", "--env", "A=1", "--output-dir", "pvc://claim/x", SCRIPT)
     assert outcome.code == 2
-    assert "warning: --env has HF_TOKEN, and its values are stored in the job history" in outcome.stderr
+    assert "warning: --env has HF_TOKEN; values of --env are stored in the job history" in outcome.stderr
     assert "hf_x" not in outcome.stderr
 
 
@@ -245,7 +245,7 @@ def test_a_rank_that_the_job_has_not() -> None:
     outcome = safepoint("logs", "two", "--rank", "99", "--json")
     assert outcome.code == 10
     assert outcome.exit_error["message"] == "job two has no rank 99"
-    assert outcome.exit_error["hint"] == "it has ranks 0 to 1"
+    assert outcome.exit_error["hint"] == "its ranks are 0 to 1"
     assert safepoint("logs", "two", "--rank", "1").code == 0
     assert safepoint("logs", "two", "--rank", "7").stdout == "before it was scaled\n"
 
@@ -605,7 +605,7 @@ def test_watch_for_a_program() -> None:
     ("answer", "code", "said"),
     [
         ("n", 1, "error: not confirmed; nothing was done\n"),
-        (EOFError, 1, "error: no answer was given; nothing was done\n"),
+        (EOFError, 1, "error: the question was not answered; nothing was done\n"),
         (KeyboardInterrupt, 130, ""),
     ],
 )
