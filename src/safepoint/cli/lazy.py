@@ -1,8 +1,8 @@
 """Commands that are imported when they are used, and the command that a command line names.
 
 Before its import, a command is a `LazyCommand`: its name, its module and one line of help. `safepoint --help`,
-completion of names in a shell, and "did you mean" need no more. A command is imported when it runs, when it prints its
-own help, and when a shell completes its options.
+completion of names in a shell, and "did you mean" need no more. A command is imported when it runs, when it prints
+its own help, and when a shell completes its options.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,5 @@
-"""Checks what a training relies on: machine, software, folder, object store, deadline.
+"""Checks what a training needs: machine, software, output folder, object store, grace period.
 
-Promises: nothing is changed and nothing is left behind; nothing is imported that only a training needs; a check
-without an answer in time reports that, so that all checks together take some seconds.
+Promises: the checks change nothing and leave no files behind. They import no package that only a training needs. A
+check that takes too long is reported as such, so that all checks together take some seconds.
 """

@@ -1,4 +1,4 @@
-"""Whether a save fits into the grace period, by earlier saves or by the size of a checkpoint."""
+"""Checks whether a save fits in the grace period, from earlier saves or from the size of a checkpoint."""
 
 import contextlib
 import json
@@ -15,17 +15,17 @@ from safepoint.progress.record import read_progress
 _TAIL_BYTES = 256 << 10
 _NUM_SAVES = 5
 _FIXED_S = 1.0
-"""The time of a save without its bytes: the vote, and the end of the processes."""
+"""The time of a save without the write: the vote, and the end of the processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The records of a run in its output folder; None for a missing value.
+    """Values from the records of a run in its output folder; None for a missing value.
 
     Args:
         state_bytes: the size of the newest checkpoint.
-        save_s: the longest of the last saves.
-        step_s: how long a step took in the last attempt, saves and evaluations included.
+        save_s: the duration of the longest of the last saves.
+        step_s: the duration of a step in the last attempt, with its share of saves and evaluations.
     """
 
     state_bytes: int | None = None
@@ -34,7 +34,7 @@ class History:
 
 
 def look_at_history(folder: Path) -> History:
-    """Read the records of a folder; without any, all values are None."""
+    """Read the records of a folder. Without records, all values are None."""
     output = OutputFolder(folder)
     try:
         manifests = output.manifests()
@@ -49,7 +49,7 @@ def look_at_history(folder: Path) -> History:
 
 
 def _durations_of_saves(events: Path) -> list[float]:
-    """From the end of the stream of events, oldest first; a line that cannot be read is ignored."""
+    """The durations in the last part of the stream of events, oldest first. Invalid lines are ignored."""
     try:
         with events.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -66,12 +66,12 @@ def _durations_of_saves(events: Path) -> list[float]:
 
 
 def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_s: float | None) -> Finding | None:
-    """Whether a save fits; None when its duration is unknown.
+    """Whether a save fits in the grace period; None when its duration is unknown.
 
     Args:
-        history: of the output folder.
+        history: the records of the output folder.
         grace_s: the grace period.
-        margin_s: how long before its end the processes must have exited.
+        margin_s: how long before its end all processes must have exited.
         bytes_per_s: the speed of the output folder's disk.
     """
     if history.save_s is not None:
@@ -82,7 +82,10 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
     else:
         return None
     left_s = grace_s - margin_s
-    check, why = "grace period", "what is not saved before it ends is lost; a resume starts from the last checkpoint"
+    check, why = (
+        "grace period",
+        "a save that takes longer is lost, and a resume repeats the steps since the last checkpoint",
+    )
     found = f"{format_duration(grace_s)}, of which {format_duration(left_s)} can be used; {how}"
     if history.step_s is not None:
         found += f", a step about {format_duration(history.step_s)}"
@@ -93,7 +96,7 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
             status=Status.FAILURE,
             found=found,
             why=why,
-            fix=f"let the platform grant {math.ceil(needed_s)} s or more and set --grace to it, or write to a "
+            fix=f"set the platform's grace period and --grace to at least {math.ceil(needed_s)} s, or use a "
             "faster disk",
         )
     if history.step_s is not None and save_s + history.step_s > left_s:
@@ -101,7 +104,7 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
             check=check,
             status=Status.WARNING,
             found=found,
-            why="the step that runs when the signal arrives may end too late to be saved",
-            fix="use --snapshot-steps 1: every step is kept in memory, and the newest one is saved in time",
+            why="a step that runs when the signal arrives may end too late for a save",
+            fix="use --snapshot-steps 1: each step is copied to memory, and the newest copy can be saved in time",
         )
     return Finding(check=check, status=Status.OK, found=found, why=why)

@@ -1,4 +1,4 @@
-"""Runs all checks; those that wait for other programs run at the same time."""
+"""Runs all checks. Those that wait for other programs run at the same time."""
 
 from pathlib import Path
 
@@ -22,10 +22,10 @@ def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> li
     Args:
         place: the output location; None skips the checks that need one.
         grace_s: the grace period.
-        margin_s: how long before its end the processes must have exited.
+        margin_s: how long before its end all processes must have exited.
     """
     history, disk = History(), None
-    if place is not None:  # first, and alone: it measures a speed
+    if place is not None:  # first and alone, because it measures a speed
         history, disk = _look_at_place(place.folder)
     torch_work, gpu_work, criu_work = Work(look_at_torch), Work(look_at_gpus), Work(examine_criu)
     remote = place.remote if place is not None else None
@@ -46,17 +46,17 @@ def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> li
     torch = torch_work.result(_PROGRAMS_S)
     findings.append(judge_torch(torch))
     gpus = gpu_work.result(_PROGRAMS_S)
-    findings.append(_silent("gpu") if gpus is None else judge_gpus(gpus, torch))
-    return [*findings, criu_work.result(_PROGRAMS_S) or _silent("criu")]
+    findings.append(_no_answer("gpu") if gpus is None else judge_gpus(gpus, torch))
+    return [*findings, criu_work.result(_PROGRAMS_S) or _no_answer("criu")]
 
 
-def _silent(check: str) -> Finding:
+def _no_answer(check: str) -> Finding:
     return Finding(
         check=check,
         status=Status.WARNING,
-        found="no answer in time",
-        why="a program that hangs here may hang in a training",
-        fix="look for errors of drivers in dmesg",
+        found=f"no answer within {_PROGRAMS_S:.0f} s",
+        why="a program that does not answer may also block a training",
+        fix="look for driver errors in dmesg",
     )
 
 
@@ -69,6 +69,6 @@ def _look_at_place(folder: Path) -> tuple[History, Disk | str]:
 
     disk = Work(attempt).result(_FOLDER_S)
     if disk is None:
-        return History(), f"it does not answer in {_FOLDER_S:.0f} s"
+        return History(), f"no answer within {_FOLDER_S:.0f} s"
     history = Work(lambda: look_at_history(folder)).result(_FOLDER_S)
     return history or History(), disk

@@ -5,11 +5,11 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """Whether a training can rely on it."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
-    """A training works, but slower or less safely than it could."""
+    """A training works, but it is slower or loses more after an interruption."""
     FAILURE = "failure"
     """A training does not work, or does not survive an interruption."""
 
@@ -19,11 +19,11 @@ class Finding:
     """The result of one check.
 
     Args:
-        check: its name, in a word or two.
-        status: how it is.
+        check: the name of the check.
+        status: the result.
         found: the facts.
-        why: why a training needs it.
-        fix: what to do; empty when the status is ok.
+        why: why it matters for a training.
+        fix: what to do; empty if the status is ok.
     """
 
     check: str

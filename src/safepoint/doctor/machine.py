@@ -1,4 +1,4 @@
-"""Python, memory, open files and the clock of this machine."""
+"""Checks of this machine: Python, memory, open files, and the clock."""
 
 import ctypes
 import os
@@ -18,9 +18,9 @@ _TIME_ERROR = 5
 
 
 def judge_python() -> Finding:
-    """Whether this Python can be used at all."""
+    """Whether this Python and this system are supported."""
     found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
-    why = "Safepoint relies on Linux's signals, shared memory and durable renames"
+    why = "Safepoint uses signals, shared memory and durable renames of Linux"
     if not sys.platform.startswith("linux"):
         return Finding(
             check="python", status=Status.FAILURE, found=f"{found}, on {sys.platform}", why=why, fix="train on Linux"
@@ -29,23 +29,23 @@ def judge_python() -> Finding:
 
 
 def judge_memory(state_bytes: int | None) -> Finding:
-    """Whether snapshots have room.
+    """Whether there is memory for snapshots.
 
     Args:
-        state_bytes: the size of a checkpoint, where one is known.
+        state_bytes: the size of a checkpoint; None if unknown.
     """
     check, why = (
         "memory",
-        "snapshots of the training state are copied to shared memory, so that training does not wait for the disk",
+        "snapshots are copied to shared memory, so that training does not wait for the disk",
     )
     room = host_memory.look()
     if not block.are_available() or room is None:
         return Finding(
             check=check,
             status=Status.WARNING,
-            found="memfd_create is not allowed, or the available memory is unknown",
+            found="memfd_create is not allowed, or the amount of available memory is unknown",
             why=why,
-            fix="allow memfd_create in the container's seccomp profile; until then training waits for each save",
+            fix="allow memfd_create in the container's seccomp profile; without it, training waits for each save",
         )
     found = f"{format_bytes(room.available_bytes)} available, limited by {room.limited_by}"
     if state_bytes is not None:
@@ -57,13 +57,13 @@ def judge_memory(state_bytes: int | None) -> Finding:
         status=Status.WARNING,
         found=found,
         why=why,
-        fix="give the job more memory; until then training waits for each save",
+        fix="give the job more memory; without it, training waits for each save",
     )
 
 
 def judge_dev_shm(folder: str = "/dev/shm") -> Finding:
-    """Whether data loaders and NCCL have room."""
-    check, why = "/dev/shm", "data loaders' workers and NCCL exchange data there; when it is full they die of SIGBUS"
+    """Whether data loaders and NCCL have shared memory."""
+    check, why = "/dev/shm", "data loader workers and NCCL exchange data there; when it is full, they end with SIGBUS"
     try:
         status = os.statvfs(folder)
     except OSError as error:
@@ -78,29 +78,32 @@ def judge_dev_shm(folder: str = "/dev/shm") -> Finding:
         status=Status.WARNING,
         found=found,
         why=why,
-        fix="make it larger: docker run --shm-size 8g; in a pod an emptyDir with medium: Memory",
+        fix="make it larger: docker run --shm-size 8g, or in a pod an emptyDir with medium: Memory",
     )
 
 
 def judge_open_files() -> Finding:
-    """Whether a process may hold enough files open."""
+    """Whether a process may open enough files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    found = f"{'unlimited' if soft == resource.RLIM_INFINITY else soft}, may be raised to {most}"
-    why = "each tensor that a data loader's worker hands over is an open file, and so is each block of a snapshot"
+    found = f"{'unlimited' if soft == resource.RLIM_INFINITY else soft}, can be raised to {most}"
+    why = "each tensor from a data loader worker, and each block of a snapshot, is an open file"
     if soft == resource.RLIM_INFINITY or soft >= _LEAST_OPEN_FILES:
         return Finding(check="open files", status=Status.OK, found=found, why=why)
-    fix = f"ulimit -n {_LEAST_OPEN_FILES * 16} before the start, or LimitNOFILE of the service"
+    fix = f"run `ulimit -n {_LEAST_OPEN_FILES * 16}` before the start, or set LimitNOFILE of the service"
     return Finding(check="open files", status=Status.WARNING, found=found, why=why, fix=fix)
 
 
 def judge_clock(ahead_s: float | None) -> Finding:
-    """Whether this machine's clock is right, as far as that is known.
+    """Whether the clock of this machine is correct, as far as it is known.
 
     Args:
-        ahead_s: by how much the clock of the output location is ahead of this one; None when unknown.
+        ahead_s: the clock of the output location minus the clock of this machine; None if unknown.
     """
-    check, why = "clock", "stores refuse requests that are 15 minutes off, and retention by age reads the clock"
+    check, why = (
+        "clock",
+        "object stores refuse requests when clocks differ by 15 minutes, and retention by age uses the clock",
+    )
     is_kept = _is_synchronised()
     service = {True: "synchronised by a time service", False: "not synchronised by a time service", None: ""}[is_kept]
     skew = "" if ahead_s is None else f"within {abs(ahead_s):.0f} s of the output location"
@@ -112,12 +115,12 @@ def judge_clock(ahead_s: float | None) -> Finding:
             why=why,
             fix="run a time service, such as chrony, on the machine whose clock is wrong",
         )
-    found = ", ".join(part for part in (service, skew) if part) or "it is unknown whether the clock is right"
+    found = ", ".join(part for part in (service, skew) if part) or "it is unknown whether the clock is correct"
     return Finding(check=check, status=Status.OK, found=found, why=why)
 
 
 def _is_synchronised() -> bool | None:
-    """Whether the kernel's clock is synchronised, by `adjtimex`; None where that is not allowed."""
+    """Whether the kernel reports a synchronised clock; None if `adjtimex` is not allowed."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES))
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""The output location: whether checkpoints can be written to the folder and the object store, and how fast."""
+"""Checks whether checkpoints can be written to the output folder and the object store, and how fast."""
 
 import contextlib
 import errno
@@ -29,11 +29,11 @@ class Disk:
     """A folder that can be written.
 
     Args:
-        folder: the folder that was tried: the output folder, or the nearest existing one above it.
-        bytes_per_s: speed of durable writes.
-        free_bytes: free for this user.
-        has_locks: whether the file system has locks, which keep a second run out.
-        clock_ahead_s: the file system's clock less this machine's.
+        folder: the folder of the test: the output folder, or the nearest existing folder above it.
+        bytes_per_s: the speed of durable writes.
+        free_bytes: free space for this user.
+        has_locks: whether the file system supports locks, which prevent a second run in the folder.
+        clock_ahead_s: the clock of the file system minus the clock of this machine.
     """
 
     folder: Path
@@ -44,10 +44,10 @@ class Disk:
 
 
 def look_at_folder(folder: Path) -> Disk:
-    """Write for about a second into a file without a name, which never outlives this process.
+    """Write for about a second to a file without a name, which disappears with this process.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     place = folder.absolute()
     while not os.path.lexists(place):
@@ -82,7 +82,7 @@ def _open_nameless(folder: Path) -> int:
 
 
 def _write(descriptor: int, *, most_bytes: int) -> float:
-    """Bytes per second; larger and larger pieces, because a slow disk would take too long."""
+    """Write and return the bytes per second. The pieces grow, because large ones take too long on a slow disk."""
     data = os.urandom(_FIRST_BYTES) * (_LARGEST_BYTES // _FIRST_BYTES)  # some file systems do not store zeros
     size_bytes, done_bytes, took_s, rate = _FIRST_BYTES, 0, 0.0, 0.0
     while took_s < _LONG_ENOUGH_S and done_bytes + size_bytes <= max(most_bytes, _FIRST_BYTES):
@@ -100,12 +100,12 @@ def _write(descriptor: int, *, most_bytes: int) -> float:
 
 
 def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Finding:
-    """Whether checkpoints can be written there.
+    """Whether checkpoints can be written to the folder.
 
     Args:
-        disk: the result, or why there is none.
+        disk: the result of the test, or why it failed.
         folder: the output folder.
-        state_bytes: the size of a checkpoint, where one is known.
+        state_bytes: the size of a checkpoint; None if unknown.
     """
     check, why = (
         "output folder",
@@ -117,10 +117,10 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
             status=Status.FAILURE,
             found=f"{folder}: {disk}",
             why=why,
-            fix="name a folder that this user can write, or correct its mount",
+            fix="use a folder that this user can write, or correct its mount",
         )
     found = (
-        f"{folder}{'' if disk.folder == folder.absolute() else f' (tried in {disk.folder})'}: "
+        f"{folder}{'' if disk.folder == folder.absolute() else f' (tested in {disk.folder})'}: "
         f"{format_bytes(round(disk.bytes_per_s))}/s, {format_bytes(disk.free_bytes)} free"
     )
     needed_bytes = 2 * state_bytes if state_bytes is not None else 1 << 30
@@ -129,19 +129,19 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
             check=check,
             status=Status.FAILURE if state_bytes is not None else Status.WARNING,
             found=found,
-            why="a new checkpoint is written before the last good one may be deleted",
-            fix=f"free {format_bytes(needed_bytes - disk.free_bytes)}, or name a folder on another disk",
+            why="a new checkpoint must be complete before the previous one is deleted",
+            fix=f"free {format_bytes(needed_bytes - disk.free_bytes)}, or use a folder on another disk",
         )
     if not disk.has_locks:
         return Finding(
             check=check,
             status=Status.WARNING,
             found=f"{found}, no file locks",
-            why="locks keep a second run out of the folder, and show which leftovers can be deleted",
-            fix="mount it with locks (NFS: without nolock); until then, start only one run there",
+            why="locks prevent a second run in the folder, and show which unfinished files can be deleted",
+            fix="mount it with locks (NFS: without nolock); otherwise, start only one run in it",
         )
     if disk.bytes_per_s < _SLOW_BYTES_PER_S:
-        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="name a folder on a faster disk")
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="use a folder on a faster disk")
     return Finding(check=check, status=Status.OK, found=found, why=why)
 
 
@@ -149,7 +149,7 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
 
 
 def look_at_store(location: Location) -> Tried | StorageError:
-    """Write, read, list and delete one small object there, or why not."""
+    """Write, read, list and delete one small object; returns an error instead of raising it."""
     try:
         options = replace(StorageOptions.from_environment(), request_timeout_s=_STORE_LIMIT_S)
     except ValueError as error:
@@ -161,10 +161,10 @@ def look_at_store(location: Location) -> Tried | StorageError:
 
 
 def judge_store(tried: Tried | StorageError | None, location: Location) -> Finding:
-    """Whether checkpoints can be kept there.
+    """Whether checkpoints can be kept in the object store.
 
     Args:
-        tried: the result; None without an answer in time.
+        tried: the result of the test; None without an answer in time.
         location: the output location.
     """
     check, why = "object store", "committed checkpoints are uploaded to it, and another node resumes from it"
@@ -174,14 +174,14 @@ def judge_store(tried: Tried | StorageError | None, location: Location) -> Findi
             status=Status.FAILURE,
             found=f"{location}: no answer in time",
             why=why,
-            fix="check the endpoint, AWS_ENDPOINT_URL_S3, and the network",
+            fix="check the endpoint (AWS_ENDPOINT_URL_S3) and the network",
         )
     if isinstance(tried, StorageError):
-        fix = tried.hint or "see the message; the store's own log may say more"
+        fix = tried.hint or "see the message and the log of the store"
         return Finding(check=check, status=Status.FAILURE, found=f"{location}: {tried.message}", why=why, fix=fix)
     options = StorageOptions.from_environment()
     endpoint = f" at {options.endpoint}" if options.endpoint else ""
-    keys = "AWS_ACCESS_KEY_ID" if options.has_keys else "the keys that the machine provides"
+    keys = "AWS_ACCESS_KEY_ID" if options.has_keys else "the keys of the machine"
     took = format_duration(tried.duration_s)
     found = f"{location}{endpoint}, with {keys}: one object written, read, listed and deleted in {took}"
     if not options.verify_tls:
@@ -189,10 +189,10 @@ def judge_store(tried: Tried | StorageError | None, location: Location) -> Findi
             check=check,
             status=Status.WARNING,
             found=f"{found}; its certificate is not verified",
-            why="anyone on the network can read and change the checkpoints",
-            fix="name the CA's PEM file in AWS_CA_BUNDLE, and unset SAFEPOINT_VERIFY_TLS",
+            why="anyone on the network path can read and change the checkpoints",
+            fix="set AWS_CA_BUNDLE to the PEM file of the CA, and unset SAFEPOINT_VERIFY_TLS",
         )
     if tried.duration_s > _SLOW_STORE_S:
-        fix = "use a store nearby; uploads and resumes will be slow"
+        fix = "use a store with a faster connection; uploads and resumes are slow"
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
     return Finding(check=check, status=Status.OK, found=found, why=why)

@@ -1,6 +1,6 @@
-"""PyTorch, NVIDIA's driver and CRIU, each examined by another program.
+"""Checks of PyTorch, the NVIDIA driver and CRIU. Each check runs another program.
 
-Each program has a time limit: a broken driver or a dead file server lets programs hang.
+The programs have a time limit, because a broken driver or a dead file server can block them.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from safepoint.foundation.units import format_bytes
 
 _TORCH_LIMIT_S, _LIMIT_S = 12.0, 5.0
 _SLOW_IMPORT_S = 8.0
-_LOCAL_DISK = "install Python's packages on a local disk; every start of a rank waits for this"
+_LOCAL_DISK = "install the Python packages on a local disk; every start of a rank waits for this import"
 _TORCH_QUESTION = """
 import json, time
 begun = time.monotonic()
 import torch, torch.distributed as distributed
-is_there = distributed.is_available()
+is_available = distributed.is_available()
 print(json.dumps({
     "version": torch.__version__,
     "cuda": torch.version.cuda,
     "devices": torch.cuda.device_count(),
-    "has_gloo": is_there and distributed.is_gloo_available(),
+    "has_gloo": is_available and distributed.is_gloo_available(),
     "import_s": time.monotonic() - begun,
 }))
 """
@@ -38,21 +38,21 @@ _CAPABILITIES = {"CAP_CHECKPOINT_RESTORE": 40, "CAP_SYS_ADMIN": 21}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer of another program.
+    """The result of a program.
 
     Args:
         code: its exit code; None when it had not ended in time.
         output: its stdout.
-        complaint: the last line of its stderr.
+        last_error: the last line of its stderr.
     """
 
     code: int | None
     output: str = ""
-    complaint: str = ""
+    last_error: str = ""
 
 
 def ask(command: Sequence[str], *, limit_s: float) -> Answer:
-    """Run `command`, and end it after `limit_s` seconds.
+    """Run `command`, and kill it after `limit_s` seconds.
 
     Raises:
         OSError: it cannot be started.
@@ -61,15 +61,15 @@ def ask(command: Sequence[str], *, limit_s: float) -> Answer:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     )
     try:
-        output, complaint = process.communicate(timeout=limit_s)
+        output, last_error = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
         # A process that waits for a device ignores even SIGKILL.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=1.0)
         return Answer(code=None)
-    lines = complaint.strip().splitlines()
-    return Answer(code=process.returncode, output=output, complaint=lines[-1] if lines else "")
+    lines = last_error.strip().splitlines()
+    return Answer(code=process.returncode, output=output, last_error=lines[-1] if lines else "")
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------
@@ -80,11 +80,11 @@ class Torch:
     """The PyTorch that a training would import.
 
     Args:
-        version: its own.
-        cuda: the CUDA version that it was built with; None for none.
-        devices: how many CUDA devices it sees.
-        has_gloo: whether it has the gloo backend, over which ranks agree.
-        import_s: how long importing it takes.
+        version: its version.
+        cuda: the CUDA version that it was built for; None without CUDA.
+        devices: the number of CUDA devices that it finds.
+        has_gloo: whether it has the gloo backend, which the votes of ranks use.
+        import_s: the duration of its import.
     """
 
     version: str
@@ -98,21 +98,21 @@ def look_at_torch() -> Torch | str | None:
     """Import PyTorch in another process.
 
     Returns:
-        The PyTorch, or why it cannot be imported; None when importing it takes too long.
+        The PyTorch, or why it cannot be imported; None if the import takes too long.
     """
     answer = ask([sys.executable, "-c", _TORCH_QUESTION], limit_s=_TORCH_LIMIT_S)
     if answer.code is None:
         return None
     if answer.code != 0:
-        return answer.complaint or f"importing it ends with {answer.code}"
+        return answer.last_error or f"its import ends with exit code {answer.code}"
     return Torch(**json.loads(answer.output.splitlines()[-1]))
 
 
 def judge_torch(torch: Torch | str | None) -> Finding:
-    """Whether ranks can import PyTorch and vote; see `look_at_torch`."""
-    check, why = "torch", "ranks train with it and agree over its gloo process group"
+    """Whether ranks can import PyTorch and vote. `torch` is the result of `look_at_torch`."""
+    check, why = "torch", "ranks train with it, and vote with its gloo backend"
     if torch is None:
-        found = f"importing it takes longer than {_TORCH_LIMIT_S:.0f} s"
+        found = f"its import takes longer than {_TORCH_LIMIT_S:.0f} s"
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
     if isinstance(torch, str):
         fix = f"install it for {sys.executable}: pip install torch"
@@ -126,7 +126,7 @@ def judge_torch(torch: Torch | str | None) -> Finding:
             status=Status.FAILURE,
             found=f"{found}, without gloo",
             why=why,
-            fix="install a PyTorch that is built with distributed and gloo, such as those from download.pytorch.org",
+            fix="install a PyTorch with distributed and gloo, such as those of download.pytorch.org",
         )
     if torch.import_s > _SLOW_IMPORT_S:
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
@@ -141,10 +141,10 @@ class Gpus:
     """The GPUs that the driver reports.
 
     Args:
-        has_driver: whether the kernel has loaded it.
-        devices: each device's name and memory.
-        driver: its version.
-        trouble: why it does not answer; empty when it does.
+        has_driver: whether the kernel has loaded the driver.
+        devices: the name and memory of each device.
+        driver: the version of the driver.
+        trouble: why the driver does not answer; empty if it does.
     """
 
     has_driver: bool
@@ -154,7 +154,7 @@ class Gpus:
 
 
 def look_at_gpus(driver: Path = _DRIVER) -> Gpus:
-    """Ask the kernel, then the driver."""
+    """Read the state of the kernel module, then query the driver."""
     has_driver = driver.exists()
     try:
         answer = ask(_GPU_QUESTION, limit_s=_LIMIT_S)
@@ -163,9 +163,9 @@ def look_at_gpus(driver: Path = _DRIVER) -> Gpus:
     except OSError as error:
         return Gpus(has_driver=has_driver, trouble=f"nvidia-smi: {error.strerror}")
     if answer.code is None:
-        return Gpus(has_driver=True, trouble=f"nvidia-smi does not answer in {_LIMIT_S:.0f} s")
+        return Gpus(has_driver=True, trouble=f"nvidia-smi does not answer within {_LIMIT_S:.0f} s")
     if answer.code != 0:
-        lines = answer.output.strip().splitlines() or [answer.complaint]
+        lines = answer.output.strip().splitlines() or [answer.last_error]
         return Gpus(has_driver=has_driver, trouble=f"nvidia-smi: {lines[-1]}")
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.output.splitlines() if line.count(",") == 2]
     devices = tuple(
@@ -177,16 +177,16 @@ def look_at_gpus(driver: Path = _DRIVER) -> Gpus:
 
 def judge_gpus(gpus: Gpus, torch: Torch | str | None) -> Finding:
     """Whether the GPUs of this machine can be used."""
-    check, why = "gpu", "without a usable GPU, a training runs on the processor without a warning"
+    check, why = "gpu", "without a usable GPU, a training runs on the CPU without a warning"
     if not gpus.has_driver and not gpus.devices:
-        return Finding(check=check, status=Status.OK, found="no NVIDIA driver; trainings use the processor", why=why)
+        return Finding(check=check, status=Status.OK, found="no NVIDIA driver; trainings use the CPU", why=why)
     if not gpus.devices:
         return Finding(
             check=check,
             status=Status.FAILURE if gpus.trouble and "not installed" not in gpus.trouble else Status.WARNING,
-            found=gpus.trouble or "the driver is loaded, and has no device",
+            found=gpus.trouble or "the driver is loaded, but has no device",
             why=why,
-            fix="see the driver's errors in dmesg; in a container, request the devices (--gpus all, nvidia.com/gpu)",
+            fix="look for driver errors in dmesg; in a container, request the devices (--gpus all, nvidia.com/gpu)",
         )
     counted = {name: gpus.devices.count(name) for name in gpus.devices}
     names = "; ".join(f"{count} x {name}" for name, count in counted.items())
@@ -196,11 +196,13 @@ def judge_gpus(gpus: Gpus, torch: Torch | str | None) -> Finding:
         if torch.cuda is None:
             fix = "install a PyTorch that is built with CUDA"
         elif torch.devices == 0:
-            fix = f"the driver may be too old for CUDA {torch.cuda}: update it, or install a PyTorch for an older one"
+            fix = (
+                f"the driver may be too old for CUDA {torch.cuda}: update it, or install a PyTorch for an older CUDA"
+            )
         return Finding(
             check=check,
             status=Status.WARNING,
-            found=f"{found}; PyTorch sees {torch.devices} of {len(gpus.devices)}",
+            found=f"{found}; PyTorch finds {torch.devices} of {len(gpus.devices)}",
             why=why,
             fix=fix,
         )
@@ -211,10 +213,10 @@ def judge_gpus(gpus: Gpus, torch: Torch | str | None) -> Finding:
 
 
 def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
-    """Whether this user can freeze processes with CRIU; without it a training loses nothing, so its absence is ok."""
-    check, why = "criu", "it freezes processes that cannot save themselves; checkpoints of trainings do not need it"
+    """Whether this user can freeze processes with CRIU. Trainings do not need it, so its absence is ok."""
+    check, why = "criu", "it freezes processes that cannot save a checkpoint; trainings do not need it"
     program = shutil.which("criu")
-    held = _held(status)
+    held = _capabilities(status)
     rights = f"with {' and '.join(held)}" if held else f"without {' and '.join(_CAPABILITIES)}"
     if program is None:
         return Finding(check=check, status=Status.OK, found=f"not installed; this process is {rights}", why=why)
@@ -225,19 +227,19 @@ def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="reinstall it")
     if answer.code == 0 and held:
         return Finding(check=check, status=Status.OK, found=f"{program} works, {rights}", why=why)
-    result = "it works" if answer.code == 0 else answer.complaint or f"it ends with {answer.code}"
+    result = "it works" if answer.code == 0 else answer.last_error or f"it ends with exit code {answer.code}"
     if answer.code is None:
-        result = f"it does not answer in {_LIMIT_S:.0f} s"
+        result = f"it does not answer within {_LIMIT_S:.0f} s"
     return Finding(
         check=check,
         status=Status.WARNING,
         found=f"{program} check: {result}; {rights}",
         why=why,
-        fix="give the container CAP_CHECKPOINT_RESTORE and CAP_SYS_PTRACE, and a kernel of 5.9 or newer",
+        fix="give the container CAP_CHECKPOINT_RESTORE and CAP_SYS_PTRACE; the kernel must be 5.9 or newer",
     )
 
 
-def _held(status: Path) -> list[str]:
+def _capabilities(status: Path) -> list[str]:
     try:
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
         effective = int(lines["CapEff"], 16)

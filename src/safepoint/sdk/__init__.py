@@ -1,7 +1,8 @@
-"""Jobs from Python: the client that Kubeflow's users know, for this machine too, with suspend, resume and scale.
+"""Jobs from Python: Kubeflow's client, extended to jobs on this machine, and with suspend, resume and scale.
 
-`from safepoint import TrainerClient, TransformersTrainer, PeriodicCheckpointConfig, LocalConfig`; the guide to it is
-docs/guides/python.md. It stands on Kubeflow's SDK, which takes seconds to import: `pip install 'safepoint[sdk]'`.
+`from safepoint import TrainerClient, TransformersTrainer, PeriodicCheckpointConfig, LocalConfig`. The guide is
+docs/guides/python.md. The package needs Kubeflow's SDK, which takes seconds to import:
+`pip install 'safepoint[sdk]'`.
 """
 
 from safepoint.sdk.client import TrainerClient

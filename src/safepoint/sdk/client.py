@@ -1,4 +1,4 @@
-"""`TrainerClient`: Kubeflow's, also for jobs on this machine, with suspend, resume, scale and checkpoints."""
+"""`TrainerClient`: Kubeflow's client, extended to jobs on this machine."""
 
 from typing import Any
 
@@ -13,18 +13,18 @@ from safepoint.sdk.values import Checkpoint, TrainJob
 class TrainerClient(kubeflow_trainer.TrainerClient):
     """Jobs from Python.
 
-    Every method of `kubeflow.trainer.TrainerClient` is there, with its arguments and results. On this machine:
+    It has every method of `kubeflow.trainer.TrainerClient`, with its arguments and results. On this machine:
 
-    - jobs are those of `safepoint submit`; they keep running when this program ends, and `safepoint list` and other
-      clients see them;
+    - jobs are the same as those of `safepoint submit`: they keep running when this program ends, and `safepoint list`
+      and other clients show them;
     - a job's `status` may also be Queued, Suspending, Suspended, Resuming, Preempted or Restarting, and
       `wait_for_job_status` accepts all of these;
     - `get_job_logs` takes `rank-N` as a step, for the output of one rank;
-    - errors are both Kubeflow's and Safepoint's: RuntimeError for a failure and for a job that does not exist,
-      TimeoutError, and ValueError for an invalid argument.
+    - an error is an exception of Safepoint and the one that Kubeflow's client raises: RuntimeError for a failure and
+      for a job that does not exist, TimeoutError, or ValueError for an invalid argument.
 
     Args:
-        backend_config: `LocalConfig()` for this machine; any other value, None included, is for Kubeflow's client.
+        backend_config: `LocalConfig()` for this machine; Kubeflow's client takes any other value, also None.
     """
 
     def __init__(self, backend_config: Any = None) -> None:
@@ -40,11 +40,11 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
                 raise
             raise JobStorageError(
                 f"no cluster can be reached: {error}",
-                hint="for jobs on this machine use TrainerClient(LocalConfig())",
+                hint="for jobs on this machine, use TrainerClient(LocalConfig())",
             ) from error
 
     def delete_job(self, name: str, *, with_checkpoints: bool = False) -> None:
-        """Stop a job and remove it.
+        """Stop a job and remove it. Its checkpoints stay, unless `with_checkpoints` is set.
 
         Args:
             name: the job.
@@ -60,11 +60,11 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             super().delete_job(name)
 
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
-        """Stop a job with a checkpoint, and wait until the job is suspended.
+        """Save a checkpoint and stop a job, and wait until it is suspended.
 
         Args:
             name: the job.
-            timeout: seconds to wait; the job stops even when it takes longer.
+            timeout: seconds to wait; after that, the job still stops.
 
         Raises:
             RuntimeError: there is no such job, or it has ended.
@@ -77,7 +77,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """Continue a suspended or failed job from its newest valid checkpoint.
 
         Raises:
-            RuntimeError: there is no such job, or it runs, or is complete.
+            RuntimeError: there is no such job, or it is active or complete.
             NotImplementedError: this backend has no such method.
         """
         return self._local("resume_job").resume_job(name)
@@ -88,18 +88,18 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         Args:
             name: the job.
             num_nodes: the new number of nodes.
-            timeout: seconds to wait; the job is scaled even when it takes longer.
+            timeout: seconds to wait; after that, the job is still scaled.
 
         Raises:
             ValueError: `num_nodes` is invalid.
-            RuntimeError: there is no such job, or it is complete, or it failed while it stopped.
+            RuntimeError: there is no such job, it is complete, or it failed while it stopped.
             TimeoutError: it has not been scaled yet.
             NotImplementedError: this backend has no such method.
         """
         return self._local("scale_job").scale_job(name, num_nodes, timeout=timeout)
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
-        """A job's checkpoints, newest first, the final model last.
+        """A job's checkpoints, newest first; the final model is the last item.
 
         Raises:
             RuntimeError: there is no such job, or its output location cannot be read.
@@ -112,6 +112,6 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             if not isinstance(self.backend, LocalBackend):
                 raise UnsupportedError(
                     f"{method} is not supported by {type(self.backend).__name__} yet",
-                    hint="it works with TrainerClient(LocalConfig())",
+                    hint="use TrainerClient(LocalConfig()) for it",
                 )
         return self.backend

@@ -1,4 +1,4 @@
-"""Where jobs run: on this machine."""
+"""`LocalConfig`: how jobs run on this machine."""
 
 import os
 import sys
@@ -16,11 +16,11 @@ class LocalConfig:
     """Jobs on this machine, as `safepoint submit` runs them (docs/jobs.md).
 
     Args:
-        pvc: the folders to use for claims of `pvc://<claim>/<path>`, `{"my-claim": "/data"}`; they take precedence
-            over the table [pvc] in safepoint.toml.
-        working_dir: the folder that jobs run in, and import modules from that are not installed.
+        pvc: the folder of each claim of `pvc://<claim>/<path>`: `{"my-claim": "/data"}`. It overrides the table [pvc]
+            in safepoint.toml.
+        working_dir: the folder that jobs run in. They can import modules from it.
         python: the interpreter that runs them.
-        priority: jobs of a higher one start first, and preempt those of lower ones.
+        priority: jobs with a higher priority start first, and preempt jobs with a lower one.
 
     Raises:
         ValueError: a folder does not exist, or `python` is not an interpreter.
@@ -37,7 +37,7 @@ class LocalConfig:
             PATH.check(f"pvc[{claim!r}]", folder)
             path = os.fspath(folder)
             if not claim or any(letter in claim for letter in "=,/") or not path or "," in path:
-                raise ValueError(f"pvc[{claim!r}] is {path!r}: give a claim's name, and a folder without commas")
+                raise ValueError(f"pvc[{claim!r}] is {path!r}: give the name of a claim, and a folder without commas")
         if self.working_dir is not None and not os.path.isdir(self.working_dir):
             raise ValueError(f"working_dir {os.fspath(self.working_dir)!r} is not a folder")
         if not os.access(self.python, os.X_OK):
@@ -45,5 +45,5 @@ class LocalConfig:
 
     @property
     def folder(self) -> str:
-        """The folder that jobs run in; absolute."""
+        """The absolute path of the folder that jobs run in."""
         return current_folder() if self.working_dir is None else os.path.abspath(self.working_dir)

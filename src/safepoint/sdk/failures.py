@@ -1,4 +1,4 @@
-"""Errors of the SDK: each is one of Safepoint's, with its exit code, and one that Kubeflow's client raises."""
+"""Exceptions of the SDK. Each is an exception of Safepoint, and the type that Kubeflow's client raises."""
 
 import contextlib
 from collections.abc import Generator
@@ -19,7 +19,7 @@ class MissingExtraError(UnsupportedError, ImportError):
 
 
 class NotSupportedHereError(UnsupportedError, NotImplementedError, ValueError):
-    """This backend cannot do that."""
+    """The backend does not support the request."""
 
 
 class InvalidRequestError(UsageError, ValueError):
@@ -31,7 +31,7 @@ class JobNotFoundError(NotFoundError, RuntimeError, ValueError):
 
 
 class JobConflictError(ConflictError, RuntimeError):
-    """A job's state does not allow that."""
+    """The state of the job does not allow the request."""
 
 
 class JobFailedError(SafepointError, RuntimeError):
@@ -43,7 +43,7 @@ class JobStorageError(StorageError, RuntimeError):
 
 
 class JobTimeoutError(WaitTimeoutError, TimeoutError):
-    """The job did not reach the state in time; it continues."""
+    """The job did not reach the state in time. It continues."""
 
 
 _KINDS: tuple[tuple[type[SafepointError], type[SafepointError]], ...] = (
@@ -59,7 +59,7 @@ _KINDS: tuple[tuple[type[SafepointError], type[SafepointError]], ...] = (
 
 @contextlib.contextmanager
 def as_kubeflow_raises() -> Generator[None]:
-    """Turn errors of Safepoint that are raised inside into the SDK's."""
+    """Replace exceptions of Safepoint by those of the SDK."""
     try:
         yield
     except SafepointError as error:

@@ -33,9 +33,9 @@ _log = logging.getLogger("safepoint")
 
 
 class LocalBackend(RuntimeBackend):
-    """The methods that Kubeflow's client calls, and those that Safepoint's adds, for the jobs of this machine.
+    """The backend of `TrainerClient` for the jobs of this machine.
 
-    Nothing stays open between two calls; several threads may use one client.
+    No file stays open between two calls. Several threads may use one client.
 
     Args:
         config: how jobs run.
@@ -47,11 +47,11 @@ class LocalBackend(RuntimeBackend):
     # ---- runtimes -------------------------------------------------------------------------------------------------
 
     def list_runtimes(self) -> list[types.Runtime]:
-        """The only one: this machine's own environment."""
+        """The only runtime: the Python environment of this machine."""
         return [self._runtime()]
 
     def get_runtime(self, name: str) -> types.Runtime:
-        """The only one, by its name."""
+        """The only runtime, if `name` is its name."""
         with as_kubeflow_raises():
             if name != constants.DEFAULT_TRAINING_RUNTIME:
                 known = constants.DEFAULT_TRAINING_RUNTIME
@@ -75,7 +75,7 @@ class LocalBackend(RuntimeBackend):
         )
 
     def get_runtime_packages(self, runtime: types.Runtime) -> None:
-        """Print what is installed for the interpreter that jobs run with."""
+        """Print the packages of the interpreter that runs the jobs."""
         self.get_runtime(runtime.name)
         done = subprocess.run([self.config.python, "-c", _PACKAGES], capture_output=True, text=True, check=False)
         with as_kubeflow_raises():
@@ -92,14 +92,14 @@ class LocalBackend(RuntimeBackend):
         trainer: types.CustomTrainer | types.CustomTrainerContainer | types.BuiltinTrainer | None = None,
         options: list[Any] | None = None,
     ) -> str:
-        """Submit a job; it runs as soon as it fits."""
+        """Submit a job. It runs when its slots are free."""
         if runtime is not None:
             self.get_runtime(runtime if isinstance(runtime, str) else runtime.name)
         with as_kubeflow_raises():
             if initializer is not None and (initializer.dataset or initializer.model):
                 raise UnsupportedError(
                     "initializer is not supported on this machine; nothing was started",
-                    hint="fetch the data and the model in the training function, or before it into a folder",
+                    hint="download the data and the model in the training function, or beforehand",
                 )
             if not isinstance(trainer, types.CustomTrainer):
                 raise UnsupportedError(
@@ -111,11 +111,11 @@ class LocalBackend(RuntimeBackend):
                 return jobs.submit(job.spec, job.files).name
 
     def _name_of(self, options: list[Any], trainer: types.CustomTrainer) -> str | None:
-        """Apply the options, and warn of those without effect here."""
+        """The job's name, if the options set it. Warns of options without effect on this machine."""
         applied: dict[str, Any] = {}
         for option in options:
             if isinstance(option, (kubernetes_options.TrainerCommand, kubernetes_options.TrainerArgs)):
-                raise UsageError(f"{type(option).__name__} is for a CustomTrainerContainer, not for a function")
+                raise UsageError(f"the option {type(option).__name__} applies to a CustomTrainerContainer only")
             if type(option).__module__ == kubernetes_options.__name__:
                 _log.warning("the option %s has no effect on this machine", type(option).__name__)
                 continue
@@ -128,24 +128,24 @@ class LocalBackend(RuntimeBackend):
         return name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
-        """All jobs of this machine, also those of other programs and of `safepoint submit`; oldest first."""
+        """All jobs of this machine, also those of other programs and of `safepoint submit`, oldest first."""
         if runtime is not None and runtime.name != constants.DEFAULT_TRAINING_RUNTIME:
             return []
         with as_kubeflow_raises(), LocalJobs() as jobs:
-            return [self._described(jobs, job) for job in jobs.jobs()]
+            return [self._train_job(jobs, job) for job in jobs.jobs()]
 
     def get_job(self, name: str) -> TrainJob:
         """One job, by its name or its first letters."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
-            return self._described(jobs, jobs.job(name))
+            return self._train_job(jobs, jobs.job(name))
 
-    def _described(self, jobs: LocalJobs, job: JobRecord) -> TrainJob:
+    def _train_job(self, jobs: LocalJobs, job: JobRecord) -> TrainJob:
         return train_job(job, self._runtime(), jobs.progress_of(job), jobs.output_of(job))
 
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """The output of a node's launcher and ranks, or with `rank-N` of one rank; see `TrainerClient`."""
+        """The output of a node's launcher and ranks; with the step `rank-N`, of one rank."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             spec = jobs.job(name).spec
             kind, _, text = step.rpartition("-")
@@ -162,7 +162,7 @@ class LocalBackend(RuntimeBackend):
                 yield line.text
 
     def get_job_events(self, name: str) -> list[types.Event]:
-        """The actions of people, supervisors and ranks, oldest first."""
+        """The events of a job, oldest first: of users, supervisors and ranks."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             job = jobs.job(name).name
             return [event_of(job, event) for event in jobs.events(job) if event.time]
@@ -187,10 +187,10 @@ class LocalBackend(RuntimeBackend):
 
                 def look(job: JobRecord) -> None:
                     for callback in callbacks or ():
-                        callback(self._described(jobs, job))
+                        callback(self._train_job(jobs, job))
 
                 job = jobs.wait(name, states, timeout_s=timeout, poll_s=polling_interval, look=look)
-                return self._described(jobs, job)
+                return self._train_job(jobs, job)
 
     def delete_job(self, name: str, *, with_checkpoints: bool = False) -> None:
         """Stop a job and remove it; its checkpoints stay unless `with_checkpoints` is set."""
@@ -200,7 +200,7 @@ class LocalBackend(RuntimeBackend):
     # ---- methods that Kubeflow's client does not have -------------------------------------------------------------
 
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
-        """Stop a job with a checkpoint, and wait for that; warns of steps that may be lost."""
+        """Save a checkpoint and stop a job, and wait until it is suspended. Warns if a save may take too long."""
         self._warn_of_risk(name)
         return self._changed(name, lambda jobs: jobs.suspend(name, timeout_s=timeout))
 
@@ -218,14 +218,14 @@ class LocalBackend(RuntimeBackend):
             job = jobs.job(name)
             risk = risk_of_suspending(job, jobs.progress_of(job))
         if risk is not None:
-            _log.warning("job %s is stopped, and its save may not finish in time: %s", job.name, risk)
+            _log.warning("job %s is being stopped, and its save may take too long: %s", job.name, risk)
 
     def _changed(self, name: str, change: Callable[[LocalJobs], JobRecord]) -> TrainJob:
         with as_kubeflow_raises(), LocalJobs() as jobs:
-            return self._described(jobs, change(jobs))
+            return self._train_job(jobs, change(jobs))
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
-        """A job's checkpoints, newest first, the final model last; those of other tools are left out."""
+        """A job's checkpoints, newest first; the final model is the last item. Foreign checkpoints are left out."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             job = jobs.job(name)
             output = jobs.output_of(job)

@@ -1,4 +1,4 @@
-"""Makes a job of this machine from a trainer of the SDK."""
+"""Converts a trainer of the SDK into a job of this machine."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from safepoint.foundation.environment import is_importable
 from safepoint.foundation.field_types import check_fields
 from safepoint.foundation.quantities import parse_count
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.local.slots import Slots, count_slots
+from safepoint.jobs.local.slots import Slots, count_slots, remark_on
 from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.jobs.model.spec import JobSpec, check_name, name_from, names_of_secrets
 from safepoint.sdk.config import LocalConfig
@@ -39,8 +39,8 @@ class LocalJob:
     """A job to submit.
 
     Args:
-        spec: what it does.
-        files: the files for its folder, by name.
+        spec: its specification.
+        files: the files to write to its folder, by name.
     """
 
     spec: JobSpec
@@ -56,12 +56,12 @@ class _Program:
 
 
 def local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | None) -> LocalJob:
-    """The job that `train` submits; warns of what has no effect here.
+    """The job that `train` submits. Warns of fields without effect on this machine.
 
     Args:
         trainer: the training.
-        config: how jobs run here.
-        name: the job's; made from the function's when None.
+        config: how jobs run on this machine.
+        name: the name of the job; derived from the program's name when None.
 
     Raises:
         UsageError: a field is invalid, or not supported on this machine.
@@ -73,31 +73,31 @@ def local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | Non
 
 
 def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | None) -> LocalJob:
-    own = trainer if isinstance(trainer, TransformersTrainer) else None
-    plain: Any = trainer  # half of its fields have no type
-    check_fields(trainer, CUSTOM_TRAINER if own is None else TRANSFORMERS_TRAINER)
-    num_nodes = 1 if trainer.num_nodes is None else trainer.num_nodes
-    share = share_for(plain.resources_per_node, num_nodes=num_nodes, machine=count_slots())
+    transformers = trainer if isinstance(trainer, TransformersTrainer) else None
+    untyped: Any = trainer  # Kubeflow declares no types for some fields
+    check_fields(trainer, CUSTOM_TRAINER if transformers is None else TRANSFORMERS_TRAINER)
+    machine = count_slots()
+    share = share_for(untyped.resources_per_node, machine=machine)
     for remark in share.remarks:
         _log.warning("%s", remark)
     if trainer.image:
         _log.warning("image %s has no effect: jobs of this machine run with %s", trainer.image, config.python)
-    program = _program(plain.func if own is None else own.function, trainer, config)
+    program = _program(untyped.func if transformers is None else transformers.function, trainer, config)
     name = name_from(program.name, secrets.token_hex(2)) if name is None else name
     check_name(name)
-    settings, env = _settings(_checked(plain.env), own)
-    suspicious = names_of_secrets(env)
-    if suspicious:
+    settings, env = _settings(_checked(untyped.env), transformers)
+    secret_names = names_of_secrets(env)
+    if secret_names:
         _log.warning(
-            "env has %s, and its values are stored in the job history: keep secrets in connections.toml or a file",
-            ", ".join(suspicious),
+            "env has %s; values of env are stored in the job history: keep secrets in connections.toml or a file",
+            ", ".join(secret_names),
         )
     env |= _claims(settings.output_dir, config, env)
-    if own is not None:
-        env |= own.storage_environment()
-        if own.ca_bundle is not None and not os.path.isfile(own.ca_bundle):
+    if transformers is not None:
+        env |= transformers.storage_environment()
+        if transformers.ca_bundle is not None and not os.path.isfile(transformers.ca_bundle):
             raise UsageError(
-                f"ca_bundle {os.fspath(own.ca_bundle)} is not a file", hint="give the path of a PEM file"
+                f"ca_bundle {os.fspath(transformers.ca_bundle)} is not a file", hint="give the path of a PEM file"
             )
     script = str(job_folder(name) / SCRIPT)
     spec = JobSpec(
@@ -106,18 +106,20 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
         is_module=program.is_module,
         python=config.python,
         working_dir=config.folder,
-        num_nodes=num_nodes,
+        num_nodes=1 if trainer.num_nodes is None else trainer.num_nodes,
         ranks_per_node=share.ranks,
         cpu_per_node=share.cpu,
         gpu_per_node=share.gpu,
         settings=settings,
         env=env,
-        data_connection=own.data_connection_name if own is not None else None,
+        data_connection=transformers.data_connection_name if transformers is not None else None,
         priority=config.priority,
         packages=tuple(trainer.packages_to_install or ()),
-        # None for the default, so that pip's own configuration counts.
+        # None if the trainer has the default, so that pip uses its transformers configuration.
         package_indexes=() if list(trainer.pip_index_urls) == _DEFAULT_INDEX else tuple(trainer.pip_index_urls),
     )
+    if remark := remark_on(spec, machine):
+        _log.warning("%s", remark)
     return LocalJob(spec=spec, files={} if program.script is None else {SCRIPT: program.script.encode()})
 
 
@@ -133,11 +135,11 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
         return _Program(name=path.stem, command=(str(path), *options))
     if function.endswith(".py") or os.sep in function:
         raise UsageError(
-            f"there is no script {path}", hint="check the path; it is relative to LocalConfig.working_dir"
+            f"there is no script {path}", hint="check the path; a relative path starts at LocalConfig.working_dir"
         )
     if not all(part.isidentifier() for part in function.split(".")):
-        raise UsageError(f"func {function!r} is not the path of a script, and not the name of a module")
-    is_ours = config.python == sys.executable and not trainer.packages_to_install  # its modules are unknown otherwise
+        raise UsageError(f"func {function!r} is neither the path of a script nor the name of a module")
+    is_ours = config.python == sys.executable and not trainer.packages_to_install  # otherwise its modules are unknown
     if is_ours and not is_importable(function, folder):
         raise UsageError(f"there is no module {function}", hint="check its name and PYTHONPATH")
     return _Program(name=function.rpartition(".")[2], command=(function, *options), is_module=True)
@@ -146,23 +148,23 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
 def _checked(env: Mapping[str, Any] | None) -> dict[str, str]:
     for name, text in (env or {}).items():
         if not isinstance(text, str):
-            raise UsageError(f"env[{name!r}] is {text!r}; write its value as a string")
+            raise UsageError(f"env[{name!r}] is {text!r}; its value must be a string")
     return dict(env or {})
 
 
-def _settings(env: Mapping[str, str], own: TransformersTrainer | None) -> tuple[RunSettings, dict[str, str]]:
-    """The run's options, from the trainer and below it from SAFEPOINT_* variables, and the other variables."""
+def _settings(env: Mapping[str, str], transformers: TransformersTrainer | None) -> tuple[RunSettings, dict[str, str]]:
+    """The settings of the run, and the other variables of `env`. Fields of the trainer override variables."""
     known = RunSettings().to_environment()
     settings = RunSettings.from_environment({name: text for name, text in env.items() if name in known})
     rest = {name: text for name, text in env.items() if name not in known}
     unknown = sorted(name for name in rest if name.startswith("SAFEPOINT_") and name not in _STORAGE)
     if unknown:
-        _log.warning("env has %s, which Safepoint does not know; they have no effect", ", ".join(unknown))
-    return settings if own is None else own.run_settings(settings), rest
+        _log.warning("env has unknown variables of Safepoint, which have no effect: %s", ", ".join(unknown))
+    return settings if transformers is None else transformers.run_settings(settings), rest
 
 
 def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """The folder that stands for the claim of a `pvc://` location, as a variable."""
+    """The variable with the folder for the claim of a `pvc://` location."""
     claim = parse_location(output).claim if output is not None else None
     if claim is None or f"{claim}=" in env.get(CLAIMS, ""):
         return {}
@@ -176,7 +178,7 @@ def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> 
         return {CLAIMS: f"{claim}={configured}"}
     raise UsageError(
         f"no folder on this machine is configured for the claim {claim!r} of {output}",
-        hint=f"LocalConfig(pvc={{{claim!r}: '/some/folder'}}), or a table [pvc] in safepoint.toml",
+        hint=f"use LocalConfig(pvc={{{claim!r}: '/some/folder'}}), or a table [pvc] in safepoint.toml",
     )
 
 
@@ -185,14 +187,14 @@ def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShare:
-    """The share of this machine that one node of a job gets.
+    """The resources of this machine for one node of a job.
 
     Args:
-        ranks: processes; one for each GPU that was asked for, else for each processor, as Kubeflow Trainer's
-            `nproc_per_node: auto` has it.
-        cpu: slots.
-        gpu: devices.
-        remarks: how that differs from the request, and why.
+        ranks: number of ranks: one for each requested GPU, or else for each requested CPU, as with `nproc_per_node:
+            auto` of Kubeflow Trainer.
+        cpu: CPU slots.
+        gpu: GPUs.
+        remarks: how they differ from the request, and why.
     """
 
     ranks: int
@@ -201,12 +203,11 @@ class NodeShare:
     remarks: tuple[str, ...] = ()
 
 
-def share_for(resources: Mapping[str, Any] | None, *, num_nodes: int, machine: Slots) -> NodeShare:
-    """The share of this machine that each node gets, by the rules of Kubernetes and Kubeflow Trainer.
+def share_for(resources: Mapping[str, Any] | None, *, machine: Slots) -> NodeShare:
+    """The resources for each node, by the rules of Kubernetes and Kubeflow Trainer.
 
     Args:
         resources: `resources_per_node` of a trainer.
-        num_nodes: how many nodes there are.
         machine: the slots of this machine.
 
     Raises:
@@ -217,9 +218,7 @@ def share_for(resources: Mapping[str, Any] | None, *, num_nodes: int, machine: S
     cpus = _count("cpu", asked.pop("cpu")) if "cpu" in asked else 0
     requested = {name: count for name, count in gpus.items() if count}
     if len(requested) > 1:
-        raise ValueError(
-            f"resources_per_node has {' and '.join(sorted(requested))}; only one kind of GPU can be requested"
-        )
+        raise ValueError(f"resources_per_node has {' and '.join(sorted(requested))}; request only one kind of GPU")
     gpu = sum(requested.values())
     ranks = gpu or max(1, cpus)
     remarks: list[str] = []
@@ -231,25 +230,14 @@ def share_for(resources: Mapping[str, Any] | None, *, num_nodes: int, machine: S
         raise ValueError(f"resources_per_node has {', '.join(other)}, which this machine does not have; remove it")
     if gpu and not machine.gpu:
         name = next(iter(requested))
-        remarks.append(f"this machine has no GPU for {name}: {gpu}; each node's {gpu} rank(s) run on the CPU")
+        remarks.append(f"this machine has no GPU for {name}: {gpu}; the {gpu} rank(s) of each node run on the CPU")
         gpu = 0
     elif any(name.startswith(_MIG) for name in requested):
         raise ValueError(
-            f"resources_per_node has {next(iter(requested))}: this machine cannot give a job a part of a GPU; "
-            "request a whole one"
+            f"resources_per_node has {next(iter(requested))}: jobs of this machine cannot have a part of a GPU; "
+            "request a whole GPU"
         )
-    elif num_nodes * gpu > machine.gpu:
-        raise ValueError(
-            f"{num_nodes} node(s) with {gpu} GPU(s) need {num_nodes * gpu}, and this machine has {machine.gpu}; "
-            "request fewer"
-        )
-    cpu = cpus or ranks
-    if num_nodes * cpu > machine.cpu:
-        remarks.append(
-            f"{num_nodes} node(s) with {cpu} cpu need {num_nodes * cpu}, and this machine has {machine.cpu}: the "
-            "ranks share them"
-        )
-    return NodeShare(ranks=ranks, cpu=cpu, gpu=gpu, remarks=tuple(remarks))
+    return NodeShare(ranks=ranks, cpu=cpus or ranks, gpu=gpu, remarks=tuple(remarks))
 
 
 def _resource_name(name: str) -> str:

@@ -1,8 +1,8 @@
-"""The function that Kubeflow's own client ships to pods in the place of a `TransformersTrainer`'s.
+"""The function that Kubeflow's client sends to pods instead of the function of a `TransformersTrainer`.
 
-The client takes a function's source with `inspect`, passes it through a shell, and runs it with torchrun. So the pod
-function calls the original when it is called here, and has another source: one that holds the training as base64,
-which a shell leaves as it is, and runs it under Safepoint on every rank. Arguments go the way that Kubeflow has.
+Kubeflow's client reads the source of a function with `inspect`, passes it through a shell, and runs it with torchrun.
+A call of the pod function on this machine calls the original. Its source is another: it contains the training as
+base64, which a shell does not change, and runs it under Safepoint on every rank. Kubeflow passes the arguments.
 """
 
 import base64
@@ -47,12 +47,12 @@ _ARGUMENTS = "SAFEPOINT_FUNC_ARGS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRun:
-    """How the function runs in a pod.
+    """How a function runs in a pod.
 
     Args:
         func_args: its arguments, by name.
-        environ: variables for it, unless the pod sets them.
-        needs_safepoint: without Safepoint in the image, fail instead of training without it.
+        environ: variables to set, unless the pod sets them.
+        needs_safepoint: whether the pod fails if its image lacks Safepoint; otherwise it trains without it.
     """
 
     func_args: dict[str, Any] | None
@@ -61,7 +61,7 @@ class PodRun:
 
 
 def pod_function(function: Callable[..., Any] | str, run: Callable[[], PodRun]) -> Callable[..., Any]:
-    """A function whose source Kubeflow's client can send; reading the source raises an error if it cannot be sent.
+    """A function whose source Kubeflow's client can send. Reading the source raises an error if that is impossible.
 
     Args:
         function: the original, or the path of a script, or the name of a module.
@@ -73,7 +73,7 @@ def pod_function(function: Callable[..., Any] | str, run: Callable[[], PodRun]) 
     def call(*args: Any, **kwargs: Any) -> Any:
         if isinstance(function, str):
             raise NotSupportedHereError(
-                f"func {function!r} is a script or a module, which cannot be called here",
+                f"func {function!r} is a script or a module, which cannot be called",
                 hint="pass the trainer to a TrainerClient",
             )
         return function(*args, **kwargs)
@@ -91,7 +91,7 @@ def pod_function(function: Callable[..., Any] | str, run: Callable[[], PodRun]) 
 
 
 def original_of(function: Any) -> Any:
-    """The original of a pod function; any other value as it is."""
+    """The original of a pod function; any other value unchanged."""
     return getattr(function, _ORIGINAL, function)
 
 

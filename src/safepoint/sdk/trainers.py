@@ -1,4 +1,4 @@
-"""`TransformersTrainer`: Red Hat's, with the same parameters and rules, and some more."""
+"""`TransformersTrainer`: the parameters and rules of Red Hat's trainer, and additional ones."""
 
 import dataclasses
 import os
@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.errors import UsageError
 from safepoint.foundation.field_types import FLAG, NAMED, PATH, SECONDS, TEXT, Kind, check_fields, texts, whole
-from safepoint.foundation.quantities import parse_bytes, parse_duration
 from safepoint.sdk.pod_function import PodRun, original_of, pod_function
 from safepoint.sdk.upstream import constants, types
 from safepoint.settings.run_settings import SAVE_STRATEGIES, RunSettings
@@ -19,6 +17,14 @@ from safepoint.storage.location import parse_location
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?(.*)", re.DOTALL)
 _FORMS = "pvc://<claim>/<path>, s3://<bucket>/<prefix> or a path"
 _NAMES = {"pvc": "claim", "s3": "bucket"}
+_OPTION = re.compile(r"--[a-z-]+")
+_FIELDS = {
+    "--keep": "retention",
+    "--store-keep": "retention",
+    "--snapshot-memory": "staging_size",
+    "--grace": "grace_period_seconds",
+}
+"""The fields whose names differ from those of the options that they set."""
 
 
 def _is_size(value: Any) -> bool:
@@ -39,7 +45,7 @@ CUSTOM_TRAINER = {
     "resources_per_node": NAMED.optional,
     "env": NAMED.optional,
 }
-"""Kubeflow's own trainer, which does not check its fields."""
+"""The fields of Kubeflow's own trainer, which does not check them."""
 
 TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
     "enable_progression_tracking": FLAG,
@@ -65,13 +71,13 @@ PERIODIC_CHECKPOINT_CONFIG = {"save_steps": whole(1).optional, "save_total_limit
 
 @dataclass
 class PeriodicCheckpointConfig:
-    """When to save, in addition to when the job is asked to stop.
+    """When to save periodically. A request to stop always saves.
 
     Args:
         save_strategy: `steps`, `epoch`, or `no`.
-        save_steps: optimizer steps between two checkpoints; needed for `steps`.
-        save_total_limit: how many checkpoints to keep in the output folder, or on the nodes in front of an object
-            store; None for all. The last good one is never deleted.
+        save_steps: optimizer steps between two checkpoints; required with `steps`.
+        save_total_limit: how many checkpoints to keep in the output folder; None for all. With an object store, it
+            applies to the local folder. The newest valid checkpoint is never deleted.
 
     Raises:
         ValueError: a field is invalid.
@@ -91,40 +97,40 @@ class PeriodicCheckpointConfig:
 
 @dataclass
 class TransformersTrainer(types.CustomTrainer):
-    """A training with a trainer of Hugging Face or TRL, or in a session, that survives preemption.
+    """A training that survives preemption: with a trainer of Hugging Face or TRL, or with `safepoint.session`.
 
-    It is a `CustomTrainer`: Kubeflow's SDK takes it wherever it takes one.
+    It is a subclass of Kubeflow's `CustomTrainer`.
 
     Args:
-        func: the training: a function with everything it needs imported or defined inside it; or the path of a
-            script, or the name of a module.
-        func_args: what the function is called with, by name: plain values. For a script or module, its options:
-            `{"lr": 1e-4}` is `--lr 0.0001`.
-        packages_to_install: requirements that are installed for this job before it runs.
-        pip_index_urls: where to find them.
-        num_nodes: how many nodes; 1 when None.
-        resources_per_node: `{"nvidia.com/gpu": 1, "cpu": 4, "memory": "16Gi"}`. A node has a rank for each GPU, or
-            for each processor where no GPU is asked for.
+        func: the training: a function that imports and defines everything it needs inside it, the path of a script,
+            or the name of a module.
+        func_args: the arguments of the function, by name; plain values. For a script or module, its options:
+            `{"lr": 1e-4}` becomes `--lr 0.0001`.
+        packages_to_install: packages to install for this job before it runs.
+        pip_index_urls: the package indexes for them.
+        num_nodes: number of nodes; 1 when None.
+        resources_per_node: `{"nvidia.com/gpu": 1, "cpu": 4, "memory": "16Gi"}`. A node has one rank for each
+            GPU, or, if it requests no GPU, one for each CPU.
         env: environment variables; no secrets.
         enable_progression_tracking: serve the progress of the training.
-        metrics_port: the port for that, on the first node; 1024-65535.
-        metrics_poll_interval_seconds: how often a cluster's controller polls; 5-300.
-        enable_jit_checkpoint: save when the job is asked to stop. Safepoint always does; True also saves after each
-            epoch, unless `periodic_checkpoint_config` says otherwise. With an `output_dir`, it is True.
-        output_dir: where checkpoints go instead of the script's own folder: `pvc://<claim>/<path>`,
-            `s3://<bucket>/<prefix>`, or a path.
-        periodic_checkpoint_config: when to save.
-        data_connection_name: the name of the keys for `s3://`: of a Secret, or here of a table in
+        metrics_port: the port on the first node that serves it; 1024-65535.
+        metrics_poll_interval_seconds: how often the controller of a cluster reads it; 5-300.
+        enable_jit_checkpoint: Safepoint saves on a request to stop with any value. True also saves after each epoch,
+            unless `periodic_checkpoint_config` is set. An `output_dir` sets it to True.
+        output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None:
+            the folder that the script sets.
+        periodic_checkpoint_config: when to save periodically.
+        data_connection_name: the keys for `s3://`: the name of a Secret, or on this machine of a table in
             ~/.config/safepoint/connections.toml.
-        verify_cloud_storage_access: check that the object store can be written before the model is loaded.
+        verify_cloud_storage_access: before the model is loaded, check that the object store can be written.
         verify_cloud_storage_ssl: False accepts any certificate of the object store.
-        image: the container's image; without effect on this machine.
-        grace_period_seconds: time that the platform grants between SIGTERM and SIGKILL; 30 when None.
-        retention: which checkpoints to keep, as policies (`newest=2,every=1000,best=1:eval_loss`), in the output
-            folder and in the object store; or `{"local": …, "store": …}` for each of them.
-        staging_size: how much memory the snapshots of one node may take, in bytes or as `8Gi`.
-        ca_bundle: a PEM file with the certificates that the object store's is checked against.
-        save_every: time between two periodic checkpoints, such as `10m`, or `auto`: chosen by the cost of a save.
+        image: the container image; without effect on this machine.
+        grace_period_seconds: the time between SIGTERM and SIGKILL on the platform; 30 when None.
+        retention: the checkpoints to keep in the output folder and in the object store, as policies:
+            `newest=2,every=1000,best=1:eval_loss`. `{"local": …, "store": …}` sets them separately.
+        staging_size: maximum memory for all snapshots of a node, in bytes or as `8Gi`.
+        ca_bundle: a PEM file with the CA certificates for the object store.
+        save_every: the time between two periodic checkpoints, such as `10m`; `auto` chooses it by the cost of a save.
         snapshot_steps: optimizer steps between two snapshots in memory, or `auto`.
 
     Raises:
@@ -155,7 +161,7 @@ class TransformersTrainer(types.CustomTrainer):
     save_every: str | None = field(default=None, kw_only=True)
     snapshot_steps: int | str | None = field(default=None, kw_only=True)
     function: Callable[..., Any] | str = field(init=False, repr=False)
-    """What was given as `func`. `func` itself calls it, and has a source that runs it under Safepoint in a pod."""
+    """The value given as `func`. The field `func` is replaced by its pod function; see `pod_function`."""
 
     def __post_init__(self) -> None:
         self.function = original_of(self.func)
@@ -168,16 +174,17 @@ class TransformersTrainer(types.CustomTrainer):
             self.enable_jit_checkpoint = True
             if self.output_dir.startswith("s3://") and not self.data_connection_name:
                 raise ValueError(
-                    f"data_connection_name is needed with output_dir {self.output_dir!r}: it names the "
-                    "connection that holds the object store's keys"
+                    f"output_dir {self.output_dir!r} requires data_connection_name, the name of the data connection "
+                    "with the object store's keys"
                 )
         self._check_config()
         self._check_retention()
-        self._check_quantities()
         try:
-            self.run_settings()
+            settings = self.run_settings()
         except UsageError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(_OPTION.sub(_field_of, str(error))) from error
+        if settings.snapshot_bytes == 0:
+            raise ValueError(f"staging_size {self.staging_size!r} must be more than 0")
         self.func = pod_function(self.function, self._pod_run)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def _check_config(self) -> None:
@@ -187,7 +194,7 @@ class TransformersTrainer(types.CustomTrainer):
         names = [item.name for item in dataclasses.fields(PeriodicCheckpointConfig)]
         if not all(hasattr(config, name) for name in names):
             raise ValueError(f"periodic_checkpoint_config must be a PeriodicCheckpointConfig, not {config!r}")
-        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)  # it may be of another class
+        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)  # it may be of a class that does not check them
         if self.save_every is not None and config.save_strategy != "no":
             raise ValueError(
                 f"save_every {self.save_every!r} contradicts save_strategy {config.save_strategy!r} of "
@@ -201,35 +208,25 @@ class TransformersTrainer(types.CustomTrainer):
                 raise ValueError(f"retention has {', '.join(map(repr, sorted(unknown)))}; use local and store")
             for name, policies in self.retention.items():
                 TEXT.optional.check(f"retention[{name!r}]", policies)
-        for text in self._policies():
-            _read("retention", parse_policies, text)
-
-    def _check_quantities(self) -> None:
-        if self.staging_size is not None and _read("staging_size", parse_bytes, self.staging_size) == 0:
-            raise ValueError(f"staging_size {self.staging_size!r} must be more than 0")
-        if self.save_every in {None, "auto"}:
-            return
-        if _read("save_every", parse_duration, self.save_every) == 0:
-            raise ValueError(f"save_every {self.save_every!r} must be longer than 0 s")
 
     def _policies(self) -> tuple[str | None, str | None]:
-        """For the folder, and for the object store."""
+        """The policies for the folder and for the object store."""
         if self.retention is None or isinstance(self.retention, str):
             return self.retention, self.retention if (self.output_dir or "").startswith("s3://") else None
         return self.retention.get("local"), self.retention.get("store")
 
     @property
     def checkpoint_config(self) -> PeriodicCheckpointConfig | None:
-        """When to save, with the default; None leaves it to the script."""
+        """When to save periodically, with the default applied; None leaves this to the script."""
         if self.periodic_checkpoint_config is None and self.enable_jit_checkpoint:
             return PeriodicCheckpointConfig(save_strategy="no" if self.save_every is not None else "epoch")
         return self.periodic_checkpoint_config
 
     def run_settings(self, base: RunSettings | None = None) -> RunSettings:
-        """The options of the run.
+        """The settings of the run.
 
         Args:
-            base: the options that this trainer does not set.
+            base: the values of settings that this trainer does not set.
 
         Raises:
             UsageError: an option is invalid.
@@ -269,7 +266,7 @@ class TransformersTrainer(types.CustomTrainer):
         )
 
     def storage_environment(self) -> dict[str, str]:
-        """The variables that say how to reach the object store; no keys."""
+        """Variables for the connection to the object store, without keys."""
         environ = {} if self.verify_cloud_storage_ssl else {"SAFEPOINT_VERIFY_TLS": "0"}
         if self.ca_bundle is not None:
             environ["AWS_CA_BUNDLE"] = os.path.abspath(self.ca_bundle)
@@ -277,12 +274,10 @@ class TransformersTrainer(types.CustomTrainer):
 
 
 def normalize_output_dir(text: str) -> str:
-    """Check an output location, and write it with its scheme in lower case and without superfluous slashes.
-
-    A path stays as it is.
+    """Check an output location, and return it with a lower-case scheme and without extra slashes; a path unchanged.
 
     Raises:
-        ValueError: another scheme, no bucket or claim, or an invalid location.
+        ValueError: the scheme is not supported, the bucket or claim is missing, or the location is invalid.
     """
     match = _SCHEME.fullmatch(text)
     if match is None:
@@ -291,13 +286,13 @@ def normalize_output_dir(text: str) -> str:
     if scheme not in _NAMES or slashes is None:
         raise ValueError(f"output_dir {text!r} has the scheme {scheme!r}, which is not supported; use {_FORMS}")
     if not rest.partition("/")[0]:
-        raise ValueError(f"output_dir {text!r} names no {_NAMES[scheme]}; use {_FORMS}")
-    return str(_read("output_dir", parse_location, f"{scheme}://{rest}"))
-
-
-def _read(name: str, parse: Callable[[Any], Any], text: Any) -> Any:
-    """Parse a field; an error names it."""
+        raise ValueError(f"output_dir {text!r} has no {_NAMES[scheme]}; use {_FORMS}")
     try:
-        return parse(text)
+        return str(parse_location(f"{scheme}://{rest}"))
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise ValueError(f"output_dir: {error}") from error
+
+
+def _field_of(option: re.Match[str]) -> str:
+    """The field that sets an option of `RunSettings`, for its messages."""
+    return _FIELDS.get(option[0], option[0].removeprefix("--").replace("-", "_"))

@@ -1,4 +1,4 @@
-"""Imports from Kubeflow's SDK, in one place; without it, an error that says what to install."""
+"""All imports from Kubeflow's SDK. If it is not installed, the error names the package to install."""
 
 import warnings
 
@@ -6,7 +6,7 @@ from safepoint.sdk.failures import MissingExtraError
 
 try:
     with warnings.catch_warnings():
-        # Its models are declared in the style of pydantic 1.
+        # Its models use the style of pydantic 1.
         warnings.filterwarnings("ignore", message="Support for class-based `config`")
         from kubeflow import trainer
         from kubeflow.common import constants as common_constants
@@ -17,7 +17,7 @@ try:
         from kubeflow.trainer.types import types
 except ModuleNotFoundError as error:
     raise MissingExtraError(
-        f"safepoint.sdk needs Kubeflow's SDK, and there is no module {error.name}",
+        f"safepoint.sdk needs Kubeflow's SDK, but the module {error.name} is not installed",
         hint="pip install 'safepoint[sdk]'",
     ) from error
 

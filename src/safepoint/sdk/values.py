@@ -1,4 +1,4 @@
-"""Results of the client: Kubeflow's values, with what Safepoint adds to them."""
+"""Results of the client: Kubeflow's types, with additional fields."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from safepoint.progress.record import Progress
 from safepoint.sdk.upstream import constants, types
 
 STATUSES = frozenset(str(state) for state in JobState)
-"""Kubeflow's Created, Running, Complete and Failed, and Safepoint's between them."""
+"""Kubeflow's Created, Running, Complete and Failed, and those that Safepoint adds."""
 _STEP_STATUS = {JobState.COMPLETE: "Succeeded", JobState.FAILED: "Failed"}
 
 
@@ -19,12 +19,12 @@ class TrainJob(types.TrainJob):
     """A job.
 
     Args:
-        progress: how far it is (docs/progress.md); None before its first rank has reported.
+        progress: its progress (docs/progress.md); None before the first report.
         message: why it is in this state; may be empty.
         exit_code: of its last attempt (docs/exit-codes.md); None before one has ended.
         attempts: number of starts.
-        safe_step: the newest step that is known to be committed; None when there is none.
-        output_dir: the location of its checkpoints; None before it is known.
+        safe_step: the step of the newest known checkpoint; None without any.
+        output_dir: the location of its checkpoints; None while it is unknown.
     """
 
     progress: Progress | None = None
@@ -42,13 +42,14 @@ class Checkpoint:
     Args:
         name: `checkpoint-<step>` or `final`.
         step: optimizer steps done; None when its manifest cannot be read.
-        path: where it is, in full.
-        trigger: why it exists: `periodic`, `jit`, `on-demand`, `failure`, `final`; None likewise.
+        path: its full location.
+        trigger: why it exists: `periodic`, `jit`, `on-demand`, `failure`, `final`; None when its manifest cannot
+            be read.
         created: when it was saved.
         size_bytes: of all its files.
-        num_files: how many.
-        is_complete: whether every file that its manifest names is there at its size; contents are checked by
-            `safepoint checkpoints verify`, and before a resume.
+        num_files: the number of its files.
+        is_complete: whether all files of its manifest exist with their sizes. The contents are checked by `safepoint
+            checkpoints verify`, and before a resume.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Checkpoint:
 
 
 def train_job(job: JobRecord, runtime: types.Runtime, progress: Progress | None, output: str | None) -> TrainJob:
-    """A job as Kubeflow's client describes one."""
+    """The job as a value of Kubeflow's client."""
     return TrainJob(
         name=job.name,
         runtime=runtime,
@@ -80,7 +81,7 @@ def train_job(job: JobRecord, runtime: types.Runtime, progress: Progress | None,
 
 
 def _steps(job: JobRecord) -> list[types.Step]:
-    """One step for each node; a job that waits or is suspended has none, as it has no pods."""
+    """One step for each node. A job that waits or is suspended has no steps, because it has no processes."""
     if not job.state.holds_slots and not job.state.is_over:
         return []
     spec = job.spec
@@ -98,7 +99,7 @@ def _steps(job: JobRecord) -> list[types.Step]:
 
 
 def event_of(job: str, event: JobEvent) -> types.Event:
-    """An event as Kubernetes has them: a reason in one word, and a sentence."""
+    """The event as a Kubernetes event, with a reason of one word and a message."""
     figures = ", ".join(f"{name} {value}" for name, value in event.detail.items() if isinstance(value, (int, str)))
     what = event.name.replace("_", " ")
     return types.Event(
@@ -111,7 +112,7 @@ def event_of(job: str, event: JobEvent) -> types.Event:
 
 
 def checkpoint_of(item: Item) -> Checkpoint:
-    """A checkpoint as the client lists it."""
+    """The checkpoint as a value of the client."""
     manifest = item.manifest
     return Checkpoint(
         name=item.name,

@@ -139,7 +139,7 @@ def test_help_shows_what_files_say(project: Path) -> None:
         ("[run]\nsave-steps = [1]\n", ["save-steps = [1]", "without brackets"]),
         ("[run]\nsave-steps = 2020-01-01\n", ["wrong type"]),
         ("[run]\nfrom-scratch = 1\n", ["from-scratch = 1", "true or false"]),
-        ("[run]\nmodule = true\n", ["module = true", "can unset it"]),
+        ("[run]\nmodule = true\n", ["module = true", "could unset it"]),
         ("[rum]\n", ["line 1: [rum]", "no such command", "did you mean run?"]),
         ("[lokal]\n", ["did you mean local?"]),
         ("[run.deeper]\n", ["[run.deeper]", "`run` is a single command without subcommands"]),

@@ -49,9 +49,9 @@ def test_a_damaged_record_tells_nothing(text: str, tmp_path: Path) -> None:
         (History(save_s=5.0), Status.OK, ["the last saves took up to 5.00 s"]),
         (History(save_s=5.0, step_s=21.0), Status.OK, ["a step about 21 s"]),
         (History(save_s=5.0, step_s=23.0), Status.WARNING, ["--snapshot-steps 1"]),
-        (History(save_s=28.0, step_s=2.0), Status.FAILURE, ["grant 33 s or more"]),
+        (History(save_s=28.0, step_s=2.0), Status.FAILURE, ["at least 33 s"]),
         (History(state_bytes=10**9), Status.OK, ["1.0 GB takes about 11 s"]),
-        (History(state_bytes=4 * 10**9), Status.FAILURE, ["grant 44 s or more"]),
+        (History(state_bytes=4 * 10**9), Status.FAILURE, ["at least 44 s"]),
         (History(state_bytes=4 * 10**9, save_s=2.0), Status.OK, []),
     ],
 )

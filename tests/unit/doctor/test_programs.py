@@ -46,7 +46,7 @@ def test_a_program_is_waited_for_so_long() -> None:
     assert ask(hanging, limit_s=0.5) == Answer(code=None)
     assert time.monotonic() - begun < 60
     failing = [sys.executable, "-c", "import sys; print('out'); sys.stderr.write('one\\ntwo\\n'); sys.exit(3)"]
-    assert ask(failing, limit_s=30) == Answer(code=3, output="out\n", complaint="two")
+    assert ask(failing, limit_s=30) == Answer(code=3, output="out\n", last_error="two")
     with pytest.raises(FileNotFoundError):
         ask(["no-such-program"], limit_s=1)
 

@@ -57,7 +57,7 @@ def test_a_risky_suspension_is_warned_of(client: TrainerClient, caplog: pytest.L
             with pytest.raises(TimeoutError):
                 ask("held", timeout=0.1)
             assert (
-                "job held is stopped, and its save may not finish in time: nothing is saved yet; a save needs"
+                "job held is being stopped, and its save may take too long: nothing is saved yet; a save takes"
                 in caplog.text
             )
 
@@ -136,7 +136,7 @@ def test_waiting(client: TrainerClient) -> None:
     with pytest.raises(RuntimeError, match="job broken is Failed: exit code 1") as failed:
         client.wait_for_job_status("broken")
     assert isinstance(failed.value, SafepointError)
-    with pytest.raises(RuntimeError, match="job done is Complete, and will not be Running"):
+    with pytest.raises(RuntimeError, match="job done is Complete, so it cannot become Running"):
         client.wait_for_job_status("done", {"Running"})
     with pytest.raises(TimeoutError, match=r"job stopped was not Complete within 0\.2 s; it is Suspended") as late:
         client.wait_for_job_status("stopped", timeout=0.2, polling_interval=0.05)  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def test_waiting(client: TrainerClient) -> None:
                 trainer=kubeflow.CustomTrainer(func=test_waiting), options=[kubernetes_options.TrainerArgs(["x"])]
             ),
             ValueError,
-            "TrainerArgs is for a CustomTrainerContainer",
+            "TrainerArgs applies to a CustomTrainerContainer",
         ),
     ],
 )

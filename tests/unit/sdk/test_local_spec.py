@@ -51,7 +51,7 @@ def test_a_script_and_a_module(machine: Path) -> None:
         ("missing.py", "there is no script"),
         ("no/such", "no script"),
         ("no.such.mod", "there is no module no.such.mod"),
-        ("a-b", "not the path of a script"),
+        ("a-b", "neither the path of a script"),
     ):
         with pytest.raises(UsageError, match=message):
             made(TransformersTrainer(wrong))
@@ -109,7 +109,7 @@ def test_kubeflows_own_trainer(machine: Path) -> None:
         ({"func_args": [1]}, "func_args must be a mapping"),
         ({"resources_per_node": "cpu"}, "resources_per_node must be a mapping"),
         ({"packages_to_install": "torch"}, "packages_to_install must be a list of requirements"),
-        ({"packages_to_install": ["-r x"]}, "is an option of pip's"),
+        ({"packages_to_install": ["-r x"]}, "or an option of pip"),
     ],
 )
 def test_what_kubeflows_own_trainer_leaves_unchecked(values: dict[str, Any], message: str) -> None:
@@ -152,8 +152,8 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"env": {"A": 1}}, r"env\['A'\] is 1; write its value as a string"),
-        ({"env": {"A B": "1"}}, "'A B' is not a valid name"),
+        ({"env": {"A": 1}}, r"env\['A'\] is 1; its value must be a string"),
+        ({"env": {"A B": "1"}}, "'A B' is not a valid variable name"),
         ({"env": {"SAFEPOINT_SAVE_STEPS": "0"}}, "must be at least 1"),
         ({"resources_per_node": {"tpu": 1}}, "tpu"),
         ({"ca_bundle": "/no/such.pem"}, "ca_bundle /no/such.pem is not a file"),
@@ -169,9 +169,9 @@ def test_what_cannot_be_meant(values: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"pvc": {"a": "x,y"}}, "give a claim's name, and a folder"),
-        ({"pvc": {"a=b": "x"}}, "give a claim's name, and a folder"),
-        ({"pvc": {"a": ""}}, "give a claim's name, and a folder"),
+        ({"pvc": {"a": "x,y"}}, "give the name of a claim, and a folder"),
+        ({"pvc": {"a=b": "x"}}, "give the name of a claim, and a folder"),
+        ({"pvc": {"a": ""}}, "give the name of a claim, and a folder"),
         ({"pvc": "x"}, "pvc must be a mapping"),
         ({"pvc": {"a": 5}}, r"pvc\['a'\] must be a path, not 5"),
         ({"priority": "high"}, "priority must be a whole number, not 'high'"),

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from safepoint.jobs.local.slots import Slots
+from safepoint.errors import UsageError
+from safepoint.jobs.local.slots import Slots, check_size, remark_on
 from safepoint.sdk.local_spec import share_for
+from tests.support.job_values import job_spec
 
 LAPTOP = Slots(cpu=8, gpu=0)
 SERVER = Slots(cpu=64, gpu=4)
@@ -34,7 +36,7 @@ def test_ranks_as_kubeflow_counts_them(
     resources: dict[str, Any] | None, machine: Slots, ranks: int, cpu: int, gpu: int
 ) -> None:
     """One for each GPU, else one for each processor; without a GPU on the machine, ranks run on processors."""
-    share = share_for(resources, num_nodes=1, machine=machine)
+    share = share_for(resources, machine=machine)
     assert (share.ranks, share.cpu, share.gpu) == (ranks, cpu, gpu)
 
 
@@ -42,16 +44,18 @@ def test_ranks_as_kubeflow_counts_them(
     ("resources", "num_nodes", "machine", "remarks"),
     [
         ({"cpu": 4}, 2, LAPTOP, []),
-        ({"cpu": 5}, 2, LAPTOP, ["2 node(s) with 5 cpu need 10, and this machine has 8: the ranks share them"]),
+        ({"cpu": 5}, 2, LAPTOP, ["the job needs 10 CPU slots, and this machine has 8: its ranks share them"]),
         ({"memory": "1Gi", "storage": "1Gi"}, 1, LAPTOP, ["memory and storage of resources_per_node is not limited"]),
-        ({"gpu": 2}, 1, LAPTOP, ["this machine has no GPU for gpu: 2; each node's 2 rank(s) run on the CPU"]),
+        ({"gpu": 2}, 1, LAPTOP, ["this machine has no GPU for gpu: 2; the 2 rank(s) of each node run on the CPU"]),
     ],
 )
 def test_what_is_not_as_asked_for_is_said(
     resources: dict[str, Any], num_nodes: int, machine: Slots, remarks: list[str]
 ) -> None:
     """A wish that cannot be fulfilled is no reason not to run."""
-    said = share_for(resources, num_nodes=num_nodes, machine=machine).remarks
+    share = share_for(resources, machine=machine)
+    spec = job_spec(num_nodes=num_nodes, cpu_per_node=share.cpu, gpu_per_node=share.gpu)
+    said = [*share.remarks, *filter(None, [remark_on(spec, machine)])]
     assert len(said) == len(remarks)
     assert all(text.startswith(remark) for text, remark in zip(said, remarks, strict=True))
 
@@ -59,9 +63,9 @@ def test_what_is_not_as_asked_for_is_said(
 @pytest.mark.parametrize(
     ("resources", "num_nodes", "machine", "message"),
     [
-        ({"gpu": 3}, 2, SERVER, r"2 node\(s\) with 3 GPU\(s\) need 6, and this machine has 4"),
+        ({"gpu": 3}, 2, SERVER, "the job needs 6 GPU slots, and this machine has 4"),
         ({"gpu": 1, "amd.com/gpu": 1}, 1, SERVER, "one kind of GPU"),
-        ({"mig-1g.5gb": 1}, 1, SERVER, "cannot give a job a part of a GPU"),
+        ({"mig-1g.5gb": 1}, 1, SERVER, "cannot have a part of a GPU"),
         ({"google.com/tpu": 4}, 1, LAPTOP, "google.com/tpu, which this machine does not have"),
         ({"cpu": "many"}, 1, LAPTOP, r"resources_per_node\['cpu'\]: 'many' is not a quantity"),
         ({"nvidia.com/gpu": -1}, 1, LAPTOP, "is not a quantity"),
@@ -71,5 +75,10 @@ def test_what_would_be_another_training_is_refused(
     resources: dict[str, Any], num_nodes: int, machine: Slots, message: str
 ) -> None:
     """Fewer GPUs than asked for are another number of ranks."""
-    with pytest.raises(ValueError, match=message):
-        share_for(resources, num_nodes=num_nodes, machine=machine)
+
+    def check() -> None:
+        share = share_for(resources, machine=machine)
+        check_size(job_spec(num_nodes=num_nodes, gpu_per_node=share.gpu), machine)
+
+    with pytest.raises((ValueError, UsageError), match=message):
+        check()

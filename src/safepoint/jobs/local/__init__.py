@@ -1,1 +1,1 @@
-"""Jobs on this machine: their history, their supervisor, and who may start."""
+"""Jobs on this machine: the history, the supervisor of a job, and the slots that jobs share."""

@@ -1,7 +1,7 @@
 """The history of all jobs: one SQLite file, which commands and supervisors share.
 
-Promises: changes are atomic and survive a power cut; several processes may read and write at once; a file of a newer
-release is refused unchanged.
+Promises: changes are atomic and survive a power cut. Several processes can read and write at once. A file of a newer
+release is refused, and stays unchanged.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ CREATE TABLE event (
 CREATE INDEX event_by_job ON event (job, id);
 """
 _SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
-"""The statements that make each version from the one before; a new file runs all of them."""
+"""The statements that create each version from the previous one. A new file runs all of them."""
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
 _AGAIN_S = 0.01
@@ -69,18 +69,18 @@ _COLUMNS = (
 
 
 class HistoryError(StorageError):
-    """The history cannot be used: a full disk, no permission, damage."""
+    """The history cannot be used: the disk is full, access is denied, or the file is damaged."""
 
 
 class History:
     """The history, open for reading and writing.
 
     Args:
-        path: the file; created when there is none.
+        path: the file; created when it does not exist.
 
     Raises:
-        ConflictError: a newer release wrote it.
-        StorageError: it cannot be read or written, or is damaged.
+        ConflictError: a newer release has written the file.
+        StorageError: the file cannot be read or written, or is damaged.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -103,11 +103,11 @@ class History:
         version = self._version()
         if version > SCHEMA_VERSION:
             raise ConflictError(
-                f"the job history {self._path} was written by a newer Safepoint (schema {version}; this release "
-                f"knows {SCHEMA_VERSION}); it was not changed",
+                f"the job history {self._path} was written by a newer release of Safepoint: it has schema {version}, "
+                f"and this release supports {SCHEMA_VERSION}; it was not changed",
                 hint="install the newer release, or set XDG_STATE_HOME to another folder",
             )
-        self._keep_a_log()
+        self._use_write_ahead_log()
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         if version < SCHEMA_VERSION:
@@ -116,14 +116,17 @@ class History:
             except OSError as error:
                 raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
             with self.transaction():
-                for schema in _SCHEMAS[self._version() :]:  # another process may have been first
+                for schema in _SCHEMAS[self._version() :]:  # another process may have changed it first
                     for statement in schema.split(";\n"):
                         self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _keep_a_log(self) -> None:
-        """Let others read while one writes. When several processes set this in a new file at once, SQLite reports to
-        all but one that it is locked, without waiting: they try again."""
+    def _use_write_ahead_log(self) -> None:
+        """Let processes read while another one writes.
+
+        When several processes request this for a new file, SQLite reports to all but one, without waiting, that the
+        file is locked. So they try again.
+        """
         deadline_s = clock.monotonic_s() + _BUSY_S
         while True:
             try:
@@ -145,8 +148,8 @@ class History:
         except sqlite3.DatabaseError as error:
             raise HistoryError(
                 f"the job history {self._path} cannot be used: {error}",
-                hint="check the folder's permissions and free space; a damaged file can be moved aside: "
-                "its jobs are then lost, but not their checkpoints",
+                hint="check the folder's permissions and free space; if the file is damaged, move it aside: its jobs "
+                "are then lost, but not their checkpoints",
             ) from error
 
     def close(self) -> None:
@@ -161,7 +164,7 @@ class History:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None]:
-        """Everything inside is one atomic change, and no one else writes meanwhile. Transactions may be nested."""
+        """Make everything inside one atomic change; other processes cannot write meanwhile. May be nested."""
         if self._db.in_transaction:
             yield
             return
@@ -171,14 +174,14 @@ class History:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # a full disk may have ended it already
+                if self._db.in_transaction:  # on a full disk, SQLite may have ended it already
                     self._db.execute("ROLLBACK")
                 raise
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
     def change_number(self) -> int:
-        """A number that differs from the last one when another process has changed something."""
+        """A number that changes when another process has changed the history."""
         return self._query("PRAGMA data_version")[0][0]
 
     def jobs(self, states: Sequence[JobState] | None = None) -> list[JobRecord]:
@@ -191,7 +194,7 @@ class History:
         return self._select(f"WHERE state IN ({', '.join('?' * len(states))})", *states)
 
     def unfinished(self) -> list[JobRecord]:
-        """Jobs that have not ended, or that are to be deleted."""
+        """Jobs that have not ended, and jobs that are to be deleted."""
         return self._select("WHERE state NOT IN (?, ?) OR wanted = ?", *_OVER, RequestedAction.DELETE)
 
     def _select(self, condition: str, *values: str) -> list[JobRecord]:
@@ -199,7 +202,7 @@ class History:
         return [job for row in rows if (job := self._readable(_job, row)) is not None]
 
     def summaries(self) -> list[JobSummary]:
-        """All jobs, oldest first, in short: fast for thousands."""
+        """Summaries of all jobs, oldest first; fast for thousands of jobs."""
         rows = self._query("SELECT name, spec, state, created, safe_step FROM job ORDER BY created, name")
         return [job for row in rows if (job := self._readable(_summary, row)) is not None]
 
@@ -213,7 +216,7 @@ class History:
             return None
 
     def find(self, name: str) -> JobRecord | None:
-        """The job of exactly this name."""
+        """The job of exactly this name; None if it does not exist."""
         rows = self._query(f"SELECT {_COLUMNS} FROM job WHERE name = ?", name)
         return _job(rows[0]) if rows else None
 
@@ -225,28 +228,28 @@ class History:
         """The job of this name, or the only one whose name starts with it.
 
         Raises:
-            NotFoundError: there is none.
-            ConflictError: there are several.
+            NotFoundError: no job matches.
+            ConflictError: several jobs match.
         """
         name = self.name_of(name)
         job = self.find(name)
         if job is None:
-            raise NotFoundError(f"there is no job {name!r} any more", hint="`safepoint list` shows all")
+            raise NotFoundError(f"there is no job {name!r} any more", hint="`safepoint list` shows the jobs")
         return job
 
     def name_of(self, name: str) -> str:
-        """The name itself, or the only one that starts with it; see `job`."""
-        if not name.isascii() or not name:  # every name is, and SQLite takes no text that is not UTF-8
-            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows all")
+        """The full name of a job, from its name or its first letters; see `job`."""
+        if not name.isascii() or not name:  # names are ASCII, and SQLite refuses strings that are not UTF-8
+            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows the jobs")
         rows = self._query("SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", len(name), name)
         names = [row[0] for row in rows]
         if name in names:
             return name
         if not names:
-            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows all")
+            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows the jobs")
         if len(names) > 1:
             shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-            raise ConflictError(f"{name!r} matches {len(names)} jobs: {shown}", hint="give more letters of the name")
+            raise ConflictError(f"{name!r} matches {len(names)} jobs: {shown}", hint="use more letters of the name")
         return names[0]
 
     def attempts(self, name: str) -> list[AttemptRecord]:
@@ -271,7 +274,7 @@ class History:
         ]
 
     def events(self, name: str) -> list[JobEvent]:
-        """The actions on a job, oldest first."""
+        """The events of a job, oldest first."""
         rows = self._query("SELECT time, name, actor, cause, detail FROM event WHERE job = ? ORDER BY id", name)
         return [
             JobEvent(time=time, name=event, actor=actor, cause=cause, detail=json.loads(detail))
@@ -284,14 +287,14 @@ class History:
         """Store a new job.
 
         Raises:
-            ConflictError: there is one of this name.
+            ConflictError: a job has this name.
         """
         now = clock.utc_now()
         with self.transaction():
             if self.knows(spec.name):
                 raise ConflictError(
                     f"there is already a job {spec.name!r}; nothing was submitted",
-                    hint=f"choose another name, or `safepoint delete {spec.name}` first; its checkpoints stay",
+                    hint=f"choose another name, or first run `safepoint delete {spec.name}`; its checkpoints stay",
                 )
             self._db.execute(
                 "INSERT INTO job (name, spec, state, wanted, created, changed) VALUES (?, ?, ?, ?, ?, ?)",
@@ -300,30 +303,30 @@ class History:
             self._note(spec.name, "submitted", actor)
 
     def want(self, name: str, wanted: RequestedAction, *, actor: str, cause: str = "") -> None:
-        """Request an action of a job."""
+        """Request an action for a job."""
         with self.transaction():
             self._change(name, "wanted = ?", wanted)
             self._note(name, f"{wanted}_requested", actor, cause)
 
     def want_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
-        """Request a number of nodes for a job with launchers; its supervisor stops, changes and starts it again."""
+        """Request a number of nodes for a job with launchers. Its supervisor stops, changes and restarts it."""
         with self.transaction():
             self._change(job.name, "target_nodes = ?", num_nodes)
             self._note(job.name, "scale_requested", actor, f"to {num_nodes} nodes")
 
     def change_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
-        """Change the number of nodes of a job without launchers; the request for it is done."""
+        """Change the number of nodes of a job without launchers, and clear the request for it."""
         spec = replace(job.spec, num_nodes=num_nodes)
         with self.transaction():
             self._change(job.name, "spec = ?, target_nodes = NULL", spec.to_json())
             self._note(job.name, "changed", actor, f"{job.spec.num_nodes} → {num_nodes} nodes")
 
     def forget(self, name: str) -> None:
-        """Remove a job's entry and all that is known about it; its folder stays."""
+        """Remove a job from the history; its folder stays."""
         self._query("DELETE FROM job WHERE name = ?", name)
 
     def remove(self, name: str) -> None:
-        """Remove a job without processes: first its folder, then its entry. Its checkpoints stay.
+        """Remove a job without processes: first its folder, then its entry in the history. Its checkpoints stay.
 
         Raises:
             StorageError: the folder cannot be removed; the entry stays.
@@ -334,14 +337,15 @@ class History:
                 shutil.rmtree(folder)
         except OSError as error:
             raise StorageError(
-                f"the folder of job {name} cannot be removed: {error.strerror}: {error.filename}; the job stays",
-                hint=f"remove {folder} by hand, and delete the job again",
+                f"the folder of job {name} cannot be removed: {error.strerror}: {error.filename}; the job was not "
+                "deleted",
+                hint=f"remove {folder}, and delete the job again",
             ) from error
         self.forget(name)
 
     def remove_remains(self, name: str) -> None:
-        """End the processes and remove the folder of a job that has no entry."""
-        with self.transaction():  # no new job of this name can be submitted meanwhile
+        """Kill the processes and remove the folder of a job that is not in the history."""
+        with self.transaction():  # until its end, no job of this name can be submitted
             if not self.knows(name):
                 kill(processes_of(job_folder(name)))
                 shutil.rmtree(job_folder(name), ignore_errors=True)
@@ -349,27 +353,27 @@ class History:
     # ---- changes by supervisors -------------------------------------------------------------------------------
 
     def become(
-        self, name: str, state: JobState, *, actor: str, cause: str = "", message: str = "", **figures: Any
+        self, name: str, state: JobState, *, actor: str, cause: str = "", message: str = "", **columns: Any
     ) -> None:
         """Change the state of a job.
 
         Args:
             name: the job.
             state: the new state.
-            actor: who changes it.
+            actor: the user or the process that changes it.
             cause: why.
-            message: shown with the job.
-            figures: columns of the job that change with it.
+            message: is shown with the job.
+            columns: other columns of the job, with their new values.
         """
-        unknown = figures.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted"}
+        unknown = columns.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted"}
         if unknown:
             raise ValueError(f"a job has no column {', '.join(sorted(unknown))}")
-        changes = "".join(f", {column} = ?" for column in figures)
-        changes += ", target_nodes = NULL" if state.is_over else ""  # no supervisor is left to do it
-        values = (state, clock.utc_now(), message, *figures.values())
+        changes = "".join(f", {column} = ?" for column in columns)
+        changes += ", target_nodes = NULL" if state.is_over else ""  # no supervisor is left to change it
+        values = (state, clock.utc_now(), message, *columns.values())
         with self.transaction():
             self._change(name, f"state = ?, changed = ?, message = ?{changes}", *values)
-            self._note(name, str(state).lower(), actor, cause or message, **figures)
+            self._note(name, str(state).lower(), actor, cause or message, **columns)
 
     def begin_attempt(self, name: str, number: int, num_nodes: int) -> None:
         """Store the start of an attempt."""
@@ -379,7 +383,7 @@ class History:
         )
 
     def add_node(self, name: str, attempt: int, node: NodeRecord) -> None:
-        """Store a launcher as soon as it exists."""
+        """Store a launcher."""
         process = node.process
         self._query(
             "INSERT OR REPLACE INTO node (job, attempt, node, pid, start_ticks, boot, gpus) "
@@ -406,7 +410,7 @@ class History:
 
 
 def this_user() -> str:
-    """Who acts, for the history: `name@host`."""
+    """The user as an actor of events: `name@host`."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
@@ -451,10 +455,11 @@ def _job(row: tuple[Any, ...]) -> JobRecord:
 
 @contextlib.contextmanager
 def _altered(name: str) -> Generator[None]:
-    """Report an entry that cannot be read: something other than Safepoint has changed it."""
+    """Raise StorageError for an entry that cannot be read: another program has changed it."""
     try:
         yield
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SafepointError) as error:
         raise StorageError(
-            f"the history's entry of job {name!r} cannot be read: {error}", hint="it was altered; delete the job"
+            f"the job {name!r} cannot be read from the history: {error}",
+            hint="another program has changed its entry; delete the job",
         ) from error

@@ -25,16 +25,16 @@ from safepoint.progress.record import Progress
 
 _POLL_S = 0.1
 _EXITS_WITHIN_S = 15.0
-"""How long the supervisor of a stopped job may take to exit."""
+"""How long to wait for the supervisor of a stopped job to exit."""
 
 
 class LocalJobs:
-    """The jobs of this user on this machine. A name may be the first letters of a name, if they fit one job only.
+    """The jobs of this user on this machine. The first letters of a name are enough if only one job has them.
 
-    Opening it starts the supervisors that are missing, because they were killed.
+    The constructor starts the supervisors that were killed.
 
     Args:
-        actor: who acts; stored in the history.
+        actor: the user or program that requests changes; stored with the events.
     """
 
     def __init__(self, *, actor: str | None = None) -> None:
@@ -60,7 +60,7 @@ class LocalJobs:
         return self._history.jobs()
 
     def summaries(self) -> list[JobSummary]:
-        """All jobs in short, oldest first."""
+        """Summaries of all jobs, oldest first."""
         return self._history.summaries()
 
     def job(self, name: str) -> JobRecord:
@@ -72,14 +72,14 @@ class LocalJobs:
         return self._history.attempts(self.job(name).name)
 
     def events(self, name: str) -> list[JobEvent]:
-        """The actions of people, supervisors and ranks, in the order of time."""
+        """The events of a job, oldest first: of users, supervisors and ranks."""
         name = self.job(name).name
         happened = self._history.events(name)
         happened += [_as_job_event(event) for event in rank_reports.events(job_folder(name))]
         return sorted(happened, key=lambda event: event.time)
 
     def progress_of(self, job: JobRecord | JobSummary) -> Progress | None:
-        """The last report of the first rank; None before it."""
+        """The last progress report of the first rank; None before the first report."""
         return rank_reports.progress(job_folder(job.name))
 
     def logs(
@@ -97,7 +97,7 @@ class LocalJobs:
     # ---- changing ------------------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec, files: Mapping[str, bytes] | None = None) -> JobRecord:
-        """Store a job and start its supervisor; the job runs as soon as it fits."""
+        """Store a job and start its supervisor. The job runs when its slots are free."""
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
@@ -114,7 +114,7 @@ class LocalJobs:
         try:
             for file, data in (files or {}).items():
                 write_atomic(new / file, data, durable=True)
-            self._make_known(spec, new)
+            self._store(spec, new)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -125,21 +125,21 @@ class LocalJobs:
             raise
         return self.job(spec.name)
 
-    def _make_known(self, spec: JobSpec, new: Path) -> None:
-        """Store the job and rename its folder; from then on any process may start its supervisor."""
+    def _store(self, spec: JobSpec, new: Path) -> None:
+        """Store the job and rename its folder. After that, any process may start its supervisor."""
         with self._history.transaction():
-            self._refuse_taken_place(spec, output_of(spec, None))
+            self._check_output_is_free(spec, output_of(spec, None))
             self._history.add(spec, actor=self._actor)
             if is_locked(supervisor_lock(spec.name)):
                 raise ConflictError(
-                    f"a job {spec.name!r} that the history does not have still runs; nothing was submitted",
-                    hint="choose another name, or end the processes of that job first",
+                    f"processes of a deleted job {spec.name!r} still run; nothing was submitted",
+                    hint="choose another name, or end these processes first",
                 )
             shutil.rmtree(job_folder(spec.name), ignore_errors=True)
             new.rename(job_folder(spec.name))
 
-    def _refuse_taken_place(self, spec: JobSpec, output: str | None) -> None:
-        """Refuse a second training into one output location: it would overwrite the first one's checkpoints."""
+    def _check_output_is_free(self, spec: JobSpec, output: str | None) -> None:
+        """Raise ConflictError if another job writes to the output location and would overwrite its checkpoints."""
         for other in self._others_at(spec, output):
             if other.needs_supervisor:
                 raise ConflictError(
@@ -155,30 +155,30 @@ class LocalJobs:
         outputs = [(other, self.output_of(other)) for other in others]
         return [other for other, its in outputs if its is not None and place_of(other.spec, its) == place]
 
-    def _ask(self, job: JobRecord, wanted: RequestedAction) -> None:
+    def _request(self, job: JobRecord, wanted: RequestedAction) -> None:
         if job.wanted is RequestedAction.DELETE:
             raise ConflictError(f"job {job.name} is being deleted")
         self._history.want(job.name, wanted, actor=self._actor)
 
     def suspend(self, name: str, *, timeout_s: float | None = None) -> JobRecord:
-        """Stop a job with a checkpoint, and wait for that.
+        """Save a checkpoint and stop a job, and wait until it is suspended.
 
         Raises:
-            ConflictError: it has ended.
-            WaitTimeoutError: it has not stopped yet; it will be suspended later.
+            ConflictError: the job has ended.
+            WaitTimeoutError: it has not stopped yet; the request stays in effect.
         """
         with self._history.transaction():
             job = self.job(name)
             if job.state.is_over:
                 raise ConflictError(f"job {job.name} cannot be suspended: it is {job.state}")
             if job.state is not JobState.SUSPENDED or job.wanted is not RequestedAction.SUSPEND:
-                self._ask(job, RequestedAction.SUSPEND)
+                self._request(job, RequestedAction.SUSPEND)
 
         def has_stopped(job: JobRecord) -> bool:
             if job.state.is_over or (job.state is JobState.SUSPENDED and job.wanted is RequestedAction.SUSPEND):
                 return True
             if job.wanted is not RequestedAction.SUSPEND:
-                raise ConflictError(f"job {job.name} was not suspended: someone else requested {job.wanted}")
+                raise ConflictError(f"job {job.name} was not suspended: another command requested {job.wanted}")
             return False
 
         return self._until(job.name, has_stopped, "suspended", timeout_s)
@@ -187,19 +187,19 @@ class LocalJobs:
         """Continue a suspended or failed job.
 
         Raises:
-            ConflictError: it runs, is complete or is being deleted, or another job writes to its output location.
+            ConflictError: the job is active, complete or being deleted, or another job writes to its output location.
         """
         with self._history.transaction():
             job = self.job(name)
             if job.state is JobState.COMPLETE:
-                raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
+                raise ConflictError(f"job {job.name} is complete", hint="to train further, submit it again")
             if job.state.is_active and job.wanted in {RequestedAction.RUN, RequestedAction.PREEMPT}:
                 raise ConflictError(
                     f"job {job.name} is {job.state}, not suspended",
                     hint=f"`safepoint logs -f {job.name}` shows its output",
                 )
-            self._refuse_taken_place(job.spec, self.output_of(job))
-            self._ask(job, RequestedAction.RUN)
+            self._check_output_is_free(job.spec, self.output_of(job))
+            self._request(job, RequestedAction.RUN)
             if not job.state.is_active:
                 cause = "restarted after a failure" if job.state is JobState.FAILED else ""
                 self._history.become(job.name, JobState.QUEUED, actor=self._actor, cause=cause, setbacks=0)
@@ -208,20 +208,20 @@ class LocalJobs:
         return self.job(job.name)
 
     def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> JobRecord:
-        """Change a job's number of nodes; a running job is stopped with a checkpoint and started again.
+        """Change a job's number of nodes. A running job is saved, stopped and restarted.
 
-        The supervisor does it, even when the caller is killed or stops waiting.
+        The supervisor does this, also when the caller is killed or stops waiting.
 
         Raises:
-            UsageError: `num_nodes` is invalid, or more than fit this machine.
-            ConflictError: the job is complete, or ended before it was changed.
-            WaitTimeoutError: it has not been changed yet; it will be later.
+            UsageError: `num_nodes` is invalid, or too large for this machine.
+            ConflictError: the job is complete, or it ended before the change.
+            WaitTimeoutError: the job has not been changed yet; the request stays in effect.
         """
         with self._history.transaction():
             job = self.job(name)
             spec = replace(job.spec, num_nodes=num_nodes)
             if job.state is JobState.COMPLETE:
-                raise ConflictError(f"job {job.name} is complete", hint="submit it again to train further")
+                raise ConflictError(f"job {job.name} is complete", hint="to train further, submit it again")
             if job.wanted is RequestedAction.DELETE:
                 raise ConflictError(f"job {job.name} is being deleted")
             check_size(spec, count_slots())
@@ -232,7 +232,7 @@ class LocalJobs:
         job = self._until(job.name, lambda job: job.target_nodes is None, what, timeout_s)
         if job.spec.num_nodes != num_nodes:
             why = f": {job.message}" if job.message else ""
-            raise ConflictError(f"job {job.name} was {job.state} before it was {what}{why}")
+            raise ConflictError(f"job {job.name} was not {what}: it is {job.state}{why}")
         return job
 
     def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
@@ -243,13 +243,13 @@ class LocalJobs:
 
         Raises:
             ConflictError: with `with_checkpoints`, its output location is unknown, or another job uses it.
-            StorageError: its checkpoints or its folder cannot be deleted; the job is stopped and can be deleted
+            StorageError: its checkpoints or its folder cannot be deleted. The job is stopped, and can be deleted
                 again.
         """
         name = self._history.name_of(name)
         try:
             job = self.job(name)
-        except StorageError:  # its entry cannot be read; it is removed without being stopped
+        except StorageError:  # its entry cannot be read: its launchers cannot save first
             if with_checkpoints:
                 raise
             self._history.forget(name)
@@ -263,7 +263,7 @@ class LocalJobs:
         return 0
 
     def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
-        """Delete its checkpoints, then the job: after an error the job still shows where the rest is."""
+        """Delete its checkpoints, then the job. After an error, the job still shows the location of the rest."""
         from safepoint.jobs.local.outputs import (
             remove_checkpoints,
         )  # imports the object store library, which other commands do not need
@@ -272,32 +272,32 @@ class LocalJobs:
         alone = f"{job.name} without its checkpoints"
         if output is None:
             raise ConflictError(
-                f"the output location of job {job.name} is unknown: its options have none, and its ranks have not "
-                "reported one; nothing was deleted",
+                f"the output location of job {job.name} is unknown: its options do not set it, and its ranks have "
+                "not reported it; nothing was deleted",
                 hint=f"delete {alone}",
             )
         others = [other.name for other in self._others_at(job.spec, output) if not other.state.is_over]
         if others:
             raise ConflictError(
-                f"job {', '.join(others)} uses the checkpoints in {output}, too; nothing was deleted",
+                f"job {', '.join(others)} also uses the checkpoints in {output}; nothing was deleted",
                 hint=f"delete that job first, or {alone}",
             )
-        with self._at_rest(job.name, timeout_s):
+        with self._stopped(job.name, timeout_s):
             num_deleted = remove_checkpoints(output, job.spec)
             self._history.want(job.name, RequestedAction.DELETE, actor=self._actor)
             self._history.remove(job.name)
         return num_deleted
 
     @contextlib.contextmanager
-    def _at_rest(self, name: str, timeout_s: float | None) -> Generator[None]:
-        """Stop a job that has not ended, and hold its lock, so that no supervisor starts."""
+    def _stopped(self, name: str, timeout_s: float | None) -> Generator[None]:
+        """Stop a job that has not ended, and hold its lock, so that no supervisor can start."""
         try:
             if not self.job(name).state.is_over:
                 self.suspend(name, timeout_s=timeout_s)
         except WaitTimeoutError as error:
             raise WaitTimeoutError(
                 f"{error.message}; nothing was deleted",
-                hint="it is being stopped; delete it again when it has stopped",
+                hint="the job is being stopped; delete it again when it has stopped",
             ) from error
         deadline_s = clock.monotonic_s() + _EXITS_WITHIN_S
         while True:
@@ -307,7 +307,7 @@ class LocalJobs:
             if lock is not None:
                 lock.release()
             if self.job(name).needs_supervisor or clock.monotonic_s() >= deadline_s:
-                raise ConflictError(f"job {name} was stopped, and someone resumed it; nothing was deleted")
+                raise ConflictError(f"job {name} was stopped, but another command resumed it; nothing was deleted")
             clock.sleep(_POLL_S)
         try:
             yield
@@ -315,7 +315,7 @@ class LocalJobs:
             lock.release()
 
     def _remove(self, name: str) -> bool:
-        """Remove a job now; when it has a supervisor or processes, only request it and return False."""
+        """Remove a job; if it has a supervisor or processes, only request that. Returns whether it was removed."""
         lock = self._lock_of(name)
         try:
             self._history.want(name, RequestedAction.DELETE, actor=self._actor)
@@ -329,7 +329,7 @@ class LocalJobs:
                 lock.release()
 
     def _lock_of(self, name: str) -> FolderLock | None:
-        """The lock of a job's supervisor; None while a supervisor holds it."""
+        """Acquire the lock of a job's supervisor; None while a supervisor holds it."""
         if self._history.knows(name):
             make_private(job_folder(name))
         try:
@@ -343,7 +343,7 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """The output location in full: the specification's, or the one that its ranks reported."""
+        """The full output location: from the specification, or else as the ranks reported it."""
         is_given = job.spec.settings.output_dir is not None
         return output_of(job.spec, None if is_given else self.progress_of(job))
 
@@ -356,37 +356,37 @@ class LocalJobs:
         poll_s: float = 0.2,
         look: Callable[[JobRecord], None] = lambda job: None,
     ) -> JobRecord:
-        """Wait until a job is in one of the states; a suspended job may be resumed by someone, and is waited for.
+        """Wait until a job is in one of the states. The wait continues while a job is suspended.
 
         Args:
             name: the job.
-            states: those to wait for.
+            states: the states to wait for.
             timeout_s: how long to wait; None for no limit.
-            poll_s: time between two looks at the job.
-            look: called at each of them.
+            poll_s: time between two checks.
+            look: called at each check.
 
         Raises:
             SafepointError: the job has failed.
             ConflictError: it is complete.
-            WaitTimeoutError: it took longer.
+            WaitTimeoutError: the job did not reach a state in time.
         """
         expected = " or ".join(sorted(map(str, states)))
 
-        def is_there(job: JobRecord) -> bool:
+        def has_arrived(job: JobRecord) -> bool:
             look(job)
             if job.state in states or not job.state.is_over:
                 return job.state in states
             why = f": {job.message}" if job.message else ""
             if job.state is JobState.FAILED:
                 raise SafepointError(f"job {job.name} is Failed{why}", hint=f"see `safepoint logs {job.name}`")
-            raise ConflictError(f"job {job.name} is {job.state}, and will not be {expected}{why}")
+            raise ConflictError(f"job {job.name} is {job.state}, so it cannot become {expected}{why}")
 
-        return self._until(self._history.name_of(name), is_there, expected, timeout_s, poll_s)
+        return self._until(self._history.name_of(name), has_arrived, expected, timeout_s, poll_s)
 
     def _until(
         self,
         name: str,
-        is_there: Callable[[JobRecord], bool],
+        is_done: Callable[[JobRecord], bool],
         what: str,
         timeout_s: float | None,
         poll_s: float = _POLL_S,
@@ -396,14 +396,14 @@ class LocalJobs:
             job = self._history.find(name)
             if job is None:
                 raise NotFoundError(f"job {name} was deleted before it was {what}")
-            if is_there(job):
+            if is_done(job):
                 return job
             if job.needs_supervisor and not is_locked(supervisor_lock(name)):
                 start_supervisor(name)
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
                 raise WaitTimeoutError(
                     f"job {name} was not {what} within {timeout_s:g} s; it is {job.state}",
-                    hint=f"it continues; wait again, or see `safepoint logs {name}`",
+                    hint=f"the job continues; wait again, or see `safepoint logs {name}`",
                 )
             clock.sleep(poll_s)
 

@@ -1,7 +1,6 @@
-"""The output location of a job: list, check, delete.
+"""Opens, checks and empties the output location of a job, with the job's own keys and claims.
 
-It is opened with the job's own keys and claims, and the environment of this process stays as it is: a client of the
-SDK may use several jobs at once.
+The environment of this process does not change: a client of the SDK may use several jobs at once.
 """
 
 from collections.abc import Mapping
@@ -21,15 +20,15 @@ from safepoint.training.context.store_access import open_tried
 
 
 def open_output(spec: JobSpec, output: str) -> Inventory:
-    """The inventory of the output location; no request is sent yet.
+    """The inventory of the output location. This sends no request.
 
     Args:
         spec: the job.
-        output: its location.
+        output: the output location.
 
     Raises:
-        UsageError: the location is invalid here.
-        NotFoundError: its data connection does not exist any more.
+        UsageError: the location is invalid on this machine.
+        NotFoundError: the data connection does not exist.
     """
     environ = _environment(spec)
     try:
@@ -40,11 +39,11 @@ def open_output(spec: JobSpec, output: str) -> Inventory:
 
 
 def check_output(spec: JobSpec, output: str) -> None:
-    """Check that a job can write there, before its ranks start.
+    """Check that a job can write to its output location.
 
     Raises:
-        UsageError: the location is invalid here.
-        StorageError: the object store, or the folder, cannot be used.
+        UsageError: the location is invalid on this machine.
+        StorageError: the object store or the folder cannot be used.
     """
     environ = _environment(spec)
     place = place_output(output, local_dir=spec.settings.local_dir, environ=environ)
@@ -57,17 +56,17 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
     """Delete the checkpoints and the final model of a job.
 
     Args:
-        output: where they are; other files stay. For an object store, the local folder for it is emptied too:
-            the next run would resume from it.
+        output: the output location; other files in it stay. For an object store, the checkpoints in the local folder
+            are deleted too: the next run would resume from them.
         spec: the job, with its data connection.
 
     Returns:
-        The number of deleted checkpoints; one that was in both counts once.
+        The number of deleted checkpoints. A checkpoint in both places counts once.
 
     Raises:
-        ConflictError: one of them is being read; the others are deleted.
+        ConflictError: a checkpoint is being read; the others are deleted.
         StorageError: the location cannot be reached.
-        UsageError: the location is invalid here.
+        UsageError: the location is invalid on this machine.
     """
     environ = _environment(spec)
     place = place_output(output, local_dir=spec.settings.local_dir, environ=environ)
@@ -84,8 +83,8 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
                 names.add(item.name)
     if kept:
         raise ConflictError(
-            f"{', '.join(sorted(kept))} in {output} is being read and was not deleted; the others were",
-            hint="delete again later",
+            f"{', '.join(sorted(kept))} in {output} is being read and was not deleted; the others were deleted",
+            hint="delete the job again later",
         )
     return len(deleted)
 

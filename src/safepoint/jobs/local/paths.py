@@ -1,4 +1,4 @@
-"""The folders of jobs on this machine: the history and one folder for each job, below the XDG state folder."""
+"""The files of jobs on this machine, below the XDG state folder: the history, and a folder for each job."""
 
 import functools
 import os
@@ -11,13 +11,13 @@ from safepoint.errors import StorageError
 def state_folder() -> Path:
     """`$XDG_STATE_HOME/safepoint`, or `~/.local/state/safepoint`.
 
-    Without links: a job's processes are found by the name of its folder. A relative XDG_STATE_HOME is ignored, as its
-    specification says.
+    Symbolic links are resolved, because processes of a job are found by the name of its folder. A relative
+    XDG_STATE_HOME is ignored, as the XDG specification requires.
     """
     return _below(os.environ.get("XDG_STATE_HOME", ""))
 
 
-@functools.cache  # a list of jobs calls it a thousand times, and realpath reads the file system
+@functools.cache  # called a thousand times for a list of jobs, and realpath reads the file system
 def _below(folder: str) -> Path:
     home = folder if os.path.isabs(folder) else os.path.expanduser("~/.local/state")
     return Path(os.path.realpath(home), "safepoint")
@@ -29,12 +29,12 @@ def history_file() -> Path:
 
 
 def job_folder(name: str) -> Path:
-    """The files of one job: its function, its logs, its progress, the lock of its supervisor."""
+    """The folder of one job: its function, its logs, its progress, the lock of its supervisor."""
     return state_folder() / "jobs" / name
 
 
 def new_job_folder() -> Path:
-    """A temporary folder; renamed to the job's when the history has stored the job."""
+    """A temporary folder, which is renamed to the job's folder when the job is stored."""
     return state_folder() / "jobs" / f".new-{uuid.uuid4().hex}"
 
 

@@ -1,9 +1,10 @@
-"""Decides which job may start, and which jobs it preempts. Pure: from the jobs in the history and the slots.
+"""Decides which job may start, and which jobs it preempts, from the jobs in the history and the slots of the machine.
 
-A job takes slots for `cpu` and `gpu`. Jobs wait in order of priority, then of age. A job that fits starts, unless a
-job before it fits too, or needs these slots together with those that other jobs are about to free: otherwise the jobs
-that were preempted for a large one would restart in turn, and the large one never. A job that does not fit preempts
-jobs of lower priority: the lowest first, of those the youngest first, and no more than it needs.
+A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job starts when its slots are free, with
+two exceptions: an earlier job fits too; or an earlier job needs these slots together with slots that are about to
+become free. Without the second exception, jobs that were preempted for a large job would restart, and the large job
+would never start. A job that does not fit preempts jobs of lower priority, and no more than it needs: those of the
+lowest priority first, and among them the youngest first.
 """
 
 import itertools
@@ -20,9 +21,9 @@ from safepoint.jobs.model.spec import JobSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANKS_PER_CORE = 4
-"""A job of four ranks can be tried on one core of a laptop; more would only slow each other down."""
+"""Four ranks on one core are enough to try a job on a laptop; more slow each other down."""
 _MOST_RANKS = 512
-"""Limit for one job on one machine, whatever its number of slots."""
+"""Limit for one job, for any number of slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +51,11 @@ class Slots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What a waiting job may do.
+    """Whether a waiting job may start.
 
     Args:
         may_start: its slots are free.
-        preempt: the jobs to preempt.
+        preempt: the jobs to preempt for it.
         waits_for: why it waits.
     """
 
@@ -66,10 +67,11 @@ class Admission:
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
     """The slots of this machine.
 
-    SAFEPOINT_CPU_SLOTS and SAFEPOINT_GPU_SLOTS, else `[local]` of the user's settings, else its cores and devices.
+    From SAFEPOINT_CPU_SLOTS and SAFEPOINT_GPU_SLOTS; else from `[local]` of the user's settings; else its cores and
+    devices.
 
     Raises:
-        UsageError: a variable is no number, or the settings cannot be read.
+        UsageError: a variable is not a number, or the settings cannot be read.
     """
     environ = os.environ if environ is None else environ
     cpu = _number("SAFEPOINT_CPU_SLOTS", Configuration.of_user(environ).local.cpu_slots, environ)
@@ -77,7 +79,7 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
 
 
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The GPUs for jobs, by their names in CUDA_VISIBLE_DEVICES: those that it lists, else the first ones.
+    """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them: those in that variable, else the first ones.
 
     Raises:
         UsageError: as for `count_slots`.
@@ -85,14 +87,14 @@ def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     environ = os.environ if environ is None else environ
     count = _number("SAFEPOINT_GPU_SLOTS", Configuration.of_user(environ).local.gpu_slots, environ)
     mask = environ.get(VISIBLE)
-    if mask is None or JOB_VARIABLE in environ:  # within a job, it has the devices of that job
+    if mask is None or JOB_VARIABLE in environ:  # in a process of a job, the variable has only that job's devices
         return tuple(map(str, range(_num_devices() if count is None else count)))
     own = itertools.takewhile(lambda name: name not in {"", "-1"}, (name.strip() for name in mask.split(",")))
     return tuple(own)[:count]
 
 
 def has_devices() -> bool:
-    """Whether this machine has a GPU that a job could see."""
+    """Whether this machine has a GPU."""
     return _num_devices() > 0 or bool(devices())
 
 
@@ -116,35 +118,36 @@ def check_size(spec: JobSpec, capacity: Slots) -> None:
     gpu = spec.num_nodes * spec.gpu_per_node
     if gpu > capacity.gpu:
         raise UsageError(
-            f"the job needs {gpu} gpu, and this machine has {capacity.gpu}; nothing was done", hint="request fewer"
+            f"the job needs {gpu} GPU slots, and this machine has {capacity.gpu}; nothing was done",
+            hint="request fewer",
         )
-    # Cores are shared by ranks, so that only the number of processes is limited.
+    # Ranks share cores, so only the number of ranks is limited.
     ranks = spec.num_nodes * spec.ranks_per_node
     most = min(_MOST_RANKS, _RANKS_PER_CORE * max(1, capacity.cpu))
     if ranks > most:
         raise UsageError(
-            f"the job has {ranks} ranks on {spec.num_nodes} nodes, and at most {most} can run on this machine with "
-            f"{capacity.cpu} cores; nothing was done",
+            f"the job has {ranks} ranks on {spec.num_nodes} nodes, and this machine with {capacity.cpu} cores can "
+            f"run at most {most}; nothing was done",
             hint="request fewer; if the number of cores is wrong, set SAFEPOINT_CPU_SLOTS",
         )
 
 
 def remark_on(spec: JobSpec, capacity: Slots) -> str:
-    """A warning for a job that needs more cores than the machine has, and runs nevertheless; empty for others."""
+    """A warning if a job requests more cores than the machine has: it runs all the same. Otherwise empty."""
     cpu = spec.num_nodes * spec.cpu_per_node
     if cpu <= capacity.cpu:
         return ""
-    return f"the job needs {cpu} cpu, and this machine has {capacity.cpu}: its ranks share them"
+    return f"the job needs {cpu} CPU slots, and this machine has {capacity.cpu}: its ranks share them"
 
 
 def needs(job: JobRecord, capacity: Slots) -> Slots:
-    """The slots that a job takes: at most all the cores of the machine."""
+    """The slots that a job takes. A job that requests too many CPU slots takes all of them."""
     spec = job.spec
     return Slots(cpu=min(spec.num_nodes * spec.cpu_per_node, capacity.cpu), gpu=spec.num_nodes * spec.gpu_per_node)
 
 
 def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
-    """Whether the waiting job `name` may start now.
+    """Decide whether the waiting job `name` may start now.
 
     Args:
         name: the waiting job.
@@ -182,7 +185,7 @@ def _preempt(asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobR
         chosen.append(job)
     if not room.holds(need):
         return Admission(waits_for=_describe(need, capacity))
-    for job in list(chosen):  # a job that was chosen early may not be needed after later ones
+    for job in list(chosen):  # with the jobs that were chosen later, an earlier one may be unnecessary
         if (room - needs(job, capacity)).holds(need):
             room -= needs(job, capacity)
             chosen.remove(job)
@@ -190,7 +193,7 @@ def _preempt(asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobR
 
 
 def _preemptible(asking: JobRecord, holding: Sequence[JobRecord]) -> list[JobRecord]:
-    """The jobs that it may preempt."""
+    """The jobs that `asking` may preempt."""
     return [job for job in holding if job.wanted is RequestedAction.RUN and job.spec.priority < asking.spec.priority]
 
 

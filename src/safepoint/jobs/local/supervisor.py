@@ -1,11 +1,9 @@
 """The supervisor of one job: waits for slots, starts launchers, watches them, and stores the state of the job.
 
-`python -m safepoint.jobs.local.supervisor JOB`. Each job that runs or will run by itself has one, which holds a lock
-that the kernel releases when the process ends. Its whole state is in the history: a new supervisor continues where
-the last one was killed.
+`python -m safepoint.jobs.local.supervisor JOB`. Each active job has one. It holds a lock, which the kernel releases
+when the process ends. All its state is in the history, so that a new supervisor can continue after it was killed.
 """
 
-import itertools
 import logging
 import os
 import signal
@@ -38,7 +36,7 @@ _CHECK_OTHERS_EVERY_S = 5.0
 _LOOK_EVERY_S = 5.0
 _TRIALS, _NEXT_TRIAL_S = 20, 3.0
 _SILENT_START_S = 60.0
-"""A program that reports no progress counts as resumed after this."""
+"""After this time, a program that reports no progress counts as resumed."""
 _log = logging.getLogger("safepoint")
 
 
@@ -46,11 +44,11 @@ class Supervisor:
     """Supervises one job.
 
     Args:
-        name: the job's.
+        name: the name of the job.
         history: the history of all jobs.
 
     Attributes:
-        was_asked_to_leave: whether this process has to exit, whatever the state of the job.
+        was_asked_to_leave: whether this process received a signal to exit.
     """
 
     def __init__(self, name: str, history: History) -> None:
@@ -63,15 +61,15 @@ class Supervisor:
         self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
 
     def leave(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM, at a shutdown for example: the job saves, and the next command continues it."""
+        """Handle a signal, for example at a shutdown: the job saves, and the next command resumes it."""
         self.was_asked_to_leave = True
 
     def run(self) -> None:
-        """Supervise the job until it needs no supervisor, or is to be deleted, which the caller does.
+        """Supervise the job until it needs no supervisor, or the caller has to delete it.
 
         Raises:
-            NotFoundError: the job is not in the history any more.
-            HistoryError: the history cannot be used; another call continues.
+            NotFoundError: the job is no longer in the history.
+            HistoryError: the history cannot be used; call `run` again to continue.
         """
         self._launchers = self._launchers or self._adopt()
         while self._launchers is not None or self._wait_for_turn():
@@ -91,22 +89,22 @@ class Supervisor:
     # ---- starting --------------------------------------------------------------------------------------------
 
     def _adopt(self) -> Launchers | None:
-        """The launchers that an earlier supervisor has started, if there are any."""
+        """The launchers that an earlier supervisor has started; None without any."""
         job = self._job
         if not job.state.holds_slots or job.state is JobState.RESTARTING:
             return None
         launchers = Launchers(job.spec, self._folder, job.attempt, self._history.nodes(self._name, job.attempt))
         if not launchers.are_complete:
-            launchers.kill()  # it was killed while it started them: no rank trains yet, and nothing is lost
+            launchers.kill()  # it was killed while it started them: no rank trains yet
         return launchers
 
     def _wait_for_turn(self) -> bool:
-        """Wait until the next attempt is stored; False when nothing more is to be done."""
+        """Wait until the job may start, and store its next attempt. False if it is not to run."""
         capacity = slots.count_slots()
         pause_until_s = clock.monotonic_s() + min(_LONGEST_PAUSE_S, 0.5 * 2**self._job.setbacks)
         seen, look_at_s = -1, 0.0
         while not self.was_asked_to_leave:
-            # Waiting supervisors read all jobs only after a change of the history.
+            # Read all jobs only after a change of the history, or after some seconds.
             number, now_s = self._history.change_number(), clock.monotonic_s()
             if number != seen or now_s >= look_at_s:
                 seen, look_at_s = number, now_s + _LOOK_EVERY_S
@@ -121,11 +119,11 @@ class Supervisor:
         return False
 
     def _turn(self, capacity: slots.Slots, *, has_paused: bool) -> bool | None:
-        """Within a transaction: whether the job starts now; None to check again later."""
+        """Whether the job starts now; None to check again later. Call it in a transaction."""
         job = self._job
         if job.wanted is RequestedAction.DELETE or not job.needs_supervisor:
             return False
-        if job.target_nodes is not None:  # between two attempts; the check whether they fit follows
+        if job.target_nodes is not None:  # between two attempts; `admit` checks below whether the new number fits
             self._history.change_nodes(job, job.target_nodes, actor=self._actor)
             self._history.become(self._name, JobState.QUEUED, actor=self._actor)
             job = self._job
@@ -133,7 +131,7 @@ class Supervisor:
             message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is saved"
             self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
             return False
-        if job.wanted is RequestedAction.PREEMPT:  # it has no processes to stop, and waits for slots again
+        if job.wanted is RequestedAction.PREEMPT:  # it has no processes to stop
             self._history.become(self._name, JobState.PREEMPTED, actor=self._actor, wanted=RequestedAction.RUN)
             job = self._job
         if job.state is JobState.RESTARTING:
@@ -160,7 +158,7 @@ class Supervisor:
         self._history.begin_attempt(self._name, job.attempt + 1, job.spec.num_nodes)
 
     def _start(self) -> Launchers | None:
-        """Start the launchers of the attempt that was just stored; None when that fails."""
+        """Start the launchers of the stored attempt; None if that fails."""
         job = self._job
         launchers = Launchers(job.spec, self._folder, job.attempt)
         try:
@@ -169,14 +167,14 @@ class Supervisor:
             extra = install_packages(job.spec, self._folder, is_wanted=self._is_wanted)
             environ = launcher_environment(job.spec, secrets, extra)
             for node in range(job.spec.num_nodes):
-                with self._history.transaction():  # no other job can take devices meanwhile
+                with self._history.transaction():  # until its end, no other job can take these devices
                     record = launchers.start(node, environ, self._free_gpus(job))
                     self._history.add_node(self._name, job.attempt, record)
         except JobStoppedError:
             return launchers  # none of them was started
         except HistoryError:
-            launchers.kill()  # one may not be stored
-            self._launchers = launchers  # their end is stored when the history works again
+            launchers.kill()  # the history may lack one of them
+            self._launchers = launchers  # the next call of `run` stores their end
             raise
         except (SafepointError, OSError) as error:
             launchers.kill()
@@ -206,11 +204,11 @@ class Supervisor:
     # ---- running ----------------------------------------------------------------------------------------------
 
     def _watch(self, launchers: Launchers) -> None:
-        """Wait until all launchers have ended, and carry out requests meanwhile."""
+        """Carry out requests until all launchers have ended."""
         began_s = clock.wall_s()
         while launchers.are_alive:
             job = self._job
-            # SUSPENDING although RUN is requested: it was resumed meanwhile, and first completes the suspension.
+            # SUSPENDING while RUN is requested: the job was resumed, but the suspension completes first.
             if job.is_to_stop or self.was_asked_to_leave or job.state is JobState.SUSPENDING:
                 if job.state is not JobState.SUSPENDING:
                     is_scaled = job.wanted is RequestedAction.RUN and job.target_nodes
@@ -227,7 +225,7 @@ class Supervisor:
         return rank_reports.has_reported_since(self._folder, began_s) or clock.wall_s() - began_s >= _SILENT_START_S
 
     def _conclude(self, launchers: Launchers) -> None:
-        """Store the end of the attempt and the state of the job."""
+        """Store the end of the attempt and the new state of the job."""
         launchers.wait_until_gone()
         safe, is_not_stored = rank_reports.newest_step(self._folder)
         output = output_of(self._job.spec, rank_reports.progress(self._folder))
@@ -243,39 +241,39 @@ class Supervisor:
                 has_progressed=safe is not None and safe > (job.safe_step or 0),
                 setbacks=job.setbacks,
             )
-            figures: dict[str, Any] = {
+            columns: dict[str, Any] = {
                 "exit_code": outcome.exit_code,
                 "safe_step": safe,
                 "setbacks": outcome.setbacks,
             }
             if outcome.state is JobState.PREEMPTED and job.wanted is RequestedAction.PREEMPT:
-                figures["wanted"] = RequestedAction.RUN
-            goes_on = outcome.state is JobState.SUSPENDED and job.wanted is RequestedAction.RUN
-            state = JobState.QUEUED if goes_on else outcome.state
+                columns["wanted"] = RequestedAction.RUN
+            resumes = outcome.state is JobState.SUSPENDED and job.wanted is RequestedAction.RUN
+            state = JobState.QUEUED if resumes else outcome.state
             text = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
             self._history.end_attempt(self._name, job.attempt, outcome=text, exit_code=outcome.exit_code)
             if job.target_nodes is not None and not state.is_over:
                 self._history.change_nodes(job, job.target_nodes, actor=self._actor)
-            self._history.become(self._name, state, actor=self._actor, message=outcome.message, **figures)
+            self._history.become(self._name, state, actor=self._actor, message=outcome.message, **columns)
         launchers.tidy()
 
     def _was_wanted(self, job: JobRecord) -> RequestedAction:
-        """The request that has ended the launchers, if there was one."""
+        """The request that has ended the launchers; RUN if there was none."""
         if job.wanted is RequestedAction.RUN and self.was_asked_to_leave:
             return RequestedAction.PREEMPT
         if job.wanted is RequestedAction.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
-            return RequestedAction.SUSPEND  # it continues afterwards
+            return RequestedAction.SUSPEND  # the job resumes afterwards
         return job.wanted
 
     def _start_missing_supervisors(self) -> None:
-        """From time to time, start the supervisors that other jobs lack."""
+        """Every few seconds, start the missing supervisors of other jobs."""
         if clock.monotonic_s() >= self._check_others_at_s:
             self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
             start_missing_supervisors(self._history, but=self._name, patience_s=0)
 
 
 def supervise(name: str) -> int:
-    """Supervise a job, unless another process does.
+    """Supervise a job, unless another process does so.
 
     Raises:
         StorageError: the history, or the job's folder, cannot be used.
@@ -285,39 +283,41 @@ def supervise(name: str) -> int:
         try:
             lock = _lock(supervisor_lock(name))
         except FileNotFoundError:
-            return ExitCode.NOT_FOUND  # deleted meanwhile
+            return ExitCode.NOT_FOUND  # the job was deleted
         if lock is None:
             return 0
         with History() as history:
-            may_leave = _supervise(name, history)
+            has_to_exit = _supervise(name, history)
             lock.release()
-            # Commands that found the lock held rely on this process for their requests.
+            # A command that found the lock held relies on this process to carry out its request.
             job = history.find(name)
-            if job is None or may_leave or not job.needs_supervisor:
+            if job is None or has_to_exit or not job.needs_supervisor:
                 return ExitCode.NOT_FOUND if job is None else 0
 
 
 def _supervise(name: str, history: History) -> bool:
-    """Supervise the job; whether the process has to exit whatever is requested."""
+    """Supervise the job. Returns whether this process received a signal to exit."""
     supervisor = Supervisor(name, history)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, supervisor.leave)
     try:
-        for trial in itertools.count(1):
-            try:
-                supervisor.run()
-                break
-            except HistoryError as error:  # on a full disk, for example: the job continues, and this tries again
-                if trial == _TRIALS:
-                    raise
-                _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)
-                clock.sleep(_NEXT_TRIAL_S)
+        _run(supervisor)
         job = history.find(name)
         if job is not None and job.wanted is RequestedAction.DELETE:
             history.remove(name)
-    except NotFoundError:  # the entry was removed: no other process would end what is left
+    except NotFoundError:  # its entry was removed: no other process would end its processes
         history.remove_remains(name)
     return supervisor.was_asked_to_leave
+
+
+def _run(supervisor: Supervisor) -> None:
+    for _ in range(_TRIALS - 1):
+        try:
+            return supervisor.run()
+        except HistoryError as error:  # for example on a full disk: the job continues meanwhile
+            _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)
+            clock.sleep(_NEXT_TRIAL_S)
+    return supervisor.run()
 
 
 def _lock(path: Path) -> FolderLock | None:
@@ -328,7 +328,7 @@ def _lock(path: Path) -> FolderLock | None:
         return None
     if lock is None:
         raise StorageError(
-            f"the file system of {path.parent} has no locks, which supervisors need",
+            f"the file system of {path.parent} does not support locks, which supervisors need",
             hint="set XDG_STATE_HOME to a folder on a local disk",
         )
     return lock

@@ -1,4 +1,4 @@
-"""Starts the supervisor of a new job, and of every job whose supervisor was killed."""
+"""Starts the supervisors of new jobs, and of jobs whose supervisor was killed."""
 
 import contextlib
 import logging
@@ -24,8 +24,8 @@ def start_supervisor(name: str) -> None:
     """Start the supervisor of a job, and wait until it holds the job's lock.
 
     Raises:
-        SafepointError: it ended at once, or did not start in time.
-        OSError: it cannot be started.
+        SafepointError: it ended at once, or did not acquire the lock in time.
+        OSError: the process cannot be started.
     """
     _wait_for(name, _spawn(name), clock.monotonic_s() + _WITHIN_S)
 
@@ -33,15 +33,15 @@ def start_supervisor(name: str) -> None:
 def start_missing_supervisors(
     history: History, *, but: str | None = None, patience_s: float = _WITHIN_S
 ) -> list[str]:
-    """Start a supervisor for every job that needs one and has none; a failure is a warning.
+    """Start a supervisor for every job that needs one and has none. A failure is logged as a warning.
 
     Args:
         history: the history.
-        but: the job of this process; a look at its own lock would release that.
-        patience_s: how long to wait in all until they hold their locks.
+        but: the job of this process; checking the lock in the process that holds it would release it.
+        patience_s: how long to wait, in total, until they hold their locks.
 
     Returns:
-        The jobs that had none.
+        The jobs that had no supervisor.
     """
     left = [
         job.name
@@ -70,11 +70,12 @@ def _spawn(name: str) -> "subprocess.Popen[bytes]":
             stdout=stream,
             stderr=stream,
             cwd=folder,
-            # Without the submitting job's folder, by which its processes are found and killed, and its devices.
+            # Without the variables of a job that submits this one: its folder, by which its processes are
+            # found and killed, and its devices.
             env={name: text for name, text in os.environ.items() if name not in inherited},
             start_new_session=True,
         )
-    # A thread waits for its end, so that no zombie stays while this process runs.
+    # The thread waits for the process, so that it does not become a zombie.
     threading.Thread(target=process.wait, name=f"safepoint-{name}", daemon=True).start()
     return process
 
@@ -84,10 +85,12 @@ def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float) 
     while not is_locked(supervisor_lock(name)):
         if process.returncode is not None:
             if process.returncode in {ExitCode.OK, ExitCode.NOT_FOUND}:
-                return  # the job has ended or was deleted, or another supervisor was first
+                return  # the job has ended or was deleted, or another supervisor started first
             raise SafepointError(f"the supervisor of job {name} did not start", hint=f"see {log}")
         if clock.monotonic_s() >= deadline_s:
-            raise SafepointError(f"the supervisor of job {name} did not start in time", hint=f"see {log}")
+            raise SafepointError(
+                f"the supervisor of job {name} did not start within {_WITHIN_S:g} s", hint=f"see {log}"
+            )
         clock.sleep(0.02)
 
 

@@ -1,1 +1,1 @@
-"""A job as values: its specification, its states, and its state after an attempt. No process is started here."""
+"""The values of jobs: specification, state, events, outcome of an attempt. Nothing here starts a process."""

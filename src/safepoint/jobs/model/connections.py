@@ -1,6 +1,6 @@
-"""Data connections: the keys of an object store under a name, as an OpenShift AI project has them as Secrets.
+"""Data connections: named sets of keys for object stores, like the connection Secrets of OpenShift AI.
 
-`~/.config/safepoint/connections.toml` has one table for each:
+`~/.config/safepoint/connections.toml` has a table for each:
 
 ```toml
 [minio]
@@ -9,7 +9,7 @@ AWS_SECRET_ACCESS_KEY = "…"
 AWS_S3_ENDPOINT = "https://minio.example:9000"
 ```
 
-Values go into the environment of a job's launchers and nowhere else.
+The values go only into the environment of a job's launchers.
 """
 
 import logging
@@ -43,53 +43,55 @@ IDENTITY = frozenset(
         "AWS_S3_ENDPOINT",
     }
 )
-"""Variables that name the store and who uses it: a connection replaces all of them together."""
+"""Variables that choose the store and its keys. A connection replaces all of them."""
 
 
 def with_keys(environ: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the keys of a connection in the place of its own.
+    """The environment, with the keys of a connection instead of its own.
 
     Args:
         environ: the variables.
-        keys: see `keys_of`; without any, the environment keeps its own.
+        keys: from `keys_of`; when empty, the environment keeps its own keys.
     """
     kept = {name: text for name, text in environ.items() if not keys or name not in IDENTITY}
     return {**kept, **keys}
 
 
 def connections_file() -> Path:
-    """Their file, beside the user's own settings."""
+    """`connections.toml`, in the folder of the user's settings file."""
     return user_file().with_name("connections.toml")
 
 
 def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a connection; AWS_* of the environment where the file has none of this name.
+    """The variables of a connection. If the file does not have it, the AWS_* variables of the environment.
 
     Raises:
-        UsageError: others may read the file, or an entry is invalid.
-        NotFoundError: there is no such connection, and the environment has no keys.
+        UsageError: other users can read the file, or an entry is invalid.
+        NotFoundError: the file does not have it, and the environment has no keys.
     """
     environ = os.environ if environ is None else environ
     path = connections_file()
     table = _read(path).get(name)
     if table is None:
         if all(environ.get(key) for key in _NEEDED):
-            _log.warning("there is no data connection %r in %s: AWS_* of the environment are used", name, path)
+            _log.warning(
+                "there is no data connection %r in %s; the AWS_* variables of the environment are used", name, path
+            )
             return {key: value for key, value in environ.items() if key.startswith("AWS_")}
         raise NotFoundError(
-            f"there is no data connection {name!r} in {path}, and the environment has no keys either",
+            f"there is no data connection {name!r} in {path}, and the environment has no keys",
             hint=f"add a table [{name}] with {' and '.join(_NEEDED)} to that file, or set these variables",
         )
     if not isinstance(table, dict):
-        raise UsageError(f"{path}: {name!r} must be a table of variables, [{name}]")
+        raise UsageError(f"{path}: {name!r} must be a table [{name}]")
     keys: dict[str, str] = {}
     for key, value in table.items():  # pyright: ignore[reportUnknownVariableType]
         # Messages never show a value: it may be a key.
         if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
-            raise UsageError(f"{path}: {key!r} in [{name}] is not a valid name of an environment variable")
+            raise UsageError(f"{path}: {key!r} in [{name}] is not a valid name for an environment variable")
         if not isinstance(value, (str, bool, int)) or "\0" in str(value):
             raise UsageError(
-                f"{path}: the value of {key} in [{name}] must be a string, a whole number or true or false"
+                f"{path}: the value of {key} in [{name}] must be a string, a whole number, true or false"
             )
         keys[key] = str(value)
     missing = [key for key in _NEEDED if not keys.get(key)]
@@ -99,16 +101,18 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The whole file; empty where there is none."""
+    """The content of the file; empty when it does not exist."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would block
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # without O_NONBLOCK, opening a pipe would wait
         with open(descriptor, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise UsageError(f"{path} is not a file", hint="replace it with a file")
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise UsageError(
-                    f"{path} can be read by others (mode {stat.S_IMODE(mode):o}); it was not used",
+                    f"other users can read {path} (mode {stat.S_IMODE(mode):o}); it was not used",
                     hint=f"chmod 600 {path}",
                 )
             return tomllib.load(file)
@@ -117,10 +121,12 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # not TOML, or not UTF-8
-        raise UsageError(f"{path} is not valid TOML: {_position(error)}") from None  # its text may hold a key
+        raise UsageError(
+            f"{path} is not valid TOML: {_position(error)}"
+        ) from None  # the parser's message may quote a key
 
 
 def _position(error: ValueError) -> str:
-    """The position only: the parser's message may quote a value."""
+    """The line and column in the parser's message."""
     match = _POSITION.search(str(error))
-    return match[0] if match else "somewhere"
+    return match[0] if match else "position unknown"

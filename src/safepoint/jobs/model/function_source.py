@@ -1,9 +1,8 @@
-"""A training function and its arguments, as a script that another process runs.
+"""Turns a training function and its arguments into a script that another process runs.
 
-Promises: the script has the function's source as its file has it, letter by letter, and arguments equal to those
-given; no shell and no pickle is involved. A function that needs names from outside is refused, and so is an argument
-that is not a plain value: None, True, False, an int, float, complex, str or bytes, or a list, tuple, set, frozenset
-or dict of these.
+Promises: the script contains the source of the function unchanged, and arguments that are equal to those given. No
+shell and no pickle is used. Refused are functions that use names from outside, and arguments that are not plain
+values: None, True, False, int, float, complex, str or bytes, or a list, tuple, set, frozenset or dict of these.
 """
 
 import __future__
@@ -25,10 +24,10 @@ _FUTURE_ANNOTATIONS = "from __future__ import annotations\n"
 _IN_EVERY_MODULE = frozenset(
     ("__name__", "__file__", "__doc__", "__builtins__", "__spec__", "__package__", "__loader__", "__annotations__")
 )
-_CALLED_IN_VAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _SELF_CONTAINED = "write a function with `def`, with everything it needs imported or defined inside it"
 _MOST_DEPTH = 50
-"""Python's parser has a limit for brackets in brackets."""
+"""Python's parser limits the nesting of brackets."""
 _ACCEPTED = "None, True, False, numbers, strings, bytes, and lists, tuples, sets and dicts of these"
 _REPEATABLE: tuple[type, ...] = (types.NoneType, bool, str, bytes)
 
@@ -38,9 +37,9 @@ class Shipment:
     """A function and its arguments.
 
     Args:
-        name: the function's.
-        definition: source that defines it in an empty module.
-        arguments: a dict by name, as source.
+        name: the name of the function.
+        definition: source that defines the function in an empty module.
+        arguments: the source of a dict of its arguments by name.
     """
 
     name: str
@@ -48,11 +47,11 @@ class Shipment:
     arguments: str
 
     def script(self, *, look_in: str | None = None, arguments: str | None = None) -> str:
-        """A script that calls it, in a rank; processes that ranks start for their data import it without a call.
+        """The script. In a rank it calls the function; data loader workers that import the script do not call it.
 
         Args:
-            look_in: a folder in which its imports are looked for, when they are found nowhere else.
-            arguments: source to use instead of its own arguments.
+            look_in: a folder to import modules from when they are found nowhere else.
+            arguments: source to use instead of `self.arguments`.
         """
         path = f'    __import__("sys").path.append({look_in!a})\n' if look_in is not None else ""
         call = f"    {self.name}(**{self.arguments if arguments is None else arguments})\n"
@@ -60,14 +59,14 @@ class Shipment:
 
 
 def take_function(function: Callable[..., Any], arguments: Mapping[str, Any] | None = None) -> Shipment:
-    """The function as source.
+    """The source of a function and its arguments.
 
     Args:
-        function: made with `def`, with everything it needs inside.
-        arguments: what it is called with, by name.
+        function: defined with `def`, with all its imports and helpers inside it.
+        arguments: its arguments, by name.
 
     Raises:
-        UsageError: it, or one of the arguments, cannot be sent to a job; the text says why and what to do.
+        UsageError: the function or an argument cannot be sent to a job.
     """
     name = _check_kind(function)
     given = dict(arguments or {})
@@ -84,16 +83,16 @@ def take_function(function: Callable[..., Any], arguments: Mapping[str, Any] | N
 
 
 def _check_kind(function: Any) -> str:
-    """The function's name."""
+    """Check that it is a plain function, and return its name."""
     name = getattr(function, "__name__", None)
     if isinstance(function, functools.partial):
         raise UsageError(
             "a functools.partial cannot be sent to a job as source",
-            hint="pass the function itself, and its values as func_args",
+            hint="pass the function itself, and its arguments as func_args",
         )
     if inspect.ismethod(function):
         raise UsageError(
-            f"{function.__qualname__} is a method, and its object cannot be sent to a job", hint=_SELF_CONTAINED
+            f"{function.__qualname__} is a method of an object, which cannot be sent to a job", hint=_SELF_CONTAINED
         )
     if not inspect.isfunction(function):
         what = f"the class {name}" if inspect.isclass(function) else f"{name or type(function).__name__}"
@@ -104,7 +103,7 @@ def _check_kind(function: Any) -> str:
     name = code.co_name
     if name == "<lambda>":
         raise UsageError(
-            "a lambda cannot be sent to a job: it has no source that can run alone", hint="define it with `def`"
+            "a lambda cannot be sent to a job, because its source cannot run alone", hint="define it with `def`"
         )
     if hasattr(function, "__wrapped__"):
         raise UsageError(f"{name} is decorated, and a decorator cannot be sent to a job", hint="remove the decorator")
@@ -112,16 +111,16 @@ def _check_kind(function: Any) -> str:
         around = ", ".join(code.co_freevars)
         raise UsageError(
             f"{name} uses {around} of the enclosing function, which is not sent to the job",
-            hint="pass values as func_args, and define or import the rest inside it",
+            hint="pass values as func_args, and define or import everything else inside the function",
         )
-    if code.co_flags & _CALLED_IN_VAIN:
+    if code.co_flags & _RUNS_LATER:
         raise UsageError(
-            f"{name} is a coroutine or a generator, whose body does not run when it is called", hint=_SELF_CONTAINED
+            f"{name} is a coroutine or a generator; calling it does not run its body", hint=_SELF_CONTAINED
         )
     owner = function.__qualname__.rpartition(".")[0]
     if owner and not owner.endswith("<locals>"):
         raise UsageError(
-            f"{function.__qualname__} belongs to a class, which is not sent to the job", hint=_SELF_CONTAINED
+            f"{function.__qualname__} is defined in a class, which is not sent to the job", hint=_SELF_CONTAINED
         )
     return name
 
@@ -132,16 +131,16 @@ def _definition(name: str, function: types.FunctionType) -> str:
     except (OSError, TypeError, SyntaxError) as error:
         raise UsageError(
             f"the source of {name} was not found ({error})",
-            hint="define it in a file or a notebook's cell, or give the path of a script",
+            hint="define it in a file or in a notebook cell, or give the path of a script",
         ) from error
     source = "".join(lines)
-    # An indented function keeps its indentation: strings over several lines are data.
+    # Dedenting would change strings that span several lines.
     definition = f"if True:\n{source}" if source[:1].isspace() else source
     if function.__code__.co_flags & __future__.annotations.compiler_flag:
         definition = _FUTURE_ANNOTATIONS + definition
     stale = UsageError(
         f"the source of {name} has changed since it was loaded",
-        hint="load it again: restart the program, or run the notebook's cell once more",
+        hint="restart the program, or run the notebook cell again",
     )
     try:
         body = ast.parse(definition.removeprefix(_FUTURE_ANNOTATIONS)).body
@@ -168,7 +167,7 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
     used: set[str] = set()
     defined: set[str] = set()
     _collect(compile(definition, f"<{name}>", "exec", dont_inherit=True), used, defined)
-    # What every interpreter has, without what a notebook adds.
+    # The builtins of every interpreter, without those that a notebook adds.
     own = {
         key
         for key, value in vars(builtins).items()
@@ -182,10 +181,10 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
     if modules:
         names = [(function.__globals__[one].__name__, one) for one in modules]
         imports = "; ".join(f"import {name}" if name == one else f"import {name} as {one}" for name, one in names)
-        hints.append(f"write `{imports}` inside it")
+        hints.append(f"write `{imports}` inside the function")
     if len(modules) < len(missing):
         others = ", ".join(one for one in missing if one not in modules)
-        hints.append(f"import or define {others} inside it, or pass values as func_args")
+        hints.append(f"import or define {others} inside the function, or pass values as func_args")
     raise UsageError(
         f"{name} uses {', '.join(missing)} from outside the function, which is not sent to the job",
         hint="; ".join(hints),
@@ -193,7 +192,7 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
 
 
 def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
-    """Global names that a module's code, and all code in it, loads and stores."""
+    """Collect the global names that the code of a module, and all code in it, loads and stores."""
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     own: set[str] = set()
     loaded: set[str] = set()
@@ -206,7 +205,7 @@ def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
             loaded.add(instruction.argval)
         elif instruction.opname in {"LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}:
             used.add(instruction.argval)
-    used |= loaded - own  # in a class's body, what it has defined before
+    used |= loaded - own  # without the names that the body of a class has defined
     if not is_function and code.co_name == "<module>":
         defined |= own
     for constant in code.co_consts:
@@ -218,20 +217,22 @@ def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
 
 
 def source_of(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
-    """An expression in ASCII whose value is equal to `value`, of the same types.
+    """An ASCII expression that evaluates to an equal value of the same types.
 
     Args:
         value: a plain value.
-        where: its name in a message.
+        where: the name of the value in messages.
 
     Raises:
-        UsageError: it is not a plain value.
+        UsageError: the value is not plain.
     """
-    kind = cast("type[Any]", type(value))  # subclasses are something else: numpy's float64 is a float
+    kind = cast("type[Any]", type(value))  # not isinstance: numpy's float64 is a subclass of float
     if kind in _REPEATABLE:
         return ascii(value)
     if kind is int:
-        return str(value) if abs(value) < 1 << 64 else hex(value)  # many digits are refused, both ways
+        return (
+            str(value) if abs(value) < 1 << 64 else hex(value)
+        )  # Python limits the digits of decimal integers, not of hexadecimal ones
     if kind is float:
         return repr(value) if math.isfinite(value) else f"float('{value!r}')"
     if kind is complex:
@@ -244,7 +245,7 @@ def source_of(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
     what = "a function" if inspect.isroutine(value) else f"of type {kind.__qualname__}"
     raise UsageError(
         f"{where} is {what} ({shown}), which cannot be sent to a job; accepted: {_ACCEPTED}",
-        hint="create it inside the function, from such values",
+        hint="create it inside the function, and pass only accepted values",
     )
 
 
@@ -267,23 +268,23 @@ def _collection(value: Any, where: str, around: tuple[int, ...]) -> str:
 
 
 def as_options(arguments: Mapping[str, Any] | None) -> list[str]:
-    """Arguments as the options of a script: `{"lr": 1e-4, "fp16": True}` → `--lr 0.0001 --fp16`.
+    """Arguments as command line options: `{"lr": 1e-4, "fp16": True}` → `--lr 0.0001 --fp16`.
 
     Raises:
-        UsageError: a value cannot be an option.
+        UsageError: a name or a value cannot be an option.
     """
     options: list[str] = []
     for name, value in (arguments or {}).items():
         if not name or name != name.strip() or "=" in name:
-            raise UsageError(f"func_args has {name!r}, which is not a valid name of a script's option")
+            raise UsageError(f"func_args has {name!r}, which is not a valid option name")
         options.append(f"--{name}")
         if value is True:
             continue
         for item in cast("list[Any]", value if isinstance(value, (list, tuple)) else [value]):
             if type(item) not in {str, int, float}:
                 raise UsageError(
-                    f"func_args[{name!r}] is {value!r}, which cannot be an option of a script",
-                    hint="use strings, numbers, lists of these, and True for a switch",
+                    f"func_args[{name!r}] is {value!r}, which cannot be an option value",
+                    hint="use strings, numbers, lists of these, or True for an option without a value",
                 )
             options.append(str(item))
     return options

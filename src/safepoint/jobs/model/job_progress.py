@@ -1,6 +1,4 @@
-"""What the progress that ranks have reported says of their job: its output location, its newest save, and the risk of
-stopping it now.
-"""
+"""Derived from the reported progress of a job: its output location, its newest save, and the risk of stopping it."""
 
 import contextlib
 import os
@@ -17,7 +15,7 @@ _DAY_S = 86400
 
 
 def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
-    """The output location in full: the specification's, or the one that its ranks reported; None before that."""
+    """The full output location: from the specification, or else as the ranks reported it. None if unknown."""
     if spec.settings.output_dir is not None:
         return in_full(spec.settings.output_dir, spec.working_dir)
     reported = (progress.location or progress.output_dir) if progress is not None else ""
@@ -27,28 +25,28 @@ def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
 
 
 def place_of(spec: JobSpec, output: str) -> str:
-    """The folder or object store of an output location; equal texts are the same place."""
+    """The folder or object store of an output location. Two jobs write to the same place if these are equal."""
     location = parse_location(output)
-    with contextlib.suppress(ValueError):  # no folder is known for the claim here
+    with contextlib.suppress(ValueError):  # the claim has no folder on this machine
         location = resolve_claim(location, spec.env.get(CLAIMS, ""))
     return str(location.resolved(spec.working_dir))
 
 
 def with_claims(spec: JobSpec) -> JobSpec:
-    """The job with the folders that claims have now: a later command may run where they have others."""
+    """The job with the claims' folders of this environment. Later commands may run with other folders."""
     claims = os.environ.get(CLAIMS, "")
     return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec
 
 
 def in_full(output: str, working_dir: str) -> str:
-    """An output location that is the same from every working folder."""
+    """The output location, independent of the current folder."""
     return str(parse_location(output).resolved(working_dir))
 
 
 def risk_of_suspending(job: JobRecord, progress: Progress | None) -> str | None:
-    """A sentence on what may be lost when the job stops now; None when a save fits its grace period.
+    """A warning when a save may take longer than the grace period; None when it fits.
 
-    Ranks exit a margin before the platform's SIGKILL: a save has the grace period minus that margin.
+    A save must end a margin before the platform's SIGKILL.
     """
     settings = job.spec.settings
     if not job.state.holds_slots or progress is None or progress.state.is_end:
@@ -59,8 +57,8 @@ def risk_of_suspending(job: JobRecord, progress: Progress | None) -> str | None:
     newest = newest_save(progress)
     saved = newest if progress.safe_step is None else f"newest save: {newest}"
     return (
-        f"{saved}; a save needs about {format_duration(needed_s)}, "
-        f"and it has {settings.grace_s - settings.margin_s:g} s of the {settings.grace_s:g} s grace period"
+        f"{saved}; a save takes about {format_duration(needed_s)}, "
+        f"and only {settings.grace_s - settings.margin_s:g} s of the {settings.grace_s:g} s grace period can be used"
     )
 
 

@@ -1,4 +1,4 @@
-"""The state of a job after an attempt. Pure: decided from exit codes and the requested action."""
+"""Decides the state of a job after an attempt, from exit codes and the requested action. No side effects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from safepoint.errors import ExitCode
 from safepoint.jobs.model.records import JobState, RequestedAction
 
 MAX_SETBACKS = 6
-"""How often a job restarts after interruptions that no one requested, without a step of progress between them."""
-_LEFT = {ExitCode.INTERRUPTED_SAVED, ExitCode.TERMINATED_UNSAVED, ExitCode.SIGINT}
+"""How often a job restarts without progress after interruptions that no one requested."""
+_INTERRUPTED = {ExitCode.INTERRUPTED_SAVED, ExitCode.TERMINATED_UNSAVED, ExitCode.SIGINT}
 _MEANINGS = {
     ExitCode.FAILED: "the program failed",
-    ExitCode.USAGE: "an option or argument of it is invalid",
+    ExitCode.USAGE: "one of its options or arguments is invalid",
     ExitCode.CONFLICT: "its output folder is in use, or its checkpoint contradicts its settings",
     ExitCode.STORAGE: "its output location cannot be used",
-    ExitCode.NOTHING_VALID: "only damaged checkpoints exist",
+    ExitCode.NOTHING_VALID: "all its checkpoints are damaged",
     ExitCode.NOT_SUPPORTED: "this machine or installation does not support it",
 }
 
@@ -25,7 +25,7 @@ class Outcome:
 
     Args:
         state: its new state.
-        exit_code: the one that its launchers' exit codes amount to; None when they were killed.
+        exit_code: the exit code of the attempt; None when its launchers were killed.
         message: why.
         setbacks: consecutive interruptions without progress.
     """
@@ -49,10 +49,10 @@ def conclude(
 
     Args:
         exit_codes: of the launchers, by node; None for one that was killed.
-        wanted: the requested action when they ended.
+        wanted: the requested action when the launchers ended.
         safe_step: the newest step that is committed.
-        missing_in: the object store that lacks it; empty otherwise.
-        has_progressed: whether this attempt committed a step beyond the one it began with.
+        missing_in: the object store, if that checkpoint was not uploaded; otherwise empty.
+        has_progressed: whether this attempt committed a later step than the one it began with.
         setbacks: interruptions without progress before this one.
     """
     if all(code == ExitCode.OK for code in exit_codes):
@@ -66,7 +66,7 @@ def conclude(
     unknown = "its state is saved" if saved else "nothing is saved yet"
     stands = unknown if safe_step is None else f"step {safe_step} is saved"
     if missing_in and safe_step is not None:
-        stands += f" on this machine only: {missing_in} does not have it; it is uploaded when the job resumes"
+        stands += f" on this machine only; when the job resumes, it is uploaded to {missing_in}"
     if was_asked:
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
         message = stands if saved else f"it was stopped without a save; {stands}"
@@ -82,12 +82,12 @@ def conclude(
 
 
 def _failure_of(exit_codes: Sequence[int | None]) -> int | None:
-    """The exit code that says why the job has failed; None when it has not.
+    """The exit code that is the reason of the failure; None when the job has not failed.
 
-    Ranks that lost a peer end with 1. So another code counts more, and a 1 beside a launcher that was killed is its
-    consequence.
+    A rank that has lost a peer ends with 1. So any other code takes precedence over 1. When a launcher was killed,
+    the 1 of another launcher is only a consequence.
     """
-    failures = [code for code in exit_codes if code is not None and code not in _LEFT and code != ExitCode.OK]
+    failures = [code for code in exit_codes if code is not None and code not in _INTERRUPTED and code != ExitCode.OK]
     own = next((code for code in failures if code != ExitCode.FAILED), None)
     if own is not None or not failures:
         return own

@@ -1,4 +1,4 @@
-"""Jobs with their states, attempts, launchers and events, as the history holds them."""
+"""The records of the history: jobs with their states, attempts, launchers and events."""
 
 import enum
 import shlex
@@ -20,41 +20,41 @@ class JobState(enum.StrEnum):
     """Waits for free slots."""
     RUNNING = "Running"
     SUSPENDING = "Suspending"
-    """Was asked to stop, and saves."""
+    """Received a request to stop, and saves."""
     SUSPENDED = "Suspended"
-    """Stopped by a person; `resume` continues it."""
+    """Stopped by `suspend`; `resume` continues it."""
     RESUMING = "Resuming"
-    """Its processes have started again, and load the newest checkpoint."""
+    """Its processes have started again and load the newest checkpoint."""
     PREEMPTED = "Preempted"
-    """Stopped in favour of a job of higher priority; it continues by itself."""
+    """Stopped in favour of a job with a higher priority; resumes by itself."""
     RESTARTING = "Restarting"
-    """Its processes were interrupted or killed from outside; it starts again by itself."""
+    """Its processes were interrupted or killed from outside; starts again by itself."""
     COMPLETE = "Complete"
     FAILED = "Failed"
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs, or will by itself: a supervisor must run for it."""
+        """Whether it runs, or will run without another command."""
         return self not in {JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for slots, or for its supervisor to request some."""
+        """Whether it waits for slots."""
         return self in {JobState.CREATED, JobState.QUEUED, JobState.PREEMPTED}
 
     @property
     def holds_slots(self) -> bool:
-        """Whether it has processes, or is about to have some."""
+        """Whether it has processes, or is about to start some."""
         return self in {JobState.RUNNING, JobState.RESUMING, JobState.SUSPENDING, JobState.RESTARTING}
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended by itself, complete or failed."""
+        """Whether it is complete or failed."""
         return self in {JobState.COMPLETE, JobState.FAILED}
 
 
 class RequestedAction(enum.StrEnum):
-    """The action that is requested of a job; commands set it, and supervisors carry it out."""
+    """The action that is requested for a job. Commands store it, and the supervisor carries it out."""
 
     RUN = "run"
     SUSPEND = "suspend"
@@ -74,11 +74,11 @@ class JobRecord:
         created: RFC 3339 UTC.
         changed: when `state` last changed.
         message: why it is in this state; may be empty.
-        exit_code: of its last attempt; None before it has ended.
-        attempt: number of the newest one; 0 before the first.
+        exit_code: of its last attempt; None before one has ended.
+        attempt: the number of its newest attempt; 0 before the first.
         safe_step: the newest step known to be committed.
-        setbacks: consecutive interruptions from outside without a step of progress between them.
-        target_nodes: the requested number of nodes, while its launchers stop for that; None otherwise.
+        setbacks: consecutive interruptions from outside without progress.
+        target_nodes: the requested number of nodes, until it is changed; otherwise None.
     """
 
     name: str
@@ -103,30 +103,30 @@ class JobRecord:
 
     @property
     def is_to_stop(self) -> bool:
-        """Whether its launchers have to stop, for good or to be started again in another number."""
+        """Whether its launchers have to stop, also if they start again with another number of nodes."""
         return self.wanted is not RequestedAction.RUN or self.target_nodes is not None
 
     @property
     def was_saved(self) -> bool:
-        """Whether its last attempt ended with a checkpoint; a job that never ran has lost nothing either."""
+        """Whether its last attempt ended with a checkpoint. True for a job that never ran: it lost nothing."""
         return self.attempt == 0 or self.exit_code == ExitCode.INTERRUPTED_SAVED
 
     @property
     def command(self) -> str:
-        """Its program, as a person would type it."""
+        """Its program, as a command line."""
         return as_typed(self.spec.program, is_module=self.spec.is_module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """A job in a list of many; most of its specification is not parsed for that.
+    """A job in a list; most of its specification is not parsed.
 
     Args:
         name: unique.
         state: its state.
         created: RFC 3339 UTC.
         safe_step: the newest step known to be committed.
-        command: its program, as a person would type it.
+        command: its program, as a command line.
     """
 
     name: str
@@ -145,8 +145,8 @@ class AttemptRecord:
         num_nodes: how many launchers it had.
         started: RFC 3339 UTC.
         ended: likewise; None while it runs.
-        outcome: the state of the job after it, and why.
-        exit_code: the one that its launchers' exit codes amount to.
+        outcome: the state of the job after the attempt, and why.
+        exit_code: the exit code of the attempt.
     """
 
     number: int
@@ -179,8 +179,8 @@ class JobEvent:
     Args:
         time: RFC 3339 UTC.
         name: the action: `submitted`, `suspend_requested`, `started`, …
-        actor: who did it.
-        cause: why, for people.
+        actor: the user, supervisor or process that did it.
+        cause: why, in words.
         detail: further values, by name.
     """
 
@@ -192,5 +192,5 @@ class JobEvent:
 
 
 def as_typed(program: Iterable[str], *, is_module: bool) -> str:
-    """Script and arguments, or module and arguments, as a person would type them behind `python`."""
+    """Script or module, and arguments, as they follow `python` on a command line."""
     return shlex.join((*(["-m"] if is_module else []), *program))

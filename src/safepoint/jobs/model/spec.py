@@ -1,4 +1,4 @@
-"""The specification of a job; it holds no secret and nothing of the machine's environment."""
+"""The specification of a job. It contains no secrets and no variables of the machine's environment."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
 _USER_IN_ADDRESS = re.compile(r"(?P<scheme>[\w+.-]+)://(?P<user>[^/\s]*)@")
-_TEXTS = Kind(words="a tuple of texts", fits=lambda value: isinstance(value, tuple) and texts().fits(value))
+_TEXTS = Kind(words="a tuple of strings", fits=lambda value: isinstance(value, tuple) and texts().fits(value))
 _KINDS = {
     "name": TEXT,
     "program": _TEXTS,
@@ -45,21 +45,21 @@ class JobSpec:
 
     Args:
         name: lower case letters, digits and dashes, 63 at most, as Kubernetes names objects.
-        program: script and arguments, or module and arguments; a function's script lies in the job's folder.
+        program: script or module, and arguments. The script of a function is in the job's folder.
         is_module: run the program as `python -m` does.
         python: the interpreter.
         working_dir: an absolute path.
         num_nodes: number of launchers.
-        ranks_per_node: processes of each.
-        cpu_per_node: slots that each takes.
-        gpu_per_node: GPUs of each; as many devices are visible to it.
+        ranks_per_node: number of ranks of each node.
+        cpu_per_node: CPU slots of each node.
+        gpu_per_node: GPUs of each node; the node sees only these.
         settings: the options of the run.
-        max_restarts: starts of the ranks after a failure, by the launcher.
+        max_restarts: how often a launcher restarts the ranks after a failure.
         env: variables for the program.
-        data_connection: the name of the keys of an object store; never their values.
-        priority: jobs of a higher one start first, and preempt those of lower ones.
+        data_connection: the name of the data connection; the keys are not stored.
+        priority: jobs with a higher priority start first, and preempt jobs with a lower one.
         packages: requirements to install for this job before the program runs.
-        package_indexes: where to find them; the first one replaces the default.
+        package_indexes: the package indexes to use; the first one replaces the default.
     """
 
     name: str
@@ -86,36 +86,36 @@ class JobSpec:
             raise UsageError(str(error)) from error
         check_name(self.name)
         if not self.program:
-            raise UsageError("the job has no program", hint="name a script, a module or a function")
+            raise UsageError("the job has no program", hint="give a script, a module or a function")
         if not os.path.isabs(self.working_dir):
             raise UsageError(f"working_dir {self.working_dir!r} must be an absolute path")
         for variable, text in self.env.items():
             if not _VARIABLE.fullmatch(variable) or "\0" in text:
-                raise UsageError(f"env: {variable!r} is not a valid name of a variable, or its value has a NUL")
+                raise UsageError(f"env: {variable!r} is not a valid variable name, or its value contains NUL")
         keys = sorted(IDENTITY.intersection(self.env))
         if keys:
             raise UsageError(
-                f"env has {', '.join(keys)}, and the values of env are stored; nothing was submitted",
-                hint="put them into connections.toml and name it with --connection NAME, or data_connection_name",
+                f"env has {', '.join(keys)}, but env is stored and must contain no keys; nothing was submitted",
+                hint="put the keys into connections.toml, and use --connection NAME or data_connection_name",
             )
         self._check_packages()
 
     def _check_packages(self) -> None:
-        # Messages do not show the values: they may have passwords in them.
+        # Messages do not show the values: they may contain passwords.
         for what, given in (("the address of a package index", self.package_indexes), ("a package", self.packages)):
             if any(_has_credentials(text) for text in given):
                 raise UsageError(
-                    f"{what} has a user name or password in it, which would be stored; nothing was submitted",
+                    f"{what} contains a user name or a password, which would be stored; nothing was submitted",
                     hint="put the password into pip's configuration, ~/.netrc or PIP_INDEX_URL",
                 )
             if any(not text.strip() or text.strip().startswith("-") for text in given):
                 raise UsageError(
-                    f"{what} is empty, or is an option of pip's",
-                    hint="name packages only, such as 'peft>=0.20'; put options into pip's configuration",
+                    f"{what} is empty or an option of pip",
+                    hint="use package names only, such as 'peft>=0.20'; put options into pip's configuration",
                 )
 
     def to_json(self) -> str:
-        """A document that `from_json` reads."""
+        """The document that `from_json` reads."""
         record: dict[str, Any] = {name: getattr(self, name) for name in _names(type(self)) if name != "settings"}
         record["env"] = dict(self.env)
         record["settings"] = {
@@ -125,7 +125,7 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, text: str) -> "JobSpec":
-        """Read a document of this release or an older one; what a newer one added is ignored."""
+        """Read a document of this or an older release. Fields that a newer release added are ignored."""
         record: dict[str, Any] = json.loads(text)
         of_settings, of_job = _names(RunSettings), _names(cls)
         settings = {name: value for name, value in record.pop("settings").items() if name in of_settings}
@@ -137,13 +137,13 @@ class JobSpec:
 
 
 def _has_credentials(text: str) -> bool:
-    """Whether it has an address with a name or a password in it; the user of `git+ssh://git@…` is no secret."""
+    """Whether it contains an address with a user or a password. The user of `git+ssh://git@…` does not count."""
     found = _USER_IN_ADDRESS.finditer(text)
     return any(":" in address["user"] or not address["scheme"].endswith("ssh") for address in found)
 
 
 def names_of_secrets(env: Mapping[str, str]) -> list[str]:
-    """The variables of `env` whose names suggest secrets; the history stores their values."""
+    """The variables of `env` whose names suggest secrets. The history would store their values."""
     return sorted(name for name in env if _SECRET.search(name))
 
 
@@ -157,11 +157,11 @@ def check_name(name: str) -> None:
 
 
 def name_from(text: str, unique: str) -> str:
-    """A name for a job that has none: its program's, in valid letters, and a unique ending."""
+    """A name for a job without one: the name of its program in valid characters, and a unique ending."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].strip("-")
     return f"{plain or 'job'}-{unique}"
 
 
-@functools.cache  # a list of jobs asks a thousand times
+@functools.cache  # called a thousand times for a list of jobs
 def _names(kind: type[Any]) -> Mapping[str, None]:
-    return dict.fromkeys(item.name for item in fields(kind))  # in their order, and found at once
+    return dict.fromkeys(item.name for item in fields(kind))  # ordered, with fast lookup

@@ -61,7 +61,7 @@ def test_a_grace_period_that_is_too_short_fails(project: Path) -> None:
     found = findings("--output-dir", "out", "--grace", "1", code=1)
     assert found["grace period"]["status"] == "failure"
     outcome = safepoint("doctor", "--output-dir", "out", "--grace", "1")
-    assert "fix: let the platform grant" in outcome.stdout
+    assert "fix: set the platform's grace period" in outcome.stdout
     assert "1 check failed" in outcome.stderr
 
 
@@ -106,10 +106,10 @@ def test_a_store_that_nobody_serves_is_given_up_in_time(project: Path, monkeypat
 
 
 def test_what_hangs_is_said_and_left(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead file server does not answer."""
+    """A dead file server no answer within."""
     reader, writer = os.pipe()
     monkeypatch.setattr(examination, "look_at_folder", lambda folder: os.read(reader, 1))
     monkeypatch.setattr(examination, "_FOLDER_S", 0.1)
     found = findings("--output-dir", "out", code=1)
-    assert "does not answer" in found["output folder"]["found"]
+    assert "no answer within" in found["output folder"]["found"]
     os.write(writer, b"x")

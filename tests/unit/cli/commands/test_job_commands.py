@@ -232,7 +232,10 @@ def test_which_keys_are_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "environ")
     output = ["--output-dir", "pvc://claim/x"]
-    assert "AWS_* of the environment are used" in safepoint("submit", "--connection", "mimio", *output, SCRIPT).stderr
+    assert (
+        "AWS_* variables of the environment are used"
+        in safepoint("submit", "--connection", "mimio", *output, SCRIPT).stderr
+    )
     assert "are used" not in safepoint("submit", "--connection", "minio", *output, SCRIPT).stderr
 
 
@@ -296,8 +299,8 @@ COMMANDS: list[tuple[Callable[[], None], list[str], int, str]] = [
         11,
         "there is already a job 'done'",
     ),
-    (newer_history, ["list"], 11, "newer Safepoint"),
-    (newer_history, ["submit", SCRIPT], 11, "newer Safepoint"),
+    (newer_history, ["list"], 11, "newer release of Safepoint"),
+    (newer_history, ["submit", SCRIPT], 11, "newer release of Safepoint"),
     (damaged_history, ["list"], 13, "cannot be used"),
     (unwritable_state, ["list"], 13, "cannot be created"),
     (unwritable_state, ["submit", SCRIPT], 13, "cannot be created"),
@@ -531,10 +534,10 @@ def test_a_suspension_that_does_not_fit_is_announced(changes: dict[str, Any], gr
     risk = risk_of_suspending(job, report("any", safe_step=1240, safe_time=then, **changes))
     assert (risk is not None) == is_risky
     if risk is not None:
-        assert risk.startswith("newest save: step 1,240, 2 m 10 s ago; a save needs about 48 s")
+        assert risk.startswith("newest save: step 1,240, 2 m 10 s ago; a save takes about 48 s")
         assert f"of the {grace_s:g} s grace period" in risk
     unsaved = risk_of_suspending(job, report("any", safe_step=None, safe_time=None, **changes))
-    assert unsaved is None or unsaved.startswith("nothing is saved yet; a save needs about 48 s")
+    assert unsaved is None or unsaved.startswith("nothing is saved yet; a save takes about 48 s")
 
 
 def test_a_risky_suspension_is_asked_for_or_refused() -> None:
@@ -547,7 +550,7 @@ def test_a_risky_suspension_is_asked_for_or_refused() -> None:
         for command in (["suspend", "held"], ["scale", "held", "--nnodes", "2"]):
             refused = safepoint(command[0], "--json", *command[1:])
             assert refused.code == 11, refused.stderr
-            assert "a save needs about 48 s" in refused.exit_error["message"]
+            assert "a save takes about 48 s" in refused.exit_error["message"]
             assert refused.exit_error["message"].endswith("nothing was done")
             assert "--yes" in refused.exit_error["hint"]
         untouched = safepoint("status", "held", "--json").document

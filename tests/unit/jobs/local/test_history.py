@@ -275,7 +275,7 @@ def test_a_damaged_file_is_said_to_be_one_and_not_replaced(path: Path, content: 
     """Its owner may know what to do with it."""
     path.parent.mkdir()
     path.write_bytes(content)
-    with pytest.raises(StorageError, match=r"cannot be used.*moved aside"):
+    with pytest.raises(StorageError, match=r"cannot be used.*move it aside"):
         History(path)
     assert path.read_bytes() == content
 

@@ -117,7 +117,7 @@ class TestSubmitting:
         ("fields", "message"),
         [
             ({"working_dir": "/nowhere"}, "'/nowhere' is not a folder"),
-            ({"gpu_per_node": 1, "num_nodes": 2}, "needs 2 gpu, and this machine has 1"),
+            ({"gpu_per_node": 1, "num_nodes": 2}, "needs 2 GPU slots, and this machine has 1"),
         ],
     )
     def test_what_cannot_run_is_refused(self, jobs: LocalJobs, fields: dict[str, Any], message: str) -> None:
@@ -263,7 +263,7 @@ class TestAsking:
         """For ever, it would be."""
         known(history, "a", RUNNING)
         with done_when(lambda history: history.job("a").wanted is RequestedAction.SUSPEND, _let_run):
-            with pytest.raises(ConflictError, match="someone else requested run"):
+            with pytest.raises(ConflictError, match="another command requested run"):
                 jobs.suspend("a", timeout_s=30)
 
     def test_a_wait_that_takes_too_long(self, jobs: LocalJobs, history: History) -> None:
@@ -298,7 +298,7 @@ class TestAsking:
         """It continues when no command waits for it any more, as the message says."""
         known(history, "a", RUNNING)
         for _ in range(2):
-            with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*it continues"):
+            with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*the job continues"):
                 jobs.scale("a", 2, timeout_s=0.1)
         job = jobs.job("a")
         assert (job.target_nodes, job.spec.num_nodes, job.wanted) == (2, 1, RequestedAction.RUN)
@@ -311,7 +311,7 @@ class TestAsking:
         supervise = lambda _: history.become("a", FAILED, actor="it", message="exit code 3")  # noqa: E731
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(local_jobs, "start_supervisor", supervise)
-            with pytest.raises(ConflictError, match="was Failed before it was scaled to 2 nodes: exit code 3"):
+            with pytest.raises(ConflictError, match="was not scaled to 2 nodes: it is Failed: exit code 3"):
                 jobs.scale("a", 2)
 
     def test_what_goes_on_waits_for_its_turn_at_once(
@@ -463,7 +463,7 @@ class TestDeleting:
 
         with monkeypatch.context() as patch:
             patch.setattr("shutil.rmtree", fail)
-            with pytest.raises(StorageError, match=r"busy.*/mount; the job stays"):
+            with pytest.raises(StorageError, match=r"busy.*/mount; the job was not deleted"):
                 jobs.delete("a")
         assert history.knows("a")
         jobs.delete("a")
@@ -484,7 +484,7 @@ class TestDeleting:
         commit(prepared(tmp_path / "out"), 10)
         known(history, "a", FAILED, output_dir=str(tmp_path / "out"))
         known(history, "b", state, RequestedAction.SUSPEND, output_dir=str(tmp_path / "out"))
-        with pytest.raises(ConflictError, match=r"job b uses the checkpoints in .*nothing was deleted"):
+        with pytest.raises(ConflictError, match=r"job b also uses the checkpoints in .*nothing was deleted"):
             jobs.delete("a", with_checkpoints=True)
         assert (tmp_path / "out" / "checkpoint-10").exists()
         jobs.delete("a")

@@ -209,11 +209,11 @@ class TestSize:
             (
                 {"ranks_per_node": 4, "cpu_per_node": 4},
                 2,
-                "needs 4 cpu, and this machine has 2: its ranks share",
+                "needs 4 CPU slots, and this machine has 2: its ranks share",
             ),
-            ({"num_nodes": 8}, 2, "needs 8 cpu"),
-            ({"num_nodes": 4}, 1, "needs 4 cpu"),
-            ({"num_nodes": 2, "cpu_per_node": 32}, 2, "needs 64 cpu"),
+            ({"num_nodes": 8}, 2, "needs 8 CPU slots"),
+            ({"num_nodes": 4}, 1, "needs 4 CPU slots"),
+            ({"num_nodes": 2, "cpu_per_node": 32}, 2, "needs 64 CPU slots"),
         ],
     )
     def test_a_laptop_may_try_a_few_ranks_more(self, fields: dict[str, Any], cores: int, remark: str) -> None:
@@ -234,7 +234,7 @@ class TestSize:
     )
     def test_what_the_machine_could_never_do_is_refused(self, fields: dict[str, Any], cores: int) -> None:
         """Before a thousand launchers are started, and with the variable that says otherwise."""
-        with pytest.raises(UsageError, match=f"on this machine with {cores} cores.*SAFEPOINT_CPU_SLOTS"):
+        with pytest.raises(UsageError, match=f"this machine with {cores} cores can run.*SAFEPOINT_CPU_SLOTS"):
             check_size(job_spec(**fields), Slots(cpu=cores, gpu=0))
 
 

@@ -599,7 +599,7 @@ class TestTrouble:
         """Two supervisors would not notice each other."""
         place.add("a", "0")
         monkeypatch.setattr(module.FolderLock, "acquire", lambda *_: None)
-        with pytest.raises(StorageError, match="has no locks"):
+        with pytest.raises(StorageError, match="does not support locks"):
             supervise("a")
 
     def test_a_job_that_is_removed_by_force_leaves_no_process(self, place: Place) -> None:

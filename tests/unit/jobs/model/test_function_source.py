@@ -97,8 +97,8 @@ CASES: list[tuple[Any, str]] = [
     (hostile.cached, r"cached is not a function written in Python|is decorated"),
     (functools.partial(hostile.letters, out=1), r"functools.partial cannot be sent to a job.*func_args"),
     (hostile.Owner().method, r"Owner.method is a method"),
-    (hostile.Owner.method, r"Owner.method belongs to a class"),
-    (hostile.Owner.static, r"Owner.static belongs to a class"),
+    (hostile.Owner.method, r"Owner.method is defined in a class"),
+    (hostile.Owner.static, r"Owner.static is defined in a class"),
     (hostile.Owner(), r"Owner is not a function"),
     (hostile.Owner, r"the class Owner is not a function"),
     (print, r"print is not a function written in Python"),
@@ -108,8 +108,8 @@ CASES: list[tuple[Any, str]] = [
     (
         hostile.uses_globals,
         r"uses_globals uses LEARNING_RATE, js, letters, os, undefined_anywhere from outside the function, "
-        r"which is not sent to the job — write `import json as js; import os` inside it; import or define "
-        r"LEARNING_RATE, letters, undefined_anywhere inside it, or pass values as func_args",
+        r"which is not sent to the job — write `import json as js; import os` inside the function; import or define "
+        r"LEARNING_RATE, letters, undefined_anywhere inside the function, or pass values as func_args",
     ),
     (hostile.uses_in_a_nested_class, r"uses LEARNING_RATE, Numbers, js from outside"),
 ]

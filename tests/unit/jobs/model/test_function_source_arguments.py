@@ -123,5 +123,5 @@ def test_what_a_script_cannot_be_given(value: Any) -> None:
 @pytest.mark.parametrize("name", ["", "a=b", " a"])
 def test_what_cannot_be_an_option(name: str) -> None:
     """Or it would be read as another one."""
-    with pytest.raises(UsageError, match="not a valid name"):
+    with pytest.raises(UsageError, match="not a valid option name"):
         as_options({name: 1})

@@ -84,7 +84,9 @@ def test_a_save_of_unknown_step_is_not_called_nothing() -> None:
 def test_a_checkpoint_that_is_not_in_the_store_is_safe_here_only() -> None:
     """A person who cleans this machine must know."""
     outcome = end(75, wanted=RequestedAction.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
-    assert outcome.message.startswith("step 7 is saved on this machine only: s3://bucket/run does not have it")
+    assert outcome.message.startswith(
+        "step 7 is saved on this machine only; when the job resumes, it is uploaded to s3://bucket/run"
+    )
     failed = end(13, wanted=RequestedAction.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
     assert failed.message.count("s3://bucket/run") == 1
     assert "upload to the object store" not in failed.message
@@ -105,7 +107,7 @@ def test_a_program_that_fails_while_it_is_stopped_has_failed() -> None:
 
 def test_a_failure_says_what_it_means_and_where_to_look() -> None:
     """For ours with a word, for the program's own with the number."""
-    assert end(14).message == "exit code 14: only damaged checkpoints exist; see its logs"
+    assert end(14).message == "exit code 14: all its checkpoints are damaged; see its logs"
     assert end(3).message == "exit code 3; see its logs"
 
 

@@ -1,1 +1,1 @@
-"""One attempt of a job: its launchers, packages, logs, and what its ranks report."""
+"""One attempt of a job: its launchers, packages and logs, and the reports of its ranks."""

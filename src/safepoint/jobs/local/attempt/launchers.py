@@ -1,4 +1,4 @@
-"""The launchers of one attempt: start, find again, stop as a cluster stops pods, read exit codes."""
+"""The launchers of one attempt: starts them, stops them as a cluster stops pods, and reads their exit codes."""
 
 import os
 import shutil
@@ -24,9 +24,9 @@ _OURS = ("SAFEPOINT_", "PET_", "TORCHELASTIC_")
 _TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 _KEPT = ("SAFEPOINT_VERIFY_TLS",)
 _AFTER_A_LOSS_S = 10.0
-"""How long launchers may take to end by themselves after one of them has failed."""
+"""How long launchers may continue after one of them has failed."""
 _KILLED_LATER_S = 2.0
-"""How long after the grace period launchers are killed: they kill their ranks before that."""
+"""How long after the grace period launchers are killed. They kill their ranks earlier."""
 _GONE_WITHIN_S = 30.0
 
 
@@ -35,9 +35,9 @@ class Launchers:
 
     Args:
         spec: the job.
-        folder: the job's.
-        attempt: which attempt.
-        nodes: those that were started.
+        folder: the folder of the job.
+        attempt: the number of the attempt.
+        nodes: the launchers that an earlier supervisor has started.
     """
 
     def __init__(self, spec: JobSpec, folder: Path, attempt: int, nodes: Sequence[NodeRecord] = ()) -> None:
@@ -56,10 +56,10 @@ class Launchers:
         Args:
             node: its number.
             environ: see `launcher_environment`.
-            gpus: the devices that it may see, none when empty; None where the machine has none.
+            gpus: the devices that it may see; empty for none. None on a machine without GPUs.
 
         Raises:
-            OSError: the interpreter cannot be started.
+            OSError: the launcher cannot be started.
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,26 +107,26 @@ class Launchers:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all of them were started; their supervisor may have been killed between two."""
+        """Whether all launchers were started. Their supervisor may have been killed in between."""
         return len(self._nodes) == self._spec.num_nodes
 
     @property
     def are_alive(self) -> bool:
-        """Whether any of them is."""
+        """Whether any launcher is alive."""
         alive = any(node.process.is_alive for node in self._nodes)
         for process in self._children.values():
-            process.poll()  # after the check: one that ended in between would stay as a zombie
+            process.poll()  # reaps ended children; after the check, because one may end in between
         return alive
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM to each, once; the grace period begins."""
+        """Send SIGTERM to all launchers, once. The grace period begins."""
         if self._asked_s is None:
             self._asked_s = clock.monotonic_s()
             for node in self._nodes:
                 node.process.send(signal.SIGTERM)
 
     def enforce(self) -> None:
-        """Kill launchers that outlive the grace period; stop the others when one has failed. Call it often."""
+        """Kill launchers at the end of the grace period; stop the others when one has failed. Call it often."""
         now_s = clock.monotonic_s()
         if self._asked_s is not None:
             if now_s - self._asked_s >= self._spec.settings.grace_s + _KILLED_LATER_S:
@@ -139,13 +139,13 @@ class Launchers:
             self.ask_to_stop()
 
     def kill(self) -> None:
-        """End every process of the job at once."""
+        """Kill every process of the job."""
         processes.kill(processes.processes_of(self._folder))
-        for node in self._nodes:  # one that was just started may not have the variable yet by which it is found
+        for node in self._nodes:  # `processes_of` may not find a launcher that has just started
             node.process.send(signal.SIGKILL)
 
     def wait_until_gone(self) -> None:
-        """Wait until no process of the job is left: keepers end after their launchers, maybe with a commit."""
+        """Wait until all processes of the job have ended. Keepers may commit after their launchers have ended."""
         deadline_s = clock.monotonic_s() + max(_GONE_WITHIN_S, self._spec.settings.grace_s)
         while self.are_alive or processes.processes_of(self._folder):
             if clock.monotonic_s() >= deadline_s:
@@ -154,16 +154,16 @@ class Launchers:
 
     @property
     def exit_codes(self) -> list[int | None]:
-        """How they ended, by node; None for one that was killed."""
+        """The exit codes by node; None for a launcher that was killed."""
         return [self._exit_code(node) for node in range(self._spec.num_nodes)]
 
     def _exit_code(self, node: int) -> int | None:
-        """The exit code that the launcher wrote; without one, the system's, when this process started it."""
+        """The exit code that the launcher wrote; else, for a child of this process, the one of the system."""
         code = read_exit_code(self._plan_file(node))
         child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
         if code is not None or child is None or child.poll() is None or child.returncode < 0:
             return code
-        return child.returncode or ExitCode.FAILED  # 0 without a file: that was not a launcher
+        return child.returncode or ExitCode.FAILED  # 0 without a file: it was not a launcher
 
     def tidy(self) -> None:
         """Remove the files of this attempt."""
@@ -171,12 +171,12 @@ class Launchers:
 
 
 def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: Path | None) -> dict[str, str]:
-    """The environment of a job's launchers: the supervisor's without settings of a run, and the job's.
+    """The environment of a job's launchers: the supervisor's, without settings of a run, and the job's variables.
 
     Args:
         spec: the job.
         secrets: the keys of its data connection.
-        extra_path: a folder with packages that were installed for it.
+        extra_path: the folder with packages that were installed for the job.
     """
     environ = {
         name: text

@@ -1,4 +1,4 @@
-"""The output of a job's processes: a file for each rank, and one for each launcher."""
+"""Reads the output of a job's processes: a file for each rank and each launcher."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ class LogLine:
 
     Args:
         source: `rank 0`, `node 0` (its launcher) or `packages`.
-        text: without the end of the line.
+        text: the line without its end.
     """
 
     source: str
@@ -35,7 +35,7 @@ class _Tail:
         return self.path.stem.replace("-", " ")
 
     def lines(self) -> Iterator[LogLine]:
-        """New whole lines; none when the job was deleted."""
+        """New complete lines; none if the job was deleted."""
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
             stream.seek(self.offset)
             for chunk in iter(lambda: stream.read(1 << 20), b""):
@@ -44,7 +44,7 @@ class _Tail:
                 yield from (self._line(line) for line in whole)
 
     def last(self) -> Iterator[LogLine]:
-        """A last line without an end."""
+        """The last line, if it is incomplete."""
         if self.rest:
             yield self._line(self.rest)
             self.rest = b""
@@ -56,17 +56,17 @@ class _Tail:
 def read_logs(
     folder: Path, *, ranks: range | None = None, nodes: range | None = None, is_over: Callable[[], bool] | None = None
 ) -> Iterator[LogLine]:
-    """The lines of a job.
+    """The lines of a job's output.
 
     Args:
-        folder: the job's.
+        folder: the folder of the job.
         ranks: of these ranks; None for all.
         nodes: of the launchers of these nodes; None for all.
-        is_over: given to follow: new lines are read until it returns True.
+        is_over: with it, new lines are read until it returns True; without it, existing lines only.
     """
     tails: dict[Path, _Tail] = {}
     while True:
-        over = is_over is None or is_over()  # first: lines printed before the end are read after it
+        over = is_over is None or is_over()  # checked first, so that all lines before the end are read
         for path in sorted((folder / FOLDER).glob("*.log"), key=_order):
             if path not in tails and _is_selected(path, ranks, nodes):
                 tails[path] = _Tail(path)
@@ -87,5 +87,5 @@ def _is_selected(path: Path, ranks: range | None, nodes: range | None) -> bool:
 
 def _order(path: Path) -> tuple[str, int]:
     what, _, number = path.stem.partition("-")
-    # Ranks last: people look for the last line or the error of a training.
+    # Ranks last: the last line or the error of a training is at the end.
     return ({"packages": "a", "node": "b"}.get(what, "c"), int(number) if number.isdecimal() else 0)

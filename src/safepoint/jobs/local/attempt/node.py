@@ -1,7 +1,7 @@
-"""The process of one node of a job: a launcher that writes its exit code to a file, for supervisors that are not its
-parent.
+"""The process of one node of a job: a launcher that writes its exit code to a file.
 
-`python -m safepoint.jobs.local.attempt.node PLAN`; `Launchers` writes the plan.
+A supervisor that did not start it can read that file. `python -m safepoint.jobs.local.attempt.node PLAN`; `Launchers`
+writes the plan.
 """
 
 import json
@@ -21,7 +21,7 @@ from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.outcome.program_error import exit_code_after
 
 _PORT_TAKEN = "EADDRINUSE"
-"""In the error of torch's store when another process listens on the port of the rendezvous."""
+"""Part of the error of torch's store when another process listens on the rendezvous port."""
 
 
 def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> None:
@@ -29,7 +29,7 @@ def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> No
 
     Args:
         path: the file.
-        plan: the fields of a `LaunchPlan`, which looks for the program when it is constructed, in the node's process.
+        plan: the fields of a `LaunchPlan`. The node's process constructs it, because that looks for the program.
         settings: of the run.
     """
     document = {
@@ -40,7 +40,7 @@ def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> No
 
 
 def exit_file(plan: Path) -> Path:
-    """The file for the exit code of this plan's launcher."""
+    """The file for the exit code of the launcher with this plan."""
     return plan.with_suffix(".exit")
 
 
@@ -53,7 +53,7 @@ def read_exit_code(plan: Path) -> int | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the node; the process ends in here, and always writes its exit code."""
+    """Run the node, write its exit code, and end the process."""
     path = Path(arguments[0])
 
     def leave(code: int) -> None:
@@ -73,11 +73,11 @@ def main(arguments: Sequence[str]) -> int:
     leave(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # tearing down an interpreter with torch in it takes longer than a save
+    os._exit(code)  # skips the shutdown of the interpreter, which with torch takes longer than a save
 
 
 def _code_after(error: BaseException) -> int:
-    if _PORT_TAKEN in str(error):  # taken since it was chosen; the next start chooses another one
+    if _PORT_TAKEN in str(error):  # another process took the port; the next attempt chooses another one
         return ExitCode.TERMINATED_UNSAVED
     return exit_code_after(error) or ExitCode.FAILED
 

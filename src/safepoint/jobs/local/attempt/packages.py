@@ -1,4 +1,4 @@
-"""Installs the packages of a job into a folder of its own, which is searched before the machine's."""
+"""Installs the packages of a job into a folder of its own, which its ranks search first."""
 
 import hashlib
 import os
@@ -17,23 +17,23 @@ _POLL_S = 0.1
 
 
 class JobStoppedError(Exception):
-    """The job was asked to stop."""
+    """The job has to stop."""
 
 
 def install_packages(spec: JobSpec, folder: Path, *, is_wanted: Callable[[], bool] = lambda: True) -> Path | None:
-    """Install the packages of the job, unless that was done before.
+    """Install the packages of the job, unless they are installed already.
 
     Args:
         spec: the job.
-        folder: the job's; pip counts as one of its processes.
-        is_wanted: polled; installing may take minutes, and stops when this is False.
+        folder: the folder of the job; pip counts as one of its processes.
+        is_wanted: called repeatedly; when it returns False, the installation stops.
 
     Returns:
         The folder; None when the job has no packages.
 
     Raises:
         SafepointError: pip failed; its output is in `logs/packages.log`.
-        JobStoppedError: `is_wanted` returned False; no files are left.
+        JobStoppedError: `is_wanted` returned False; the files were removed.
     """
     if not spec.packages:
         return None
@@ -64,7 +64,7 @@ def install_packages(spec: JobSpec, folder: Path, *, is_wanted: Callable[[], boo
                 clock.sleep(_POLL_S)
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # its build processes, too
+                os.killpg(process.pid, signal.SIGKILL)  # also kills the build processes of pip
                 process.wait()
             if process.returncode != 0:
                 shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""The reports of a job's ranks: the stream of events and the progress file in the job's folder.
+"""Reads the reports of a job's ranks in the job's folder: the stream of events and the progress file.
 
-The training writes both (docs/progress.md). An incomplete last line is ignored.
+See docs/progress.md. An incomplete last line is ignored.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def progress(folder: Path) -> Progress | None:
-    """The progress of the training; None before its first report."""
+    """The progress of the training; None before the first report."""
     return read_progress(folder / PROGRESS_NAME)
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether ranks have ever started training; until then `--resume` and `--from-scratch` still apply."""
+    """Whether an attempt has started training. Until then, `--resume` and `--from-scratch` apply."""
     return any(event["event"] == "attempt_started" for event in events(folder))
 
 
 def newest_step(folder: Path) -> tuple[int | None, bool]:
-    """The newest committed step that the ranks have reported, and whether it was not uploaded to the object store."""
+    """The newest committed step that the ranks have reported, and whether its upload is missing."""
     newest: int | None = None
     saved = stored = -1
     for event in events(folder):
@@ -55,7 +55,7 @@ def newest_step(folder: Path) -> tuple[int | None, bool]:
 
 
 def has_reported_since(folder: Path, wall_s: float) -> bool:
-    """Whether the ranks have reported progress since a moment of the wall clock."""
+    """Whether the ranks have reported progress since `wall_s`, in seconds of the wall clock."""
     try:
         return (folder / PROGRESS_NAME).stat().st_mtime >= wall_s
     except OSError:
