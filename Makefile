@@ -58,8 +58,9 @@ check: lint ## formatting, lint, types, layers and the unit tests
 test: lint ## everything a change must pass: `check` and the tests with real ranks
 	$(LANES) -m 'not s3 and not long'
 
-test-s3: $(INSTALLED) ## the storage tests on a real S3 server, Ceph RGW; installs it, on Debian as root
-	if $(BIN)/python -m tests.support.ceph_rgw install; then $(LANES) -m 's3 and not long'; fi
+test-s3: $(INSTALLED) ## the storage tests on real S3 servers: Ceph RGW, installed on Debian as root, and MinIO, built with Go
+	if $(BIN)/python -m tests.support.ceph_rgw install; then $(LANES) -m 's3 and not minio and not long'; fi
+	if $(BIN)/python -m tests.support.minio build; then $(LANES) -m 'minio and not long'; fi
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (a minute)
 	$(BIN)/pytest -m gpu tests/gpu
@@ -70,7 +71,8 @@ test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 ki
 	SAFEPOINT_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
 	SAFEPOINT_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
 	SAFEPOINT_TEST_SNAPSHOT_KILLS=200 $(BIN)/pytest tests/ranks/test_snapshot_kills.py
-	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m 's3 and long'; fi
+	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m 's3 and not minio and long'; fi
+	if $(BIN)/python -m tests.support.minio build; then $(BIN)/pytest -m 'minio and long'; fi
 
 test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters; ZeRO on other ranks
 	$(BIN)/pytest tests/ranks/test_strategies.py tests/ranks/test_zero_ranks.py

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.ceph_rgw import CephRgw, ceph_rgw
+from tests.support.minio import Minio
+from tests.support.minio import minio as running_minio
 from tests.support.moto_server import MotoServer, moto_server
 from tests.support.patience import PATIENCE
 
@@ -29,4 +31,10 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
 @pytest.fixture(scope="session")
 def rgw() -> Iterator[CephRgw]:
     with ceph_rgw() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def minio() -> Iterator[Minio]:
+    with running_minio() as server:
         yield server

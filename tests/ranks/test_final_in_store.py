@@ -18,23 +18,28 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from safepoint.checkpoint.tools.inventory import open_inventory
 from safepoint.storage.store import Store
 from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
-from tests.support.ceph_rgw import CephRgw
 from tests.support.disk import DiskWatch
 from tests.support.jobs import Job, no_orphans, safepoint, tiny
-from tests.support.moto_server import MotoServer
+from tests.support.s3_server import S3Server
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
 _FINAL = "final/"
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=[pytest.mark.s3, pytest.mark.long])])
-def server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
+@pytest.fixture(
+    params=[
+        "moto",
+        pytest.param("rgw", marks=[pytest.mark.s3, pytest.mark.long]),
+        pytest.param("minio", marks=[pytest.mark.s3, pytest.mark.minio, pytest.mark.long]),
+    ]
+)
+def server(request: pytest.FixtureRequest) -> S3Server:
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
-def proxy(server: MotoServer | CephRgw) -> Iterator[FaultProxy]:
+def proxy(server: S3Server) -> Iterator[FaultProxy]:
     with FaultProxy(f"127.0.0.1:{server.port}", seed=3) as running:
         yield running
 
@@ -42,7 +47,7 @@ def proxy(server: MotoServer | CephRgw) -> Iterator[FaultProxy]:
 class Place:
     """A prefix of the store, reached through a proxy, and the local folder for it."""
 
-    def __init__(self, server: MotoServer | CephRgw, proxy: FaultProxy, output: Path) -> None:
+    def __init__(self, server: S3Server, proxy: FaultProxy, output: Path) -> None:
         prefix = f"final-{uuid.uuid4().hex}"
         self.output = output
         self.location = str(server.location(prefix))
@@ -78,7 +83,7 @@ class Place:
 
 
 @pytest.fixture
-def place(server: MotoServer | CephRgw, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(server: S3Server, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
     return Place(server, proxy, tmp_path / "run")

@@ -17,6 +17,7 @@ from tests.support.commands import safepoint as run_command
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny
 from tests.support.moto_server import MotoServer, moto_server
+from tests.support.s3_server import S3Server
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
@@ -32,10 +33,11 @@ def server(moto: MotoServer) -> MotoServer:
     params=[
         pytest.param("moto", marks=pytest.mark.long),  # RGW does the same in `make test-s3`
         pytest.param("rgw", marks=pytest.mark.s3),
+        pytest.param("minio", marks=[pytest.mark.s3, pytest.mark.minio]),
         pytest.param("bad", marks=[pytest.mark.s3, pytest.mark.long]),
     ]
 )
-def any_server(request: pytest.FixtureRequest) -> Iterator[MotoServer | CephRgw]:
+def any_server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """moto, Ceph RGW, and Ceph RGW over a network in which one request in twenty fails."""
     if request.param != "bad":
         yield request.getfixturevalue(request.param)
@@ -61,12 +63,12 @@ def start(
     )
 
 
-def in_store(server: MotoServer | CephRgw, prefix: str) -> list[int]:
+def in_store(server: S3Server, prefix: str) -> list[int]:
     keys = [item.key for item in server.store(prefix).list() if item.key.endswith("safepoint-manifest.json")]
     return sorted(int(key.split("/")[0].split("-")[1]) for key in keys if key.startswith("checkpoint-"))
 
 
-def test_resumed_on_an_emptied_disk(any_server: MotoServer | CephRgw, tmp_path: Path) -> None:
+def test_resumed_on_an_emptied_disk(any_server: S3Server, tmp_path: Path) -> None:
     """All local files are deleted: the checkpoint is fetched, the result is bit-equal, `final/` loads."""
     prefix = f"emptied-{uuid.uuid4().hex}"
     reference = tmp_path / "reference"

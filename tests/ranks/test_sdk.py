@@ -14,10 +14,10 @@ from safepoint.foundation.processes import kill, processes_of
 from safepoint.jobs.local.paths import job_folder, state_folder
 from safepoint.sdk import LocalConfig, PeriodicCheckpointConfig, TrainerClient, TrainJob, TransformersTrainer
 from safepoint.sdk.upstream import trainer as kubeflow
-from tests.support.ceph_rgw import CephRgw
 from tests.support.jobs import environment, wait_until_gone
 from tests.support.moto_server import MotoServer
 from tests.support.patience import PATIENCE
+from tests.support.s3_server import S3Server
 from tests.support.supervisors import supervisor_pid
 from tests.support.tiny_model import save_tiny_model
 
@@ -193,7 +193,7 @@ def test_the_article_on_a_claim(client: TrainerClient, ingredients: Path, tmp_pa
 class Bucket:
     """A server whose keys are in a connection; no other file contains the secret."""
 
-    def __init__(self, server: "MotoServer | CephRgw", config: Path) -> None:
+    def __init__(self, server: S3Server, config: Path) -> None:
         self.server = server
         self.prefix = f"sdk-{uuid.uuid4().hex[:8]}"
         self.variables = dict(server.variables)

@@ -11,11 +11,11 @@ from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoint
 from safepoint.checkpoint.format.manifest import PART_NAME
 from safepoint.checkpoint.format.verify import read_part, verify, verify_part
 from safepoint.checkpoint.tools.inventory import Kind, open_inventory
-from tests.support.ceph_rgw import CephRgw
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, no_orphans, read_events, safepoint, tiny
 from tests.support.moto_server import MotoServer
 from tests.support.ports import free_port
+from tests.support.s3_server import S3Server
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -32,8 +32,14 @@ def server(moto: MotoServer) -> MotoServer:
     return moto
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
-def any_server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
+@pytest.fixture(
+    params=[
+        "moto",
+        pytest.param("rgw", marks=pytest.mark.s3),
+        pytest.param("minio", marks=[pytest.mark.s3, pytest.mark.minio, pytest.mark.long]),
+    ]
+)
+def any_server(request: pytest.FixtureRequest) -> S3Server:
     return request.getfixturevalue(request.param)
 
 
@@ -44,7 +50,7 @@ def nodes(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def start(
-    server: MotoServer | CephRgw,
+    server: S3Server,
     prefix: str,
     nodes: tuple[Path, Path],
     *options: str,
@@ -71,7 +77,7 @@ def wait(jobs: tuple[Job, Job]) -> list[int]:
     return codes
 
 
-def preempted(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) -> int:
+def preempted(server: S3Server, prefix: str, nodes: tuple[Path, Path]) -> int:
     """A run that was asked to stop on its second node; returns the step that was saved."""
     jobs = start(server, prefix, nodes, "--save-steps", "5")
     with no_orphans(*jobs):
@@ -81,7 +87,7 @@ def preempted(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path
     return read_events(nodes[0], "saved")[-1]["step"]
 
 
-def finish(server: MotoServer | CephRgw, prefix: str, nodes: tuple[Path, Path]) -> None:
+def finish(server: S3Server, prefix: str, nodes: tuple[Path, Path]) -> None:
     jobs = start(server, prefix, nodes, "--save-steps", "5")
     with no_orphans(*jobs):
         assert wait(jobs) == [0, 0]
@@ -100,7 +106,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("emptied", ["none", "the second", "both"])
 def test_every_node_keeps_its_part_and_the_store_the_whole(
     emptied: str,
-    any_server: MotoServer | CephRgw,
+    any_server: S3Server,
     prefix: str,
     nodes: tuple[Path, Path],
     reference: Path,

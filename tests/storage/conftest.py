@@ -8,18 +8,30 @@ import pytest
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.store import Store
-from tests.support.ceph_rgw import CephRgw
-from tests.support.moto_server import MotoServer
+from tests.support.s3_server import S3Server
 
 
-@pytest.fixture(params=["folder", "moto", pytest.param("rgw", marks=pytest.mark.s3)])
+@pytest.fixture(
+    params=[
+        "folder",
+        "moto",
+        pytest.param("rgw", marks=pytest.mark.s3),
+        pytest.param("minio", marks=[pytest.mark.s3, pytest.mark.minio]),
+    ]
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "folder":
         return LocalStore(Location(scheme=Scheme.FILE, path=str(tmp_path / "store")))
     return request.getfixturevalue(request.param).store(f"tests/{uuid.uuid4().hex}")
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.s3)])
-def server(request: pytest.FixtureRequest) -> MotoServer | CephRgw:
+@pytest.fixture(
+    params=[
+        "moto",
+        pytest.param("rgw", marks=pytest.mark.s3),
+        pytest.param("minio", marks=[pytest.mark.s3, pytest.mark.minio]),
+    ]
+)
+def server(request: pytest.FixtureRequest) -> S3Server:
     """An S3 server, for tests of object stores only."""
     return request.getfixturevalue(request.param)

@@ -26,17 +26,17 @@ from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
 from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
-from tests.support.ceph_rgw import CephRgw
 from tests.support.checkpoints import commit, prepared
 from tests.support.disk import DiskWatch
 from tests.support.memory import MEASURE
 from tests.support.moto_server import MotoServer
 from tests.support.patience import PATIENCE
+from tests.support.s3_server import S3Server
 from tests.unit.cli.commands.test_checkpoints import call
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
-Server = MotoServer | CephRgw
+Server = S3Server
 _LONG = pytest.mark.long
 _PIECES = "pytorch_model_fsdp_0"
 

@@ -13,8 +13,7 @@ from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import ABSENT, Store
 from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind, add_mixture
-from tests.support.ceph_rgw import CephRgw
-from tests.support.moto_server import MotoServer
+from tests.support.s3_server import S3Server
 from tests.support.streams import stream_of
 
 _PASSING = [
@@ -31,13 +30,13 @@ _PASSING = [
 
 
 @pytest.fixture
-def proxy(server: MotoServer | CephRgw) -> Iterator[FaultProxy]:
+def proxy(server: S3Server) -> Iterator[FaultProxy]:
     with FaultProxy(f"127.0.0.1:{server.port}") as running:
         yield running
 
 
 @pytest.fixture
-def store(proxy: FaultProxy, server: MotoServer | CephRgw) -> Store:
+def store(proxy: FaultProxy, server: S3Server) -> Store:
     variables = {**server.variables, "AWS_ENDPOINT_URL_S3": proxy.endpoint}
     return open_store(server.location(f"faults/{uuid.uuid4().hex}"), StorageOptions.from_environment(variables))
 

@@ -20,9 +20,8 @@ from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
 from tests.programs.writer import KEEP, check
-from tests.support.ceph_rgw import CephRgw
-from tests.support.moto_server import MotoServer
 from tests.support.patience import PATIENCE
+from tests.support.s3_server import S3Server
 
 _KILLS = int(os.environ.get("SAFEPOINT_TEST_KILLS", "12"))
 _WRITER = Path(__file__).parent.parent / "programs" / "writer.py"
@@ -31,7 +30,7 @@ _WRITER = Path(__file__).parent.parent / "programs" / "writer.py"
 class Run:
     """Writers that follow each other in one location."""
 
-    def __init__(self, server: MotoServer | CephRgw, folder: Path) -> None:
+    def __init__(self, server: S3Server, folder: Path) -> None:
         self.folder = folder
         self.local = folder / "local"
         self.location = server.location(f"kills/{uuid.uuid4().hex}")
@@ -116,7 +115,7 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.mark.timeout(60 + 20 * _KILLS)
-def test_kills_at_random_moments(server: MotoServer | CephRgw, tmp_path: Path) -> None:
+def test_kills_at_random_moments(server: S3Server, tmp_path: Path) -> None:
     """No resume uses an incomplete checkpoint, retention holds, and the next start leaves nothing behind."""
     seed = int(os.environ.get("SAFEPOINT_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
     print(f"SAFEPOINT_TEST_SEED={seed}")

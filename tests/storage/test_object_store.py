@@ -18,10 +18,10 @@ from safepoint.storage.store import Content, Sink
 from safepoint.testing.fault_proxy import FaultProxy
 from tests.support.ceph_rgw import CephRgw
 from tests.support.memory import MEASURE
-from tests.support.moto_server import MotoServer
+from tests.support.s3_server import S3Server
 from tests.support.streams import stream_of
 
-Server = MotoServer | CephRgw
+Server = S3Server
 
 
 def new_store(server: Server) -> ObjectStore:

@@ -20,11 +20,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from safepoint.storage.location import Location, parse_location
-from safepoint.storage.opening import open_store
-from safepoint.storage.options import StorageOptions
-from safepoint.storage.store import Store
 from tests.support.patience import PATIENCE
+from tests.support.s3_server import S3Server, free_ports
 
 PACKAGES = ("radosgw", "ceph-mon", "ceph-osd")
 _BINARIES = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "ceph-authtool", "monmaptool")
@@ -61,17 +58,15 @@ def install() -> str | None:
     return unavailable()
 
 
-class CephRgw:
+class CephRgw(S3Server):
     """One cluster in `folder`. The path has to be short, because its sockets are there."""
 
-    bucket = "checkpoints"
-    keys = ("HFKEY7Q2ZK4M9", "hf-secret-7q2zk4m9")  # found nowhere else, so that tests can look for them
     other_keys = ("stranger", "stranger-secret")
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._mon_port, self.port = _free_ports(2)
+        self._mon_port, self.port = free_ports(2)
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self._configuration = folder / "ceph.conf"
 
@@ -95,28 +90,12 @@ class CephRgw:
                 "radosgw-admin", "user", "create", f"--uid={name}", f"--display-name={name}",
                 f"--access-key={name}", f"--secret-key={secret}", name="client.rgw",
             )  # fmt: skip
-        self._make_bucket()
+        self.make_bucket()
 
     def stop(self) -> None:
         for process in reversed(self._processes):
             process.kill()
             process.wait()
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment variables with which a job reaches the server."""
-        return {
-            "AWS_ENDPOINT_URL_S3": self.endpoint,
-            "AWS_ACCESS_KEY_ID": self.keys[0],
-            "AWS_SECRET_ACCESS_KEY": self.keys[1],
-            "AWS_REGION": "us-east-1",
-        }
-
-    def location(self, prefix: str) -> Location:
-        return parse_location(f"s3://{self.bucket}/{prefix}")
-
-    def store(self, prefix: str, **changes: str) -> Store:
-        return open_store(self.location(prefix), StorageOptions.from_environment({**self.variables, **changes}))
 
     def _write_configuration(self, fsid: str) -> None:
         folder = self._folder
@@ -196,28 +175,6 @@ rgw_thread_pool_size = 64
                 raise RuntimeError(f"Ceph RGW does not answer: see {self._folder}")
             time.sleep(0.1)
 
-    def _make_bucket(self) -> None:
-        import http.client
-
-        from safepoint.storage.s3.signing import signed_headers
-
-        headers = signed_headers(
-            method="PUT",
-            path=f"/{self.bucket}",
-            query={},
-            headers={"host": f"127.0.0.1:{self.port}", "content-length": "0"},
-            access_key_id=self.keys[0],
-            secret_access_key=self.keys[1],
-            session_token=None,
-            region="us-east-1",
-        )
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("PUT", f"/{self.bucket}", headers=headers)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise RuntimeError(f"no bucket: {answer.status} {answer.read()!r}")
-        connection.close()
-
 
 @contextlib.contextmanager
 def ceph_rgw() -> Iterator[CephRgw]:
@@ -230,16 +187,6 @@ def ceph_rgw() -> Iterator[CephRgw]:
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _main() -> int:
