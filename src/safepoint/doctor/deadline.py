@@ -1,7 +1,6 @@
 """Checks whether a save fits in the grace period, from earlier saves or from the size of a checkpoint."""
 
 import contextlib
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.doctor.finding import Finding, Status
+from safepoint.foundation.bounded_json import open_regular, parse_object
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.progress.record import read_progress
 
@@ -51,17 +51,17 @@ def look_at_history(folder: Path) -> History:
 def _durations_of_saves(events: Path) -> list[float]:
     """The durations in the last part of the stream of events, oldest first. Invalid lines are ignored."""
     try:
-        with events.open("rb") as file:
+        with open_regular(events) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).splitlines()
     except OSError:
         return []
     durations: list[float] = []
     for line in lines:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            event = json.loads(line)
-            if event["event"] == "saved":
-                durations.append(float(event["duration_s"]))
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+            event = parse_object(line)
+            if event.get("event") == "saved":
+                durations += filter(math.isfinite, [float(event["duration_s"])])
     return durations
 
 

@@ -18,6 +18,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from safepoint.foundation.bounded_json import read_object
+
 _FLOCK = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
 _RENAME_EXCHANGE = 2
@@ -230,9 +232,7 @@ def is_locked(path: Path) -> bool:
 def read_lock_owner(path: Path) -> dict[str, Any]:
     """The `owner` in the lock at `path`; empty when it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        owner = json.loads(path.read_bytes())
-        if isinstance(owner, dict):
-            return owner  # pyright: ignore[reportUnknownVariableType]
+        return read_object(path)
     return {}
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from safepoint.errors import ExitCode
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import parse_object, read_regular
 
 VERSION = 1
 PROGRESS_NAME = "progress.json"
@@ -196,10 +197,7 @@ class Progress:
         Raises:
             ValueError: it is not a record.
         """
-        try:
-            record = cast("dict[str, Any]", _of(dict, _DECODER.decode(data.decode())))
-        except RecursionError as error:
-            raise ValueError("it is nested too deep") from error
+        record = parse_object(data, max_bytes=_MAX_BYTES, constant=lambda _: None)
         of_saves = cast("dict[str, Any]", _of(dict, record.get("saves", {})))
         saves = SaveStatistics(**_read(of_saves, _SAVE_FIELDS))
         known: dict[str, Any] = {"time": "", "state": State.TRAINING, **_read(record, _FIELDS)}
@@ -209,9 +207,7 @@ class Progress:
 def read_progress(path: Path) -> Progress | None:
     """The record at `path`; None when it does not exist or is invalid."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-        return Progress.from_bytes(data) if len(data) <= _MAX_BYTES else None
+        return Progress.from_bytes(read_regular(path, _MAX_BYTES))
     except (OSError, ValueError):
         return None
 
@@ -248,7 +244,6 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 _STATES = frozenset(State)
 
 

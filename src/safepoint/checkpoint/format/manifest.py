@@ -21,6 +21,7 @@ from typing import Any, ClassVar, cast
 from safepoint.checkpoint.format.digest import ALGORITHM, FileDigest, digest_bytes, digest_of_parts, num_parts
 from safepoint.errors import ManifestError
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.field_types import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
 
 MANIFEST_NAME = "safepoint-manifest.json"
@@ -395,22 +396,7 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     Raises:
         ManifestError: `data` is something else.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        record = dict(pairs)
-        if len(record) != len(pairs):
-            raise ValueError("a name appears twice in one object")
-        return record
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not a number")
-
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise ManifestError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
-        record = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"it is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ManifestError("it is not a JSON object")
-    return cast("dict[str, Any]", record)
+        return parse_object(data, max_bytes=MAX_MANIFEST_BYTES)
+    except ValueError as error:
+        raise ManifestError(str(error)) from error

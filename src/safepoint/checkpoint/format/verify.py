@@ -4,7 +4,6 @@ Promises: any changed, missing, added or linked file is found before a byte of i
 followed, and nothing outside the folder is opened.
 """
 
-import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from safepoint.checkpoint.format.manifest import (
     NodePart,
 )
 from safepoint.errors import ManifestError
+from safepoint.foundation.bounded_json import read_regular
 from safepoint.foundation.files import regular_files
 from safepoint.foundation.units import ByteCounter, printable
 
@@ -95,20 +95,12 @@ def read_manifest_of_any(folder: Path) -> Manifest:
 def _read_record(path: Path) -> bytes:
     """The bytes of a manifest, or of the record of a part; links are not followed."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_regular(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
         raise ManifestError("there is none, so this is not a checkpoint") from error
     except OSError as error:
         reason = "it is a link" if path.is_symlink() else f"it cannot be read: {error.strerror}"
         raise ManifestError(reason) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before fdopen, which leaves the descriptor of a folder open
-        os.close(descriptor)
-        raise ManifestError("it is not a regular file")
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            return file.read(MAX_MANIFEST_BYTES + 1)
-        except OSError as error:
-            raise ManifestError(f"it cannot be read: {error.strerror}") from error
 
 
 def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], None] | None = None) -> Verdict:

@@ -14,7 +14,10 @@ from safepoint.checkpoint.format.verify import read_manifest_of_any
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
 from safepoint.errors import ConflictError, ManifestError, StorageError
 from safepoint.foundation import clock, files
+from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import host_name
+
+_MAX_ATTEMPT = 1 << 31
 
 
 class OutputFolder:
@@ -153,9 +156,11 @@ class OutputFolder:
         """
         path = self.control / "attempt.json"
         counted = 0
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            record = json.loads(path.read_bytes())
-            counted = int(record["attempt"]) if record["run_id"] == run_id else 0
+        with contextlib.suppress(OSError, ValueError):
+            record = read_object(path)
+            number = record.get("attempt")
+            if record.get("run_id") == run_id and type(number) is int and 0 < number < _MAX_ATTEMPT:
+                counted = number
         attempt = max(counted, after) + 1
         files.write_atomic(path, json.dumps({"run_id": run_id, "attempt": attempt}).encode(), durable=True)
         return attempt

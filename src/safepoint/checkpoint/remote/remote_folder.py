@@ -22,6 +22,8 @@ from safepoint.errors import (
     ObjectNotFoundError,
 )
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import parse_object
+from safepoint.foundation.field_types import TEXT, check_fields, whole
 from safepoint.storage.opening import PROBE_PREFIX
 from safepoint.storage.store import ABSENT, Condition, Store
 
@@ -50,6 +52,9 @@ class Claim:
     attempt_id: str
     since: str
     host: str
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"run_id": TEXT, "attempt": whole(0), "attempt_id": TEXT, "since": TEXT, "host": TEXT})
 
 
 class RemoteFolder:
@@ -215,7 +220,7 @@ class RemoteFolder:
         except ObjectNotFoundError:
             return None, None
         try:
-            return Claim(**json.loads(data)), found.version
+            return Claim(**parse_object(data)), found.version
         except (ValueError, TypeError):
             return None, found.version
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_file
-from safepoint.checkpoint.format.manifest import FileEntry
+from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import CheckpointError, SafepointError, StorageError, TransientError
+from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.files import write_atomic
 from safepoint.storage.store import Content, Progress, Sink, Store
 
@@ -178,7 +179,7 @@ class UploadRecord:
         self._versions: dict[str, list[str]] = {}
         if path is not None:
             with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-                noted = json.loads(path.read_bytes())
+                noted = read_object(path, max_bytes=MAX_MANIFEST_BYTES)
                 self._versions = {str(name): [str(text) for text in texts] for name, texts in noted.items()}
 
     def version_of(self, entry: FileEntry) -> str | None:

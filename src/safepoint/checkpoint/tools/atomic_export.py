@@ -25,6 +25,7 @@ from safepoint.checkpoint.remote.store_destination import DISCARD_WITHIN_S, Stor
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.errors import ConditionError, ConflictError, ObjectNotFoundError, SafepointError, StorageError
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.units import printable
 from safepoint.storage.location import Location
@@ -235,7 +236,6 @@ def _marked_files(store: Store) -> set[str]:
 def _read_mark(store: Store, deadline_s: float | None = None) -> dict[str, Any]:
     with contextlib.suppress(ObjectNotFoundError, ValueError):
         length = min(store.stat(MARK, deadline_s=deadline_s).size_bytes, _MAX_MARK_BYTES)
-        mark: Any = json.loads(store.read(MARK, length=length, deadline_s=deadline_s).tobytes())
-        if isinstance(mark, dict):
-            return cast("dict[str, Any]", mark)
+        data = store.read(MARK, length=length, deadline_s=deadline_s).tobytes()
+        return parse_object(data, max_bytes=_MAX_MARK_BYTES)
     return {}

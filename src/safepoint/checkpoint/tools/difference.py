@@ -3,7 +3,6 @@
 Tensors are compared in safetensors files, whose header names them; nothing is unpickled.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from safepoint.checkpoint.format.digest import Digester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.tools.inventory import Inventory, Item
 from safepoint.errors import CheckpointError, StorageError
+from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.units import ByteCounter
 
 _SETTINGS = (
@@ -158,7 +158,8 @@ class _TensorFile:
         length = int.from_bytes(self._store.read(self._key, length=8), "little")
         if length > min(_MAX_HEADER_BYTES, size_bytes - 8):
             raise ValueError("its header is longer than the file")
-        header: Any = json.loads(bytes(self._store.read(self._key, start=8, length=length)))
+        data = bytes(self._store.read(self._key, start=8, length=length))
+        header: Any = parse_object(data, max_bytes=_MAX_HEADER_BYTES)
         header.pop("__metadata__", None)
         found: dict[str, _Tensor] = {}
         for name, record in header.items():

@@ -6,8 +6,10 @@ from safepoint.checkpoint.format.manifest import path_fault
 from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
 from safepoint.checkpoint.weights.torch_file import (
     ITEM_BYTES,
+    MAX_PICKLE_BYTES,
     Inert,
     StoredTensor,
+    numbers_of,
     read_inert,
     read_torch_file,
     runs_of,
@@ -37,7 +39,8 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
         CheckpointError: it is damaged, or holds no weights.
         OSError: a file cannot be read.
     """
-    metadata = read_inert((folder / METADATA).read_bytes(), _KNOWN)
+    with (folder / METADATA).open("rb") as file:
+        metadata = read_inert(file.read(MAX_PICKLE_BYTES + 1), _KNOWN)
     if not isinstance(metadata, Inert):
         raise CheckpointError(f"{folder.name}/{METADATA} does not describe a checkpoint")
     described: dict[str, Any] = metadata.get("state_dict_metadata")
@@ -45,7 +48,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
     names = _names(described, metadata.state.get("planner_data") or {})
     if not names:
         raise CheckpointError(f"{folder.name} holds no weights of a model")
-    chunks = [(key, tuple(chunk.get("offsets"))) for key in names for chunk in described[key].get("chunks")]
+    chunks = [(key, numbers_of(chunk.get("offsets"))) for key in names for chunk in described[key].get("chunks")]
 
     def tensor_of(chunk: tuple[str, tuple[int, ...]]) -> StoredTensor:
         return _tensor(folder, places.get(chunk), chunk[0])
@@ -56,12 +59,12 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
     for key, name in names.items():
         entry = described[key]
         dtype = entry.get("properties").state[0]
-        sizes = tuple(entry.get("size"))
-        if dtype not in ITEM_BYTES:
+        sizes = numbers_of(entry.get("size"))
+        if type(dtype) is not str or dtype not in ITEM_BYTES:
             raise CheckpointError(f"{name} is of an unknown type")
         runs: list[Run] = []
         for chunk in entry.get("chunks"):
-            offsets, counts = tuple(chunk.get("offsets")), tuple(chunk.get("sizes"))
+            offsets, counts = numbers_of(chunk.get("offsets")), numbers_of(chunk.get("sizes"))
             tensor = tensors[key, offsets]
             if (tensor.dtype, tensor.sizes) != (dtype, counts):
                 raise CheckpointError(f"a part of {name} is not what {METADATA} says")
@@ -74,12 +77,14 @@ def _places(storage: Any) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, i
     """(key, offsets) → file, where in it, how long."""
     found: dict[tuple[str, tuple[int, ...]], tuple[str, int, int]] = {}
     for index, info in storage.items():
-        name = info.get("relative_path")
+        name, key = info.get("relative_path"), index.get("fqn")
+        if type(name) is not str or type(key) is not str:
+            raise CheckpointError(f"{METADATA} has names that are no strings")
         fault = path_fault(name)
         if fault:
             raise CheckpointError(f"{METADATA} names a file {name!r}, which {fault}")
         offsets = index.get("offset", None)
-        found[index.get("fqn"), tuple(offsets) if offsets is not None else ()] = (
+        found[key, numbers_of(offsets) if offsets is not None else ()] = (
             name,
             int(info.get("offset")),
             int(info.get("length")),
@@ -94,7 +99,10 @@ def _names(described: dict[str, Any], paths: dict[str, Any]) -> dict[str, str]:
         CheckpointError: there are several models.
     """
     tensors = [key for key, entry in described.items() if type(entry).__name__ == "TensorStorageMetadata"]
-    split = {key: tuple(map(str, paths.get(key) or (key,))) for key in tensors}
+    split = {key: tuple(paths.get(key) or (key,)) for key in tensors}
+    if not all(type(part) in {str, int} for path in split.values() for part in path):
+        raise CheckpointError(f"{METADATA} has names that are no strings")
+    split = {key: tuple(map(str, path)) for key, path in split.items()}
     split = {key: path for key, path in split.items() if not _NOT_MODEL & set(path)}
     parts: dict[tuple[str, ...], dict[str, str]] = {}
     for key, path in split.items():

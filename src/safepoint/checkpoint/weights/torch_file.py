@@ -10,9 +10,9 @@ import math
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from safepoint.checkpoint.format.safetensors_layout import KINDS, SIZES
 from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
@@ -20,7 +20,20 @@ from safepoint.errors import CheckpointError
 from safepoint.storage.browsing import RawReader, ReadablePath
 
 _LOCAL_HEADER_BYTES = 30
-_MAX_PICKLE_BYTES = 1 << 30
+MAX_PICKLE_BYTES = 256 << 20
+_MAX_INSTRUCTIONS = 50_000_000
+_MAX_TUPLE_KEYS = 10_000
+_MAX_NAMES = 4096
+_MAX_KEY_PARTS = 64
+_MAX_DIMENSIONS = 64
+_NUMBER_BITS = 63
+_PLAIN_KEYS = {str, bytes, float, bool, type(None)}
+_PYTHON_PICKLE: Any = pickle
+_BASE: Any = _PYTHON_PICKLE._Unpickler
+"""The one in Python, because the one in C hashes keys without asking."""
+_INSTRUCTIONS: dict[int, Any] = _PYTHON_PICKLE._Unpickler.dispatch
+_REFUSED = {code[0] for code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.BYTEARRAY8, pickle.NEXT_BUFFER)}
+"""What refers to other places than the file, or takes memory before it is read."""
 _MOST_RUNS = 1 << 20
 ITEM_BYTES = {dtype: SIZES[kind] for dtype, kind in KINDS.items()}
 """Torch's names of types → the size of an element."""
@@ -91,20 +104,74 @@ class Inert:
         return default[0]
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(_BASE):
+    """Bounded: by instructions, by names, by the keys of its dictionaries and sets, and by its numbers."""
+
     def __init__(self, data: bytes, known: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._known = {("collections", "OrderedDict"): OrderedDict, **known}
+        super().__init__(io.BytesIO(data))  # pyright: ignore[reportUnknownMemberType]
+        self._known = {("collections", "OrderedDict"): _ordered_dict, **known}
         self._storage = storage
+        self.dispatch = _Instructions(self)
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         key = module_name, global_name
         if key not in self._known:
+            if len(self._known) > _MAX_NAMES:
+                raise CheckpointError(f"it names more than {_MAX_NAMES} classes")
             self._known[key] = type(global_name.rpartition(".")[2], (Inert,), {"module": module_name})
         return self._known[key]
 
     def persistent_load(self, pid: Any) -> Any:
         return self._storage(pid)
+
+
+class _Instructions:
+    """The instructions of `pickle`, which are counted, and whose keys are checked before they are hashed."""
+
+    def __init__(self, unpickler: Any) -> None:
+        self._unpickler = unpickler
+        self._left, self._num_tuples = _MAX_INSTRUCTIONS, 0
+        self._keys: dict[int, Callable[[], Iterable[Any]]] = {
+            pickle.SETITEM[0]: lambda: unpickler.stack[-2:-1],
+            pickle.SETITEMS[0]: lambda: unpickler.stack[::2],
+            pickle.DICT[0]: lambda: unpickler.stack[::2],
+            pickle.ADDITEMS[0]: lambda: unpickler.stack,
+            pickle.FROZENSET[0]: lambda: unpickler.stack,
+        }
+
+    def __getitem__(self, code: int) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise CheckpointError(f"it has more than {_MAX_INSTRUCTIONS} instructions")
+        if code in _REFUSED:
+            raise CheckpointError("it has an instruction that torch does not write")
+        if code in self._keys:
+            for key in self._keys[code]():
+                if type(key) is not str:
+                    self._check_key(key)
+        elif code == pickle.BUILD[0] and not isinstance(self._unpickler.stack[-2], Inert | OrderedDict):
+            raise CheckpointError("it sets the state of something that has none")
+        return _INSTRUCTIONS[code]
+
+    def _check_key(self, key: Any) -> None:
+        """Raise CheckpointError for a key that takes long to hash, to compare or to print."""
+        parts = [key]
+        for number, part in enumerate(parts):
+            is_large = number >= _MAX_KEY_PARTS
+            if type(part) is tuple:
+                self._num_tuples += 1
+                parts += part[: _MAX_KEY_PARTS + 1]
+            elif type(part) is int:
+                is_large |= not -1 << _NUMBER_BITS <= part < 1 << _NUMBER_BITS
+            elif type(part) not in _PLAIN_KEYS and not isinstance(part, Inert):
+                raise CheckpointError("a dictionary or a set has a key that is no plain value")
+            if is_large or self._num_tuples > _MAX_TUPLE_KEYS:
+                raise CheckpointError("a dictionary or a set has a key that is too large, or too many")
+
+
+def _ordered_dict() -> OrderedDict[Any, Any]:
+    """Without arguments: its items come one by one."""
+    return OrderedDict()
 
 
 def read_inert(
@@ -120,6 +187,8 @@ def read_inert(
     Raises:
         CheckpointError: it is not a valid pickle.
     """
+    if len(data) > MAX_PICKLE_BYTES:
+        raise CheckpointError(f"it is a pickle of more than {MAX_PICKLE_BYTES} bytes")
     try:
         return _Unpickler(data, known or {}, storage).load()
     except CheckpointError:
@@ -190,16 +259,24 @@ def read_torch_file(path: ReadablePath, *, begin: int = 0, length: int | None = 
             raise CheckpointError(f"{path.name} is not a file of torch.save: {error}") from error
 
 
+class _Storage(NamedTuple):
+    """Where in the file a storage begins, and its size."""
+
+    dtype: str
+    begin: int
+    size_bytes: int
+
+
 def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: BinaryIO) -> Any:
     records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     pickled = records["data.pkl"]
-    if pickled.file_size > _MAX_PICKLE_BYTES or pickled.compress_type != zipfile.ZIP_STORED:
+    if pickled.file_size > MAX_PICKLE_BYTES or pickled.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(f"the pickle of {path.name} is too large or compressed")
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, int] = {}
 
-    def storage(identity: Any) -> tuple[str, str]:
+    def storage(identity: Any) -> _Storage:
         kind, dtype, key = cast("tuple[str, Any, Any]", tuple(identity)[:3])
-        if kind != "storage" or not isinstance(dtype, str):
+        if kind != "storage" or type(dtype) is not str or type(key) is not str:
             raise CheckpointError("it refers to an object that is not a storage")
         info = records[f"data/{key}"]
         if info.compress_type != zipfile.ZIP_STORED:
@@ -207,23 +284,23 @@ def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: Binary
         if key not in places:
             file.seek(begin + info.header_offset + _LOCAL_HEADER_BYTES - 4)
             name_bytes, extra_bytes = (int.from_bytes(file.read(2), "little") for _ in range(2))
-            data = begin + info.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
-            places[key] = data, info.file_size
-        return dtype, key
+            places[key] = begin + info.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+        return _Storage(dtype, places[key], info.file_size)
 
-    def rebuild(stored: tuple[str, str], offset: int, sizes: Any, strides: Any, *_: Any) -> StoredTensor:
-        dtype, key = stored
-        data, size = places[key]
-        sizes, strides = _numbers(sizes), _numbers(strides)
+    def rebuild(stored: _Storage, offset: int, sizes: Any, strides: Any, *_: Any) -> StoredTensor:
+        if type(stored) is not _Storage or type(stored.dtype) is not str:
+            raise CheckpointError("a tensor has no storage")
+        sizes, strides, (offset,) = numbers_of(sizes), numbers_of(strides), numbers_of([offset])
         last = offset + sum((count - 1) * stride for count, stride in zip(sizes, strides, strict=True))
-        if offset < 0 or (math.prod(sizes) and (last + 1) * ITEM_BYTES[dtype] > size):
+        item = ITEM_BYTES[stored.dtype]
+        if math.prod(sizes) and (last + 1) * item > stored.size_bytes:
             raise CheckpointError("a tensor is larger than its storage")
-        return StoredTensor(dtype, sizes, strides, path, data + offset * ITEM_BYTES[dtype])
+        return StoredTensor(stored.dtype, sizes, strides, path, stored.begin + offset * item)
 
     def rebuild_as(
-        stored: tuple[str, str], offset: int, sizes: Any, strides: Any, grad: Any, hooks: Any, dtype: str, *_: Any
+        stored: _Storage, offset: int, sizes: Any, strides: Any, grad: Any, hooks: Any, dtype: str, *_: Any
     ) -> StoredTensor:
-        return rebuild((dtype, stored[1]), offset, sizes, strides)
+        return rebuild(stored._replace(dtype=dtype), offset, sizes, strides)
 
     known: dict[tuple[str, str], Any] = {
         ("torch._utils", "_rebuild_tensor_v2"): rebuild,
@@ -247,9 +324,16 @@ def _without_attributes(rebuild: Callable[..., Any], kind: Any, args: Any, state
     return rebuild(*args)
 
 
-def _numbers(values: Any) -> tuple[int, ...]:
-    numbers = tuple(values)
-    if not all(type(number) is int and number >= 0 for number in numbers):
+def numbers_of(values: Any) -> tuple[int, ...]:
+    """A shape, or the like.
+
+    Raises:
+        CheckpointError: it has something else than numbers, or is too large for a shape.
+    """
+    numbers: tuple[Any, ...] = tuple(itertools.islice(values, _MAX_DIMENSIONS + 1))
+    if len(numbers) > _MAX_DIMENSIONS or not all(
+        type(number) is int and 0 <= number < 1 << _NUMBER_BITS for number in numbers
+    ):
         raise CheckpointError("a shape is not made of numbers")
     return numbers
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
-from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, Inert, StoredTensor, read_torch_file
+from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, Inert, StoredTensor, numbers_of, read_torch_file
 from safepoint.errors import CheckpointError
 from safepoint.storage.browsing import ReadablePath
 
 _Path = TypeVar("_Path", bound=ReadablePath)
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_00_model_states\.pt")
+_MAX_NAME_BYTES = 4096
 _OTHER_RANKS = re.compile(r".*_mp_rank_(?!00_)\d+_.*\.pt|.*mp_rank_(?!00_)\d+_model_states\.pt")
 
 
@@ -25,7 +26,8 @@ def zero_folder(folder: _Path) -> _Path | None:
     latest = folder / "latest"
     named = [folder]
     if latest.is_file():
-        name = latest.read_bytes().decode(errors="replace").strip()
+        with latest.open("rb") as file:
+            name = file.read(_MAX_NAME_BYTES).decode(errors="replace").strip()
         if re.fullmatch(r"[\w.-]+", name) and name not in {".", ".."}:
             named.insert(0, folder / name)
     for place in named:
@@ -94,11 +96,11 @@ def _by_rank(pattern: re.Pattern[str], files: Sequence[_Path]) -> dict[int, _Pat
 def _count(value: Any) -> int:
     if isinstance(value, Inert):  # a member of an enumeration, made from its value
         value = value.args[0]
-    return max(cast("list[int]", value)) if isinstance(value, list | tuple) else int(value)
+    return max(numbers_of(value)) if isinstance(value, list | tuple) else int(value)
 
 
 def _shapes(model: Mapping[str, Any]) -> list[Mapping[str, tuple[int, ...]]]:
-    return [{name: tuple(sizes) for name, sizes in group.items()} for group in model["param_shapes"]]
+    return [{name: numbers_of(sizes) for name, sizes in group.items()} for group in model["param_shapes"]]
 
 
 def _trained(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Iterator[StoredWeight]:
@@ -156,16 +158,17 @@ def _flat_runs(parts: Sequence[StoredTensor], first: int, count: int) -> list[Ru
 def _frozen(models: Sequence[Mapping[str, Any]], stage: int) -> Iterator[StoredWeight]:
     """Weights that are not trained, where they were saved."""
     shapes: dict[str, Any] = models[0].get("frozen_param_shapes") or {}
-    for name, sizes in shapes.items():
+    for name, stated in shapes.items():
         fragments = [model["frozen_param_fragments"][name] for model in (models if stage == 3 else models[:1])]
+        sizes = numbers_of(stated)
         count = math.prod(sizes)
-        yield StoredWeight.of(name, fragments[0].dtype, tuple(sizes), _flat_runs(fragments, 0, count))
+        yield StoredWeight.of(name, fragments[0].dtype, sizes, _flat_runs(fragments, 0, count))
 
 
 def _others(model: Mapping[str, Any], stage: int) -> Iterator[StoredWeight]:
     """Buffers. Below stage 3, where each rank has the whole model, also its other tensors."""
     module: dict[str, Any] = model.get("module") or {}
-    buffers: set[str] = set(model.get("buffer_names") or ())
+    buffers: set[str] = {name for name in model.get("buffer_names") or () if type(name) is str}
     for name, tensor in module.items():
         if isinstance(tensor, StoredTensor) and (stage < 3 or name in buffers):
             yield StoredWeight.of(name, tensor.dtype, tensor.sizes, [tensor.run(0, tensor.count, 0)])
@@ -173,4 +176,4 @@ def _others(model: Mapping[str, Any], stage: int) -> Iterator[StoredWeight]:
 
 def _pairs(shared: Any) -> list[tuple[str, str]]:
     items = shared.items() if isinstance(shared, dict) else shared or ()  # pyright: ignore
-    return [(str(alias), str(name)) for alias, name in items]  # pyright: ignore
+    return [(alias, name) for alias, name in items if type(alias) is str and type(name) is str]  # pyright: ignore

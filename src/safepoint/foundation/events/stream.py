@@ -10,10 +10,12 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, dataclass_transform
 
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import MAX_BYTES, open_regular, parse_object
 
 EVENTS_NAME = "events.jsonl"
 
@@ -79,6 +81,17 @@ class EventLog:
         line = json.dumps(record | vars(event), default=dataclasses.asdict) + "\n"
         for path in self._paths:
             append_lines(path, line.encode())
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The records in a stream of events, oldest first, each with a string `event`; other lines are left out."""
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        while line := file.readline(MAX_BYTES):
+            if line.endswith(b"\n"):  # otherwise a crash has cut it off
+                with contextlib.suppress(ValueError):
+                    record = parse_object(line)
+                    if isinstance(record.get("event"), str):
+                        yield record
 
 
 def append_lines(path: Path, lines: bytes) -> None:

@@ -6,13 +6,14 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from safepoint.checkpoint.local.final_model import TrainingEnd, adopt_scripts_model
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan, plan_text
 from safepoint.errors import ExitCode, SafepointError, StorageError
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.store_events import UploadUnfinished
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.context.reporter import Reporter
@@ -68,7 +69,7 @@ class Uploader:
     def status(self) -> dict[str, Any]:
         """The last status that the uploader wrote: `time`, `state` and more; empty before it wrote one."""
         try:
-            return cast("dict[str, Any]", json.loads(self._status.read_bytes()))
+            return read_object(self._status)
         except (OSError, ValueError):
             return {}
 

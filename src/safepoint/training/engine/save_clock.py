@@ -12,15 +12,13 @@ estimated from the run's own history and a prior of one loss in four hours: (4 h
 / (1 + losses). A stop with a checkpoint of the last step loses nothing and does not count.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
 
 from safepoint.foundation import clock
+from safepoint.foundation.events.stream import read_events
 from safepoint.foundation.quantities import parse_duration
 
 AUTO = "auto"
@@ -120,29 +118,21 @@ class SaveClock:
 def read_losses(stream: Path) -> Losses:
     """The losses of a run's earlier attempts, from its event stream. The current attempt is not counted."""
     trained_s, count = 0.0, 0
-    began: datetime | None = None
-    last: datetime | None = None
+    began: float | None = None
+    last: float | None = None
     is_saved = True
-    for event, time, record in _events(stream):
+    for record in read_events(stream):
+        event = record["event"]
+        try:
+            time_s = clock.parse_utc(str(record.get("time")))
+        except (ValueError, OverflowError):
+            continue
         if event == "attempt_started":
             if began is not None and last is not None:
-                trained_s += (last - began).total_seconds()
+                trained_s += last - began
                 count += not is_saved
-            began, is_saved = time, False
+            began, is_saved = time_s, False
         elif event == "finished" or (event == "interrupted" and record.get("saved") is True):
             is_saved = True
-        last = time
+        last = time_s
     return Losses(trained_s=max(0.0, trained_s), count=count)
-
-
-def _events(stream: Path) -> Iterator[tuple[str, datetime, dict[str, Any]]]:
-    try:
-        with stream.open("rb") as file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                    yield str(record["event"]), datetime.fromisoformat(record["time"]), cast("dict[str, Any]", record)
-                except (ValueError, KeyError, TypeError):
-                    continue  # cut off by a crash, or from another release; one missing line is harmless
-    except OSError:
-        return

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import Place
 from safepoint.foundation.files import write_atomic
 
@@ -89,6 +90,6 @@ def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
     records: dict[int, RankRecord] = {}
     for path in (folder / str(restart)).glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            record = RankRecord(**json.loads(path.read_bytes()))
+            record = RankRecord(**read_object(path))
             records[record.rank] = record
     return records

@@ -3,12 +3,11 @@
 See docs/progress.md. An incomplete last line is ignored.
 """
 
-import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safepoint.foundation.events.stream import read_events
 from safepoint.progress.record import PROGRESS_NAME, Progress, read_progress
 
 EVENTS = "events.jsonl"
@@ -16,13 +15,7 @@ EVENTS = "events.jsonl"
 
 def events(folder: Path) -> Iterator[dict[str, Any]]:
     """The events of all attempts, oldest first."""
-    with contextlib.suppress(FileNotFoundError), (folder / EVENTS).open("rb") as stream:
-        for line in stream:
-            if line.endswith(b"\n"):
-                with contextlib.suppress(ValueError, RecursionError):
-                    event = json.loads(line)
-                    if isinstance(event, dict) and "event" in event:
-                        yield event
+    return read_events(folder / EVENTS)
 
 
 def progress(folder: Path) -> Progress | None:

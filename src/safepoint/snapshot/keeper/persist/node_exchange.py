@@ -17,9 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safepoint.checkpoint.format.manifest import FileEntry
+from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry
 from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.files import write_atomic
 
 _LOOK_EVERY_S = 0.02
@@ -107,7 +108,10 @@ class Nodes:
         found = self._wait_for("offer", range(self.count), is_over)
         if len(found) < self.count:
             return None
-        first, *others = [{int(step) for step in record["steps"]} for record in found.values()]
+        try:
+            first, *others = [{int(step) for step in record["steps"]} for record in found.values()]
+        except (KeyError, TypeError, ValueError):
+            return None
         return max(first.intersection(*others), default=None)
 
     def _wait_for(self, name: str, nodes: range, is_over: Callable[[], bool]) -> dict[int, dict[str, Any]]:
@@ -126,11 +130,14 @@ class Nodes:
 def _part_of(index: int, record: dict[str, Any] | None) -> RankPart:
     if record is None:
         return RankPart(rank=index, error=f"node {index} has not come with its part")
-    entries = tuple(
-        FileEntry(path=one["path"], size_bytes=one["size_bytes"], digest=one["digest"], parts=tuple(one["parts"]))
-        for one in record["files"]
-    )
-    return RankPart(rank=index, files=entries, error=record["error"])
+    try:
+        entries = tuple(
+            FileEntry(path=one["path"], size_bytes=one["size_bytes"], digest=one["digest"], parts=tuple(one["parts"]))
+            for one in record["files"]
+        )
+        return RankPart(rank=index, files=entries, error=record["error"])
+    except (KeyError, TypeError, ValueError) as error:
+        return RankPart(rank=index, error=f"the record of node {index} is malformed: {error!r}")
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
@@ -139,5 +146,5 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_bytes())
+        return read_object(path, max_bytes=MAX_MANIFEST_BYTES)
     return None

@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 
 from safepoint.errors import ConflictError
+from safepoint.foundation.bounded_json import read_object
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights
 
 _log = logging.getLogger("safepoint")
@@ -116,7 +117,7 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
     for name, config in cast("dict[str, Any]", configs).items():
         file = (folder if name == "default" else folder / name) / "adapter_config.json"
         try:
-            saved = json.loads(file.read_text(encoding="utf-8"))
+            saved = read_object(file, constant=float)
         except (OSError, ValueError):
             continue
         now = json.loads(json.dumps(config.to_dict(), default=str))

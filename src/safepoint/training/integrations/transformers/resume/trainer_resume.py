@@ -7,11 +7,12 @@ changed or the data has no length, and whether the run had already decided to en
 """
 
 import importlib
-import json
 from collections.abc import Callable
 from typing import Any
 
+from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
 from safepoint.errors import ConflictError
+from safepoint.foundation.bounded_json import read_object
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import has_own_model_save
 from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
@@ -188,7 +189,7 @@ class TrainerResume:
         assert self._point is not None
         manifest = self._point.manifest
         if self.geometry.num_samples is None:
-            saved = json.loads((self._point.path / "trainer_state.json").read_text())
+            saved = read_object(self._point.path / "trainer_state.json", max_bytes=MAX_MANIFEST_BYTES, constant=float)
             passes, micro_batches = self.geometry.position_in_stream(
                 saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
             )

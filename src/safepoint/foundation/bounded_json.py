@@ -1,0 +1,91 @@
+"""Reads JSON that others may have written: one object of bounded size and depth, or a ValueError."""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+MAX_BYTES = 1 << 20
+_MAX_DEPTH = 128
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number")
+
+
+def parse_object(
+    data: bytes | str, *, max_bytes: int = MAX_BYTES, constant: Callable[[str], object] = _refuse
+) -> dict[str, Any]:
+    """One JSON object without duplicate names.
+
+    Args:
+        data: UTF-8.
+        max_bytes: more are refused before they are parsed.
+        constant: what stands for NaN and the infinities; they are refused by default.
+
+    Raises:
+        ValueError: `data` is something else.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        record = dict(pairs)
+        if len(record) != len(pairs):
+            raise ValueError("a name appears twice in one object")
+        return record
+
+    if len(data) > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes} bytes")
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8")
+        record = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    except RecursionError as error:
+        raise ValueError("it is not JSON: it is nested too deep") from error
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError("it is not a JSON object")  # noqa: TRY004  the data is invalid, not the call
+    level: list[Any] = [record]
+    for _ in range(_MAX_DEPTH):
+        contents: list[Any] = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [item for content in contents for item in content if isinstance(item, dict | list)]
+        if not level:
+            return cast("dict[str, Any]", record)
+    raise ValueError("it is not JSON of ours: it is nested too deep")
+
+
+def read_object(
+    path: Path, *, max_bytes: int = MAX_BYTES, constant: Callable[[str], object] = _refuse
+) -> dict[str, Any]:
+    """The object in a file; see `read_regular` and `parse_object`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else.
+    """
+    return parse_object(read_regular(path, max_bytes), max_bytes=max_bytes, constant=constant)
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """The content of a file, and at most one byte more than `max_bytes`.
+
+    Raises:
+        OSError: it cannot be read, is a link, or is no regular file.
+    """
+    with open_regular(path) as file:
+        return file.read(max_bytes + 1)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it; a pipe without a writer does not block.
+
+    Raises:
+        OSError: it cannot be opened, is a link, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # asked first: fdopen refuses a folder, and keeps it open
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")

@@ -1,0 +1,1 @@
+"""What strangers try. One file a class; each runs by itself."""
