@@ -231,7 +231,7 @@ def _asked_of_jobs(folder: Path) -> dict[str, Any]:
         with History() as history:
             history.begin_attempt("tiny", 1, 1)
             history.end_attempt("tiny", 1, outcome="Suspended", exit_code=75)
-            history.want("tiny", RequestedAction.SUSPEND, actor="me", cause="lunch")
+            history.request("tiny", RequestedAction.SUSPEND, actor="me", cause="lunch")
             history.become("tiny", JobState.SUSPENDED, actor="me", safe_step=30, exit_code=75, attempt=1)
         logs = job_folder("tiny") / "logs"
         logs.mkdir()

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from safepoint.cli.lazy import Command, Invocation, LazyCommand, LazyGroup
 from safepoint.errors import UsageError
-from safepoint.foundation.configuration import RESERVED, Configuration, Setting, Table
+from safepoint.foundation.configuration import RESERVED, Configuration, Setting
 from safepoint.foundation.units import nearest
 
 _CLAIMS = "SAFEPOINT_PVC_MOUNTS"
@@ -104,29 +104,25 @@ def check_tables(configuration: Configuration, root: LazyGroup) -> None:
         UsageError: a table has another name.
     """
     for table in configuration.tables:
-        _check_table(table, root)
-
-
-def _check_table(table: Table, root: LazyGroup) -> None:
-    command: Any = root
-    for index, name in enumerate(table.name):
-        if isinstance(command, LazyCommand):
-            return
-        if not isinstance(command, TyperGroup):
-            parent = " ".join(table.name[:index])
-            raise table.refuse(
-                f"`{parent}` is a single command without subcommands", hint=f"write its options below [{parent}]"
+        command: Any = root
+        for index, name in enumerate(table.name):
+            if isinstance(command, LazyCommand):
+                break
+            if not isinstance(command, TyperGroup):
+                parent = " ".join(table.name[:index])
+                raise table.refuse(
+                    f"`{parent}` is a single command without subcommands", hint=f"write its options below [{parent}]"
+                )
+            if name not in command.commands:
+                tables = [*command.commands, *(RESERVED if index == 0 else ())]
+                raise table.refuse("there is no such command", hint=nearest(name, tables))
+            command = command.commands[name]
+        if isinstance(command, TyperGroup) and table.settings:
+            group = ".".join(table.name)
+            raise table.settings[0].refuse(
+                f"`{group}` is a group of commands",
+                hint=f"write the table of one of them, such as [{group}.{next(iter(command.commands))}]",
             )
-        if name not in command.commands:
-            tables = [*command.commands, *(RESERVED if index == 0 else ())]
-            raise table.refuse("there is no such command", hint=nearest(name, tables))
-        command = command.commands[name]
-    if isinstance(command, TyperGroup) and table.settings:
-        name = ".".join(table.name)
-        raise table.settings[0].refuse(
-            f"`{name}` is a group of commands",
-            hint=f"write the table of one of them, such as [{name}.{next(iter(command.commands))}]",
-        )
 
 
 def _file_values(

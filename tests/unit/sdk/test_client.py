@@ -35,7 +35,7 @@ def add_job(name: str, state: JobState, *, message: str = "", exit_code: int | N
     with History() as history:
         history.add(spec, actor="test")
         with history.transaction():
-            history.want(name, RequestedAction.SUSPEND, actor="test")
+            history.request(name, RequestedAction.SUSPEND, actor="test")
         history.become(name, state, actor="test", message=message, exit_code=exit_code, safe_step=30)
 
 

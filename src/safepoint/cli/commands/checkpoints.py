@@ -134,9 +134,9 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
         raise CheckpointError(
             f"{num_damaged} of {plural(len(items), 'checkpoint')} in {inventory.store.location} "
             f"{'is' if num_damaged == 1 else 'are'} damaged",
-            hint="see the faults; a resume takes the newest valid one"
+            hint="see the faults above; a resume uses the newest valid checkpoint"
             if num_damaged < len(items)
-            else "no valid one is left to resume from: restore one from a backup, or start again with --from-scratch",
+            else "no valid one is left: restore one from a backup, or start from the beginning with --from-scratch",
         )
 
 
@@ -213,7 +213,7 @@ def copy(
     items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
     if not items:
         raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
-    for item in items:  # before the first byte
+    for item in items:  # checked before any copy begins
         copying.is_there(item, place)
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -356,8 +356,8 @@ def repair_(
         "dry_run": dry_run,
     }
     did = "would drop" if dry_run else "dropped"
-    lines = [f"{did} {item.where}: it was never committed" for item in found.unfinished]
-    lines += [f"left {item.where}: it is not finished, and a run may be writing it" for item in found.recent]
+    lines = [f"{did} {item.where}: it was not committed" for item in found.unfinished]
+    lines += [f"left {item.where}: it is unfinished, and a run may be writing it" for item in found.recent]
     lines += [f"left {item.where}: Safepoint did not write it" for item in found.foreign]
     fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
     if not is_gone:
@@ -371,31 +371,31 @@ def repair_(
     if found.damaged and not is_gone:
         raise CheckpointError(
             f"{plural(len(found.damaged), 'checkpoint')} in {location} "
-            f"{'is' if len(found.damaged) == 1 else 'are'} damaged and still there",
+            f"{'is' if len(found.damaged) == 1 else 'are'} damaged and not removed",
             hint="--drop-damaged removes them",
         )
 
 
 def _pick(inventory: Inventory, name: str | None) -> Item:
-    """The checkpoint that was named, or the newest complete one; a warning names newer ones."""
+    """The checkpoint of this name; without a name the newest complete one, with a warning about newer ones."""
     item = inventory.item(name)
     if name is None:
         newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())
-        passed_over = [f"{other.name} ({_state(other, other.faults, deep=False)})" for other in newer]
-        if passed_over:
-            console.set_up(0).warning("using %s; newer ones are not complete: %s", item.name, ", ".join(passed_over))
+        incomplete = [f"{other.name} ({_state(other, other.faults, deep=False)})" for other in newer]
+        if incomplete:
+            console.set_up(0).warning("using %s; newer ones are not complete: %s", item.name, ", ".join(incomplete))
     return item
 
 
 def _place_around(text: str, name: str | None) -> Location:
-    """Where copies go; a target `…/checkpoint-20` is accepted as the name of the copy of checkpoint-20."""
+    """The output location to copy to. For checkpoint-20, `…/checkpoint-20` is accepted too."""
     place = _place(text)
     if step_of(Path(place.name)) is None:
         return place
     if place.name != name:
         raise UsageError(
-            f"{text} is the name of another checkpoint, and a copy keeps its own name",
-            hint="name the output location to copy to",
+            f"{text} has the name of another checkpoint, and a copy keeps its name",
+            hint="give the output location to copy to",
         )
     return place.parent
 
@@ -408,7 +408,7 @@ def _export_item(inventory: Inventory, item: Item, place: Location, progress: co
 
 
 def _sharded_model(text: str) -> Location | None:
-    """The location itself, when it holds a sharded model and is not a checkpoint of a run."""
+    """The location, if it contains a sharded model and is not a checkpoint of a run; otherwise None."""
     location = _location(text)
     if location.is_folder:
         return location if exporting.is_in_pieces(browse(open_store(location))) else None
@@ -435,7 +435,7 @@ def _place(text: str) -> Location:
     location = _location(text)
     if any(step_of(Path(part)) is not None for part in location.path.split("/")[:-1]):
         raise UsageError(
-            f"{text} is inside a checkpoint, and writing there would damage it", hint="name another location"
+            f"{text} is inside a checkpoint, and writing there would damage it", hint="use another location"
         )
     return location
 

@@ -29,7 +29,7 @@ from safepoint.jobs.model.records import (
     JobSummary,
     NodeRecord,
     RequestedAction,
-    as_typed,
+    command_line,
 )
 from safepoint.jobs.model.spec import JobSpec
 
@@ -302,13 +302,13 @@ class History:
             )
             self._note(spec.name, "submitted", actor)
 
-    def want(self, name: str, wanted: RequestedAction, *, actor: str, cause: str = "") -> None:
+    def request(self, name: str, wanted: RequestedAction, *, actor: str, cause: str = "") -> None:
         """Request an action for a job."""
         with self.transaction():
             self._change(name, "wanted = ?", wanted)
             self._note(name, f"{wanted}_requested", actor, cause)
 
-    def want_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
+    def request_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
         """Request a number of nodes for a job with launchers. Its supervisor stops, changes and restarts it."""
         with self.transaction():
             self._change(job.name, "target_nodes = ?", num_nodes)
@@ -428,7 +428,7 @@ def _summary(row: tuple[Any, ...]) -> JobSummary:
             state=JobState(state),
             created=created,
             safe_step=safe_step,
-            command=as_typed(spec["program"], is_module=spec["is_module"]),
+            command=command_line(spec["program"], is_module=spec["is_module"]),
         )
 
 

@@ -43,15 +43,11 @@ class LocalJobs:
         with contextlib.suppress(ConflictError):
             start_missing_supervisors(self._history)
 
-    def close(self) -> None:
-        """Close the history."""
-        self._history.close()
-
     def __enter__(self) -> "LocalJobs":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._history.close()
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -158,7 +154,7 @@ class LocalJobs:
     def _request(self, job: JobRecord, wanted: RequestedAction) -> None:
         if job.wanted is RequestedAction.DELETE:
             raise ConflictError(f"job {job.name} is being deleted")
-        self._history.want(job.name, wanted, actor=self._actor)
+        self._history.request(job.name, wanted, actor=self._actor)
 
     def suspend(self, name: str, *, timeout_s: float | None = None) -> JobRecord:
         """Save a checkpoint and stop a job, and wait until it is suspended.
@@ -226,7 +222,7 @@ class LocalJobs:
                 raise ConflictError(f"job {job.name} is being deleted")
             check_size(spec, count_slots())
             if num_nodes != (job.target_nodes or job.spec.num_nodes):
-                change = self._history.want_nodes if job.state.holds_slots else self._history.change_nodes
+                change = self._history.request_nodes if job.state.holds_slots else self._history.change_nodes
                 change(job, num_nodes, actor=self._actor)
         what = f"scaled to {num_nodes} nodes"
         job = self._until(job.name, lambda job: job.target_nodes is None, what, timeout_s)
@@ -284,7 +280,7 @@ class LocalJobs:
             )
         with self._stopped(job.name, timeout_s):
             num_deleted = remove_checkpoints(output, job.spec)
-            self._history.want(job.name, RequestedAction.DELETE, actor=self._actor)
+            self._history.request(job.name, RequestedAction.DELETE, actor=self._actor)
             self._history.remove(job.name)
         return num_deleted
 
@@ -318,7 +314,7 @@ class LocalJobs:
         """Remove a job; if it has a supervisor or processes, only request that. Returns whether it was removed."""
         lock = self._lock_of(name)
         try:
-            self._history.want(name, RequestedAction.DELETE, actor=self._actor)
+            self._history.request(name, RequestedAction.DELETE, actor=self._actor)
             job = self._history.find(name)
             if lock is None or job is None or job.state.holds_slots:
                 return False

@@ -145,7 +145,7 @@ class Supervisor:
             return True
         for victim in admission.preempt:
             cause = f"job {self._name} has priority {job.spec.priority}"
-            self._history.want(victim, RequestedAction.PREEMPT, actor=f"job {self._name}", cause=cause)
+            self._history.request(victim, RequestedAction.PREEMPT, actor=f"job {self._name}", cause=cause)
         state = JobState.PREEMPTED if job.state is JobState.PREEMPTED else JobState.QUEUED
         message = f"waits for {admission.waits_for}"
         if (job.state, job.message) != (state, message):
@@ -164,7 +164,7 @@ class Supervisor:
         try:
             launchers.wait_until_gone()  # a keeper of the previous attempt may still run
             secrets = keys_of(job.spec.data_connection) if job.spec.data_connection else {}
-            extra = install_packages(job.spec, self._folder, is_wanted=self._is_wanted)
+            extra = install_packages(job.spec, self._folder, may_continue=self._may_continue)
             environ = launcher_environment(job.spec, secrets, extra)
             for node in range(job.spec.num_nodes):
                 with self._history.transaction():  # until its end, no other job can take these devices
@@ -187,7 +187,7 @@ class Supervisor:
             return None
         return launchers
 
-    def _is_wanted(self) -> bool:
+    def _may_continue(self) -> bool:
         return not self._job.is_to_stop and not self.was_asked_to_leave
 
     def _free_gpus(self, job: JobRecord) -> tuple[str, ...] | None:

@@ -121,12 +121,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # not TOML, or not UTF-8
-        raise UsageError(
-            f"{path} is not valid TOML: {_position(error)}"
-        ) from None  # the parser's message may quote a key
-
-
-def _position(error: ValueError) -> str:
-    """The line and column in the parser's message."""
-    match = _POSITION.search(str(error))
-    return match[0] if match else "position unknown"
+        # Neither the parser's message nor its error is shown: both may quote a key.
+        position = _POSITION.search(str(error))
+        where = position[0] if position else "position unknown"
+        raise UsageError(f"{path} is not valid TOML: {where}") from None

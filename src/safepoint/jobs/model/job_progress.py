@@ -17,10 +17,10 @@ _DAY_S = 86400
 def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
     """The full output location: from the specification, or else as the ranks reported it. None if unknown."""
     if spec.settings.output_dir is not None:
-        return in_full(spec.settings.output_dir, spec.working_dir)
+        return absolute_location(spec.settings.output_dir, spec.working_dir)
     reported = (progress.location or progress.output_dir) if progress is not None else ""
     with contextlib.suppress(ValueError):  # the record was altered
-        return in_full(reported, spec.working_dir) if reported else None
+        return absolute_location(reported, spec.working_dir) if reported else None
     return None
 
 
@@ -38,7 +38,7 @@ def with_claims(spec: JobSpec) -> JobSpec:
     return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec
 
 
-def in_full(output: str, working_dir: str) -> str:
+def absolute_location(output: str, working_dir: str) -> str:
     """The output location, independent of the current folder."""
     return str(parse_location(output).resolved(working_dir))
 

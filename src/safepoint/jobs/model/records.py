@@ -114,7 +114,7 @@ class JobRecord:
     @property
     def command(self) -> str:
         """Its program, as a command line."""
-        return as_typed(self.spec.program, is_module=self.spec.is_module)
+        return command_line(self.spec.program, is_module=self.spec.is_module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +191,6 @@ class JobEvent:
     detail: dict[str, Any]
 
 
-def as_typed(program: Iterable[str], *, is_module: bool) -> str:
+def command_line(program: Iterable[str], *, is_module: bool) -> str:
     """Script or module, and arguments, as they follow `python` on a command line."""
     return shlex.join((*(["-m"] if is_module else []), *program))

@@ -53,7 +53,7 @@ def add(name: str, state: JobState, **changes: Any) -> None:
         history.add(spec(name, **changes), actor="test")
         history.become(name, state, actor="test")
         if state is JobState.SUSPENDED:
-            history.want(name, RequestedAction.SUSPEND, actor="test")
+            history.request(name, RequestedAction.SUSPEND, actor="test")
 
 
 def connections(text: str, mode: int = 0o600) -> None:

@@ -130,7 +130,7 @@ def test_removing_a_job_removes_all_that_is_known_of_it(history: History, path: 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda history: history.want("a", RequestedAction.SUSPEND, actor="me"),
+        lambda history: history.request("a", RequestedAction.SUSPEND, actor="me"),
         lambda history: history.become("a", JobState.RUNNING, actor="me"),
         lambda history: history.change_nodes(job_record("a"), 2, actor="me"),
     ],
@@ -153,7 +153,7 @@ def test_an_error_within_a_transaction_undoes_all_of_it(history: History) -> Non
 
     def fail() -> None:
         with history.transaction():
-            history.want("a", RequestedAction.DELETE, actor="me")
+            history.request("a", RequestedAction.DELETE, actor="me")
             with history.transaction():  # one inside another belongs to it
                 history.become("a", JobState.RUNNING, actor="me")
             raise RuntimeError
@@ -163,7 +163,7 @@ def test_an_error_within_a_transaction_undoes_all_of_it(history: History) -> Non
     job = history.job("a")
     assert (job.state, job.wanted) == (JobState.FAILED, RequestedAction.RUN)
     assert len(history.events("a")) == 2
-    history.want("a", RequestedAction.SUSPEND, actor="me")
+    history.request("a", RequestedAction.SUSPEND, actor="me")
     assert history.job("a").wanted is RequestedAction.SUSPEND
 
 
@@ -173,7 +173,7 @@ def test_a_change_and_its_event_are_one(history: History, path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("CREATE TRIGGER full BEFORE INSERT ON event BEGIN SELECT RAISE(ABORT, 'disk full'); END")
     with pytest.raises(StorageError, match="disk full"):
-        history.want("a", RequestedAction.DELETE, actor="me")
+        history.request("a", RequestedAction.DELETE, actor="me")
     assert history.job("a").wanted is RequestedAction.RUN
 
 
@@ -244,7 +244,7 @@ def test_a_writer_that_is_killed_leaves_all_or_nothing(history: History, path: P
         names = [event.name for event in history.events("a")][1:]
         assert names == ["running", "queued"] * (len(names) // 2)
         assert history.job("a").state is JobState.QUEUED
-    history.want("a", RequestedAction.SUSPEND, actor="me")
+    history.request("a", RequestedAction.SUSPEND, actor="me")
 
 
 def test_others_changes_are_noticed(history: History, path: Path) -> None:

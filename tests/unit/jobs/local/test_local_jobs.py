@@ -26,7 +26,7 @@ from safepoint.jobs.local.attempt.launchers import launcher_environment
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import history_file, job_folder, supervisor_lock
-from safepoint.jobs.model.job_progress import in_full
+from safepoint.jobs.model.job_progress import absolute_location
 from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from tests.support.checkpoints import commit, prepared
@@ -510,7 +510,7 @@ def done_when(is_time: Callable[[History], bool], act: Callable[[History], None]
 
 
 def _let_run(history: History) -> None:
-    history.want("a", RequestedAction.RUN, actor="you")
+    history.request("a", RequestedAction.RUN, actor="you")
 
 
 def test_events_of_all_are_one_story(jobs: LocalJobs) -> None:
@@ -541,5 +541,9 @@ def test_progress_is_what_was_told_last(jobs: LocalJobs) -> None:
 
 def test_places_in_full(tmp_path: Path) -> None:
     """Two texts that mean one place are equal."""
-    assert in_full("out", str(tmp_path)) == str(tmp_path / "out")
-    assert in_full("s3://bucket//run/", "/") == in_full("S3://bucket/run", "/elsewhere") == "s3://bucket/run"
+    assert absolute_location("out", str(tmp_path)) == str(tmp_path / "out")
+    assert (
+        absolute_location("s3://bucket//run/", "/")
+        == absolute_location("S3://bucket/run", "/elsewhere")
+        == "s3://bucket/run"
+    )

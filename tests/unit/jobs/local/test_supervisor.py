@@ -226,11 +226,11 @@ class TestAsked:
         place.add("a", "wait 75", "0")
         thread = Thread()
         place.wait_for_launchers()
-        place.history.want("a", RequestedAction.SUSPEND, actor="me")
+        place.history.request("a", RequestedAction.SUSPEND, actor="me")
         thread.end()
         job = place.job()
         assert (job.state, job.exit_code, job.setbacks) == (SUSPENDED, 75, 0)
-        place.history.want("a", RequestedAction.RUN, actor="me")
+        place.history.request("a", RequestedAction.RUN, actor="me")
         assert run(place).state is COMPLETE
         assert place.states() == ["running", "suspending", "suspended", "resuming", "complete"]
 
@@ -240,7 +240,7 @@ class TestAsked:
         thread = Thread()
         place.wait_for_launchers()
         with place.history.transaction():
-            place.history.want("a", RequestedAction.RUN, actor="me")
+            place.history.request("a", RequestedAction.RUN, actor="me")
             place.history.become("a", SUSPENDING, actor="supervisor that was killed")
         thread.end()
         assert place.job().state is COMPLETE
@@ -252,7 +252,7 @@ class TestAsked:
         place.add("a", "wait 75", "unused", "0", "0", env={"NODES": "2"})
         thread = Thread()
         place.wait_for_launchers()
-        place.history.want_nodes(place.job(), 2, actor="me")
+        place.history.request_nodes(place.job(), 2, actor="me")
         thread.end()
         job = place.job()
         assert (job.state, job.attempt, job.spec.num_nodes, job.target_nodes) == (COMPLETE, 2, 2, None)
@@ -263,7 +263,7 @@ class TestAsked:
         place.add("a", "killed", "unused", "0", "0", env={"NODES": "2"}, priority=-1)
         thread = Thread()
         place.wait_for(RESTARTING)
-        place.history.want_nodes(place.job(), 2, actor="me")
+        place.history.request_nodes(place.job(), 2, actor="me")
         thread.end()
         assert (place.job().state, place.job().attempt) == (COMPLETE, 2)
         assert [attempt.num_nodes for attempt in place.history.attempts("a")] == [1, 2]
@@ -273,7 +273,7 @@ class TestAsked:
         place.add("a", "wait 3")
         thread = Thread()
         place.wait_for_launchers()
-        place.history.want_nodes(place.job(), 2, actor="me")
+        place.history.request_nodes(place.job(), 2, actor="me")
         thread.end()
         job = place.job()
         assert (job.state, job.attempt, job.spec.num_nodes, job.target_nodes) == (FAILED, 1, 1, None)
@@ -284,8 +284,8 @@ class TestAsked:
         thread = Thread()
         place.wait_for_launchers()
         with place.history.transaction():
-            place.history.want_nodes(place.job(), 2, actor="me")
-            place.history.want("a", RequestedAction.SUSPEND, actor="me")
+            place.history.request_nodes(place.job(), 2, actor="me")
+            place.history.request("a", RequestedAction.SUSPEND, actor="me")
         thread.end()
         assert (place.job().state, place.job().spec.num_nodes) == (SUSPENDED, 2)
 
@@ -294,7 +294,7 @@ class TestAsked:
         place.add("a", "stubborn", settings={"grace_s": 0.2})
         thread = Thread()
         [pid] = place.wait_for_launchers()
-        place.history.want("a", RequestedAction.SUSPEND, actor="me")
+        place.history.request("a", RequestedAction.SUSPEND, actor="me")
         thread.end()
         assert (place.job().state, place.job().exit_code) == (SUSPENDED, None)
         assert "without a save" in place.job().message
@@ -326,7 +326,7 @@ class TestAsked:
         place.add("a", "killed", "0", "0", "0")
         thread = Thread()
         place.wait_for(RESTARTING)
-        place.history.want("a", RequestedAction.PREEMPT, actor="job b")
+        place.history.request("a", RequestedAction.PREEMPT, actor="job b")
         thread.end()
         assert (place.job().state, place.job().attempt) == (COMPLETE, 2)
         attempts = place.history.attempts("a")
@@ -338,7 +338,7 @@ class TestAsked:
         place.add("a", "killed", "0")
         thread = Thread()
         place.wait_for(RESTARTING)
-        place.history.want("a", RequestedAction.SUSPEND, actor="me")
+        place.history.request("a", RequestedAction.SUSPEND, actor="me")
         thread.end()
         assert (place.job().state, place.job().attempt) == (SUSPENDED, 1)
 
@@ -371,7 +371,7 @@ class TestAsked:
         place.add("a", "stubborn", packages=("anything",))
         thread = Thread()
         wait_until(place.running)  # pip is run by the job's interpreter, which waits
-        place.history.want("a", RequestedAction.SUSPEND, actor="me")
+        place.history.request("a", RequestedAction.SUSPEND, actor="me")
         thread.end()
         assert (place.job().state, place.job().exit_code) == (SUSPENDED, None)
         assert place.history.nodes("a", 1) == []
@@ -404,13 +404,13 @@ class TestBeginning:
         place.add("a", "wait 143", "wait 75", "wait 75", settings=asked)
         seen: list[tuple[bool, bool, str]] = []
         for attempt in (1, 2, 3):
-            place.history.want("a", RequestedAction.RUN, actor="me")
+            place.history.request("a", RequestedAction.RUN, actor="me")
             thread = Thread()
             settings = self.settings_of(place, attempt)
             seen.append((settings["has_begun"], settings["from_scratch"], settings["resume"]))
             if attempt == 2:
                 self.report("attempt_started")
-            place.history.want("a", RequestedAction.SUSPEND, actor="me")
+            place.history.request("a", RequestedAction.SUSPEND, actor="me")
             thread.end()
         first = (False, asked.get("from_scratch", False), asked.get("resume", "auto"))
         assert seen == [first, first, (True, *later)]
@@ -444,7 +444,7 @@ class TestNodes:
             assert [node.gpus for node in place.history.nodes(name, 1)]
         assert sorted(seen) == [f"CUDA_VISIBLE_DEVICES={number}" for number in range(4)]
         for name, thread in zip(("a", "b"), threads, strict=True):
-            place.history.want(name, RequestedAction.SUSPEND, actor="me")
+            place.history.request(name, RequestedAction.SUSPEND, actor="me")
             thread.end()
 
     def test_one_that_has_asked_for_none_sees_none(self, place: Place) -> None:
@@ -453,7 +453,7 @@ class TestNodes:
         thread = Thread()
         [pid] = place.wait_for_launchers()
         assert "CUDA_VISIBLE_DEVICES=" in Path(f"/proc/{pid}/environ").read_text().split("\0")
-        place.history.want("a", RequestedAction.SUSPEND, actor="me")
+        place.history.request("a", RequestedAction.SUSPEND, actor="me")
         thread.end()
 
     def test_devices_are_taken_from_a_persons_own(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,7 +464,7 @@ class TestNodes:
         place.wait_for_launchers(2)
         nodes = wait_until(lambda: found if len(found := place.history.nodes("a", 1)) == 2 else None)
         assert [node.gpus for node in nodes] == [("6",), ("7",)]
-        place.history.want("a", RequestedAction.SUSPEND, actor="me")
+        place.history.request("a", RequestedAction.SUSPEND, actor="me")
         thread.end()
 
 

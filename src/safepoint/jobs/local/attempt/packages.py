@@ -20,20 +20,20 @@ class JobStoppedError(Exception):
     """The job has to stop."""
 
 
-def install_packages(spec: JobSpec, folder: Path, *, is_wanted: Callable[[], bool] = lambda: True) -> Path | None:
+def install_packages(spec: JobSpec, folder: Path, *, may_continue: Callable[[], bool] = lambda: True) -> Path | None:
     """Install the packages of the job, unless they are installed already.
 
     Args:
         spec: the job.
         folder: the folder of the job; pip counts as one of its processes.
-        is_wanted: called repeatedly; when it returns False, the installation stops.
+        may_continue: called repeatedly; when it returns False, the installation stops.
 
     Returns:
         The folder; None when the job has no packages.
 
     Raises:
         SafepointError: pip failed; its output is in `logs/packages.log`.
-        JobStoppedError: `is_wanted` returned False; the files were removed.
+        JobStoppedError: `may_continue` returned False; the files were removed.
     """
     if not spec.packages:
         return None
@@ -59,7 +59,7 @@ def install_packages(spec: JobSpec, folder: Path, *, is_wanted: Callable[[], boo
         )
         try:
             while process.poll() is None:
-                if not is_wanted():
+                if not may_continue():
                     raise JobStoppedError
                 clock.sleep(_POLL_S)
         finally:

@@ -128,13 +128,13 @@ def test_a_job_that_is_not_wanted_any_more_waits_for_no_pip(wheels: Path, folder
     began = time.monotonic()
     seen: list[int] = []
 
-    def is_wanted() -> bool:
+    def may_continue() -> bool:
         seen.extend(processes_of(folder))
         return not seen
 
     spec = job_spec(packages=(f"slow @ {(wheels / 'slow-1.0').as_uri()}",))
     with pytest.raises(JobStoppedError):
-        install_packages(spec, folder, is_wanted=is_wanted)
+        install_packages(spec, folder, may_continue=may_continue)
     assert seen, "pip can be found when the job is ended"
     assert time.monotonic() - began < 50
     assert processes_of(folder) == []
