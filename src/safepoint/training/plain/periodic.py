@@ -2,7 +2,7 @@
 
 from safepoint.errors import UsageError
 from safepoint.settings.run_settings import RunSettings
-from safepoint.training.plain.data.position import DataSource
+from safepoint.training.plain.data.position import DataProgress
 
 
 class Periodic:
@@ -26,8 +26,8 @@ class Periodic:
         self._is_by_epoch = settings.save_strategy == "epoch"
         self._epochs = 0
 
-    def begin(self, data: DataSource) -> str:
-        """Start, or resume, at the position of `data`.
+    def begin(self, data: DataProgress) -> str:
+        """Start, or resume, where `data` is.
 
         Returns:
             Why a setting has no effect; empty when all have.
@@ -43,7 +43,7 @@ class Periodic:
             )
         return ""
 
-    def is_due(self, step: int, data: DataSource) -> bool:
+    def is_due(self, step: int, data: DataProgress) -> bool:
         """Whether the step that has just ended is saved; call it once for each step."""
         epochs, self._epochs = self._epochs, _epochs_ended(data)
         if self._is_by_epoch:
@@ -51,6 +51,6 @@ class Periodic:
         return self._steps is not None and step % self._steps == 0
 
 
-def _epochs_ended(data: DataSource) -> int:
+def _epochs_ended(data: DataProgress) -> int:
     """Epochs done, including one whose last batch the loop has received."""
     return data.epoch + (1 if data.num_batches and data.batches >= data.num_batches else 0)

@@ -1,4 +1,4 @@
-"""A hand-written loop as the engine sees it: the parts of its state, and this rank's position in the data."""
+"""The engine's view of a loop that reports its steps: the parts of its state, and its position in the data."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.engine.loop import Write
-from safepoint.training.plain.data.position import DataSource, Position, epochs_done
+from safepoint.training.plain.data.position import DataSource, Position
 from safepoint.training.plain.state.parts import Parts, parameters_of
 from safepoint.training.start.claim import Attempt
 from safepoint.training.state.base_model import check_base
@@ -63,13 +63,13 @@ class PlainLoop:
 
     def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
         """See `TrainingLoop`; with the position in the data."""
-        data, world_size, accumulation = self._data, self._place.world_size, self.batches_per_step
+        data, world_size, accumulation = self._data.progress(), self._place.world_size, self.batches_per_step
         samples = data.batch_size * world_size
         return ManifestFacts(
             run_id=attempt.run_id,
             attempt=attempt.attempt,
             step=self.step,
-            epoch=epochs_done(data),
+            epoch=data.epochs_done,
             world_size=world_size,
             global_batch=samples * accumulation,
             gradient_accumulation=accumulation,

@@ -21,7 +21,7 @@ from safepoint.training.context.rank_context import RankContext
 from safepoint.training.context.store_access import open_tried
 from safepoint.training.engine.boundary import Boundary, release
 from safepoint.training.outcome.program_error import exit_code_after, summarize
-from safepoint.training.plain.data.position import DataSource, epochs_done, rescale_position
+from safepoint.training.plain.data.position import DataSource, rescale_position
 from safepoint.training.plain.metric_reader import MetricReader
 from safepoint.training.plain.periodic import Periodic
 from safepoint.training.plain.plain_loop import PlainLoop
@@ -153,8 +153,8 @@ class Training:
             start,
             before_leaving=lambda: self._report_progress(is_last=True),
         )
-        self._prepared.prepare(global_batch=self._data.batch_size * place.world_size)
-        ineffective = self._periodic.begin(self._data)
+        self._prepared.prepare(global_batch=self._data.progress().batch_size * place.world_size)
+        ineffective = self._periodic.begin(self._data.progress())
         if ineffective and place.is_first:
             context.log.warning("%s", ineffective)
         self._optimizers = {id(optimizer) for optimizer in loop.optimizers()}
@@ -181,7 +181,7 @@ class Training:
             position = rescale_position(
                 position,
                 manifest,
-                self._data,
+                self._data.progress(),
                 context.place.world_size,
                 allow_change=context.settings.allow_batch_change,
             )
@@ -254,12 +254,13 @@ class Training:
         self._step_was_called = True
         self._gradients_complete()
         loop.step += 1
-        if self._data.batches > self._batches_before:
-            loop.batches_per_step = self._data.batches - self._batches_before
-        self._batches_before = self._data.batches
+        data = self._data.progress()
+        if data.batches > self._batches_before:
+            loop.batches_per_step = data.batches - self._batches_before
+        self._batches_before = data.batches
         self._metrics_read.offer({"loss": loss, **(metrics or {})})
         self._boundary.step_ends()
-        self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, self._data) or is_saved)
+        self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or is_saved)
         self._report_progress()
         self._boundary.ends()
         # Only now, because in a save DCP steps an optimizer that has no state yet.
@@ -284,11 +285,11 @@ class Training:
     # ---- progress -----------------------------------------------------------------------------------------------
 
     def _report_progress(self, *, is_last: bool = False) -> None:
-        progress, data, in_epoch = self._context.progress, self._data, self._data.num_batches
+        progress, data = self._context.progress, self._data.progress()
         progress.reached(
             step=self._loop.step,
-            max_steps=self._steps_in_all(in_epoch),
-            epoch=epochs_done(data),
+            max_steps=self._steps_in_all(data.num_batches or 0),
+            epoch=data.epochs_done,
             num_epochs=float(self.epochs_to_do),
             samples_per_step=data.batch_size * self._context.place.world_size * self._most_batches,
         )
@@ -296,11 +297,11 @@ class Training:
             self._metrics_read.add(self.more_metrics())
             progress.measured(self._metrics_read.read(is_last=is_last))
 
-    def _steps_in_all(self, in_epoch: int | None) -> int:
+    def _steps_in_all(self, in_epoch: int) -> int:
         """0 when that is not known."""
         # The last step of an epoch may have fewer batches than the others.
         self._most_batches = most = max(self._most_batches, self._loop.batches_per_step)
-        batches = self.epochs_to_do * (in_epoch or 0)
-        steps = self.epochs_to_do * -(-(in_epoch or 0) // most) if self.steps_at_epoch_end else batches // most
+        batches = self.epochs_to_do * in_epoch
+        steps = self.epochs_to_do * -(-in_epoch // most) if self.steps_at_epoch_end else batches // most
         known = [limit for limit in (steps, self.steps_to_do) if limit]
         return max(min(known), self._loop.step) if known else 0

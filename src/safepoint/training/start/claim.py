@@ -1,4 +1,4 @@
-"""Becoming the only writer of the output folder and of the object store behind it."""
+"""Claims the output folder and the object store behind it, so that this run is their only writer."""
 
 import uuid
 from collections.abc import Collection
@@ -136,8 +136,9 @@ class StoreClaim:
             self._context.log.info("deleted %s unfinished object(s) of dead runs in %s", num_deleted, location)
 
     def _claim(self, run_id: str, attempt: int, attempt_id: str) -> None:
-        now, host = clock.utc_now(), host_name()
-        self.remote.claim(Claim(run_id=run_id, attempt=attempt, attempt_id=attempt_id, since=now, host=host))
+        self.remote.claim(
+            Claim(run_id=run_id, attempt=attempt, attempt_id=attempt_id, since=clock.utc_now(), host=host_name())
+        )
 
 
 def names_to_upload(output: OutputFolder, *, with_parts: bool) -> list[str]:

@@ -104,7 +104,7 @@ def base_as_saved(
     return {**now, "digest": saved["digest"]} if found else now
 
 
-def left_to_base(model: Any) -> set[str]:
+def base_entries(model: Any) -> set[str]:
     """The entries of a model's state that a checkpoint of its adapters need not hold, as `plain_key` writes them.
 
     They are:

@@ -30,14 +30,14 @@ def saved(
 ) -> list[int]:
     """The steps of a loop that are saved; what is left at an epoch's end makes no step."""
     periodic = Periodic(RunSettings(**options), save_steps)
-    assert periodic.begin(feed) == ""
+    assert periodic.begin(feed.progress()) == ""
     due: list[int] = []
     step = first - 1
     for batches in feed.epochs(epochs):
         for number, _ in enumerate(batches, 1):
             if number % batches_per_step == 0:
                 step += 1
-                due += [step] * periodic.is_due(step, feed)
+                due += [step] * periodic.is_due(step, feed.progress())
     return due
 
 
@@ -77,10 +77,10 @@ def test_what_cannot_be_followed_is_said(loader: Any, strategy: str) -> None:
     """At the start, with the option to give."""
     feed = data(loader)
     periodic = Periodic(RunSettings(save_strategy=strategy), None)
-    reported = periodic.begin(feed)
+    reported = periodic.begin(feed.progress())
     assert reported.startswith(f"--save-strategy {strategy} has no effect")
     assert "--save-steps" in reported
-    assert not periodic.is_due(1, feed)
+    assert not periodic.is_due(1, feed.progress())
 
 
 def test_no_steps() -> None:

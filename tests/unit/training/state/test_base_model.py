@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from safepoint.errors import ConflictError
-from safepoint.training.state.base_model import base_of, check_base, left_to_base, plain_key
+from safepoint.training.state.base_model import base_entries, base_of, check_base, plain_key
 
 
 class Layers(torch.nn.Module):
@@ -103,7 +103,7 @@ def test_what_a_checkpoint_of_adapters_need_not_hold() -> None:
     layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
     model: Any = get_peft_model(layers, LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"]))
     model.add_adapter("ref", LoraConfig(r=2, target_modules=["0"]))
-    left = left_to_base(model)
+    left = base_entries(model)
     held = {key for key in model.state_dict() if plain_key(key) not in left}
     inner = "base_model.model."
     assert left == {
@@ -121,10 +121,10 @@ def test_what_a_checkpoint_of_adapters_need_not_hold() -> None:
 def test_wrappers_do_not_hide_the_base() -> None:
     """torch.compile puts a word of its own into the keys."""
     model = adapted()
-    plain = left_to_base(model)
+    plain = base_entries(model)
     model.base_model.model.second = torch.compile(model.base_model.model.second, backend="eager")
     assert any("_orig_mod" in key for key in model.state_dict())
-    assert left_to_base(model) == plain
+    assert base_entries(model) == plain
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT asks for it
@@ -142,7 +142,7 @@ def test_embeddings_that_were_resized_are_held(is_resized: bool, tmp_path: Path)
     if is_resized:
         inner.resize_token_embeddings(40)
     model: Any = get_peft_model(inner, LoraConfig(r=2, target_modules=["q_proj"]))
-    held = {key for key in model.state_dict() if plain_key(key) not in left_to_base(model)}
+    held = {key for key in model.state_dict() if plain_key(key) not in base_entries(model)}
     embeddings = {key for key in held if "lora_" not in key}
     names = {f"base_model.model.{name}.weight" for name in ("model.embed_tokens", "lm_head")}
     assert embeddings == (names if is_resized else set())
@@ -196,6 +196,6 @@ def test_a_quantized_weight_is_its_codes_and_its_scales(kind: str, monkeypatch: 
     changes = [_another_code, _another_scale, *([] if kind == "8 bits" else [_another_type])]
     assert all(base_of(quantized(bitsandbytes, kind, change), num_ranks=1) != base for change in changes)
     model = quantized(bitsandbytes, kind)
-    assert {plain_key(key) for key in model.state_dict()} - left_to_base(model) == {
+    assert {plain_key(key) for key in model.state_dict()} - base_entries(model) == {
         f"base_model.model.0.lora_{letter}.default.weight" for letter in "AB"
     }, "scales are the base's, too"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from safepoint.errors import ConflictError
-from safepoint.training.plain.data.position import Position
+from safepoint.training.plain.data.position import DataProgress, Position
 from safepoint.training.plain.data.tracked_data import TrackedData
 from safepoint.training.state.rng import restore_rng
 
@@ -108,45 +108,31 @@ class LightningData:
             loop.setup_data()
         return [] if loop._combined_loader is None else list(loop._combined_loader.flattened)
 
-    @property
-    def num_batches(self) -> int | None:
-        """Lightning's number of training batches."""
-        count = self._trainer.num_training_batches
-        return int(count) if count != float("inf") else None
-
-    @property
-    def batch_size(self) -> int:
-        """Of the first loader."""
-        return self._loaders[0].data.batch_size if self._loaders else 1
-
-    @property
-    def sampler(self) -> str:
-        """Of the first loader."""
-        return self._loaders[0].data.sampler if self._loaders else ""
-
-    @property
-    def epoch(self) -> int:
-        """Lightning's current epoch."""
-        return int(self._trainer.current_epoch)
-
-    @property
-    def batches(self) -> int:
-        """Batches of the running epoch that were trained on."""
-        progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
-        return 0 if self.is_between_epochs else int(progress.processed)
+    def progress(self) -> DataProgress:
+        """See `DataSource`: Lightning's counts of epochs and batches, and the batch size of the first loader."""
+        trainer, first = self._trainer, self._loaders[0].data.progress() if self._loaders else None
+        in_epoch, done = trainer.num_training_batches, trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        return DataProgress(
+            epoch=int(trainer.current_epoch),
+            batches=0 if self.is_between_epochs else int(done),
+            num_batches=int(in_epoch) if in_epoch != float("inf") else None,
+            batch_size=first.batch_size if first is not None else 1,
+            sampler=first.sampler if first is not None else "",
+        )
 
     def position(self) -> Position:
         """The first loader's position, with the positions of all loaders in `loader`."""
+        now = self.progress()
         if self.is_between_epochs:
-            return Position(epoch=self.epoch, sampler=self.sampler, loader=self._next_epoch_starts())
+            return Position(epoch=now.epoch, sampler=now.sampler, loader=self._next_epoch_starts())
         is_ahead = bool(getattr(self._trainer.fit_loop._data_fetcher, "batches", None))
         places = [loader.position(is_ahead=is_ahead) for loader in self._loaders]
         return Position(
-            epoch=self.epoch,
-            batches=self.batches,
+            epoch=now.epoch,
+            batches=now.batches,
             epoch_rng=places[0].epoch_rng if places else None,
             loader=[place.as_dict() for place in places],
-            sampler=self.sampler,
+            sampler=now.sampler,
         )
 
     def _next_epoch_starts(self) -> list[dict[str, Any]] | None:

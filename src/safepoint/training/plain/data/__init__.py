@@ -1,1 +1,1 @@
-"""Where a loop stands in its data, and how it returns there."""
+"""The position of a loop in its data, and how a resume restores it."""

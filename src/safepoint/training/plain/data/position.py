@@ -47,32 +47,35 @@ class Position:
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataProgress:
+    """How far a loop is in its data; unlike a `Position`, it restores nothing.
+
+    Args:
+        epoch: epochs done.
+        batches: batches of the running epoch that the loop has received.
+        num_batches: batches of this rank in an epoch; None when that is not known.
+        batch_size: samples of this rank in a batch.
+        sampler: the kind of the loader's sampler.
+    """
+
+    epoch: int
+    batches: int
+    num_batches: int | None
+    batch_size: int
+    sampler: str
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs done, with the fraction of the running one where the number of its batches is known."""
+        return self.epoch + (self.batches / self.num_batches if self.num_batches else 0.0)
+
+
 class DataSource(Protocol):
     """Where a loop takes its batches from."""
 
-    @property
-    def num_batches(self) -> int | None:
-        """Batches of this rank in an epoch; None when that is not known."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of this rank in a batch."""
-        ...
-
-    @property
-    def sampler(self) -> str:
-        """The kind of the loader's sampler."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """Epochs done."""
-        ...
-
-    @property
-    def batches(self) -> int:
-        """Batches of the running epoch that the loop has received."""
+    def progress(self) -> DataProgress:
+        """How far the loop is now."""
         ...
 
     def position(self) -> Position:
@@ -84,20 +87,15 @@ class DataSource(Protocol):
         ...
 
 
-def epochs_done(data: DataSource) -> float:
-    """Epochs done, with the fraction of the running one where the number of its batches is known."""
-    return data.epoch + (data.batches / data.num_batches if data.num_batches else 0.0)
-
-
 def rescale_position(
-    position: Position, manifest: Manifest, data: DataSource, world_size: int, *, allow_change: bool
+    position: Position, manifest: Manifest, data: DataProgress, world_size: int, *, allow_change: bool
 ) -> Position:
     """The position from which this run's ranks continue without repeating or missing a sample of the running epoch.
 
     Args:
         position: of one of the ranks that wrote the checkpoint.
         manifest: of the checkpoint.
-        data: of this rank.
+        data: of this rank, before its first batch.
         world_size: number of ranks in this run.
         allow_change: accept an approximate position instead of an error.
 
@@ -135,13 +133,13 @@ def _num_batches_before(position: Position, manifest: Manifest) -> int | None:
     return round(position.batches / part) if part and position.batches else None
 
 
-def _is_at_epoch_end(position: Position, manifest: Manifest, data: DataSource) -> bool:
+def _is_at_epoch_end(position: Position, manifest: Manifest, data: DataProgress) -> bool:
     """Whether the loop has received all batches of the running epoch."""
     return position.batches > 0 and float(manifest.epoch).is_integer() and data.num_batches is not None
 
 
 def _obstacle(
-    position: Position, manifest: Manifest, data: DataSource, world_size: int, before: int, now: int
+    position: Position, manifest: Manifest, data: DataProgress, world_size: int, before: int, now: int
 ) -> tuple[str, str]:
     """Why there is no exact position, and a hint; two empty strings when there is one."""
     if before != now:

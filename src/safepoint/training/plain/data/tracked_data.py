@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, RandomSampler
 
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration
-from safepoint.training.plain.data.position import ACCELERATED, GENERATED, Position
+from safepoint.training.plain.data.position import ACCELERATED, GENERATED, DataProgress, Position
 from safepoint.training.state.rng import (
     capture_rng,
     generators_of,
@@ -70,13 +70,18 @@ class TrackedData:
         except TypeError:
             return None
 
-    @property
-    def batch_size(self) -> int:
-        """Samples of this rank in a batch; 1 when the loader does not know."""
+    def progress(self) -> DataProgress:
+        """See `DataSource`; the size of a batch is 1 when the loader does not know it."""
         size = getattr(self.loader, "batch_size", None)
         if size is None:
             size = getattr(getattr(self.loader, "batch_sampler", None), "batch_size", None)
-        return int(size or 1)
+        return DataProgress(
+            epoch=self.epoch,
+            batches=self.batches,
+            num_batches=self.num_batches,
+            batch_size=int(size or 1),
+            sampler=self.sampler,
+        )
 
     @property
     def sampler(self) -> str:

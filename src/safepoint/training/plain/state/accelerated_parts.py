@@ -22,8 +22,8 @@ from safepoint.training.state.base_model import without
 from safepoint.training.state.strategy import check_fsdp_files
 from safepoint.training.state.temporary_attributes import temporarily
 
-_ALWAYS = "random_states_0.pkl"
-"""`save_state` writes this file whatever was prepared."""
+_RANDOM_STATES = "random_states_0.pkl"
+"""`save_state` always writes this file."""
 
 
 class AcceleratedParts(Parts):
@@ -89,9 +89,10 @@ class AcceleratedParts(Parts):
 
     def load(self, folder: Path) -> None:
         """Run `load_state`; see `Parts`."""
-        if not (folder / _ALWAYS).exists():
+        if not (folder / _RANDOM_STATES).exists():
             raise ConflictError(
-                f"{folder.name} was not written with an accelerator: it has no {_ALWAYS}; training was not started",
+                f"{folder.name} was not written with an accelerator: it has no {_RANDOM_STATES}; training was not "
+                "started",
                 hint="call session() with the arguments of that run, or start from the beginning with --from-scratch",
             )
         if self.strategy == "fsdp":

@@ -20,7 +20,7 @@ from safepoint.training.plain.state.part_checks import (
     shapes_of,
 )
 from safepoint.training.plain.state.sharded import sharded_parts
-from safepoint.training.state.base_model import base_of, has_adapters, left_to_base, without
+from safepoint.training.state.base_model import base_entries, base_of, has_adapters, without
 from safepoint.training.state.plain_values import load_plain
 
 _SHARDS = "sharded"
@@ -83,7 +83,7 @@ class AdapterState:
 
     Args:
         module: with adapters.
-        left_out: see `left_to_base`.
+        left_out: see `base_entries`.
     """
 
     def __init__(self, module: torch.nn.Module, left_out: Collection[str]) -> None:
@@ -239,7 +239,7 @@ def bases_of(
     if adapted and (peers.place.is_first or is_split):
         bases = [base_of(module, num_ranks=peers.place.world_size) for module in adapted.values()]
         if peers.place.is_first:
-            left_out = {name: left_to_base(module) for name, module in adapted.items()}
+            left_out = {name: base_entries(module) for name, module in adapted.items()}
             found = _joined({name: base for name, base in zip(adapted, bases, strict=True) if base}), left_out
     return peers.from_first(found)
 

@@ -39,7 +39,7 @@ class ShardedParts:
         self._module = module
         self._optimizers = optimizers
         self.left_out: Collection[str] = ()
-        """See `left_to_base`; empty without adapters."""
+        """See `base_entries`; empty without adapters."""
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._module, self._optimizers)

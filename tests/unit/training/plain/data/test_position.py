@@ -44,7 +44,7 @@ PLACE = Position(epoch=1, batches=6, epoch_rng={}, sampler="DistributedSampler")
 
 
 def move(before: Manifest, now: TrackedData, world_size: int, place: Position = PLACE, **options: Any) -> Position:
-    return rescale_position(place, before, now, world_size, **{"allow_change": False, **options})
+    return rescale_position(place, before, now.progress(), world_size, **{"allow_change": False, **options})
 
 
 def test_as_many_ranks_with_as_many_samples() -> None:
@@ -83,12 +83,12 @@ def test_what_would_repeat_or_leave_out_samples_is_refused(
     before: Manifest, now: TrackedData, place: Position, text: str
 ) -> None:
     """With the reason, and what to do; the option goes on."""
-    world_size = {12: 3, 8: 2, 24: 1}[now.batch_size] if text != "order of RandomSampler" else 2
+    world_size = {12: 3, 8: 2, 24: 1}[now.progress().batch_size] if text != "order of RandomSampler" else 2
     with pytest.raises(ConflictError, match=text) as refusal:
         move(before, now, world_size, place)
     assert "--allow-batch-change" in str(refusal.value.hint)
     allowed = move(before, now, world_size, place, allow_change=True)
-    assert allowed.batches == 6 * 24 // (now.batch_size * world_size)
+    assert allowed.batches == 6 * 24 // (now.progress().batch_size * world_size)
     assert allowed.loader is None
 
 
