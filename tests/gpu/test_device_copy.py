@@ -11,9 +11,9 @@ import torch
 from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.snapshot import Checkpointer
+from safepoint.snapshot.checkpointer import load_state
 from safepoint.snapshot.images.image import Placed
 from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
-from safepoint.snapshot.images.named_state import load_state
 from safepoint.snapshot.images.torch_image import TorchImages
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess

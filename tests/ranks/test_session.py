@@ -207,7 +207,10 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
     assert said["no data"].startswith("USAGE: the session has no data")
     assert said["no step"].startswith("USAGE: nothing of this run was saved")
     assert done.stderr.count("the optimizer has stepped without a call of run.step(), and nothing") == 1
-    changed = "CONFLICT: model of checkpoint-3 differs from this script's: weight is (1, 4) there and (1, 5) here"
+    changed = (
+        "CONFLICT: model of checkpoint-3 differs from this script's: weight is (1, 4) in the checkpoint and (1, 5) "
+        "in the script"
+    )
     assert said["another model"].startswith(changed)
     assert said["another loop"].startswith("CONFLICT: checkpoint-10 was not written by a session")
 

@@ -82,7 +82,7 @@ def test_a_weight_that_was_never_stepped(tmp_path: Path) -> None:
     refused = safepoint(output, program=_program(output, "fsdp", "--unused", "--width", "40"))
     with no_orphans(refused):
         assert refused.wait() == 11, refused.text
-    assert "model.0.bias is (36,) there and (40,) here; training was not started" in refused.text
+    assert "model.0.bias is (36,) in the checkpoint and (40,) in the script; training was not started" in refused.text
     again = safepoint(output, "--nproc-per-node", "2", program=_program(output, "fsdp", "--unused"))
     with no_orphans(again):
         assert again.wait(120) == 0, again.text

@@ -2,11 +2,11 @@
 
 images         what each file will hold, before its tensors are copied; captures a framework's save routine
 memory         blocks of shared memory, and how much host memory there is
-staging        copies tensors beside the next training step
+staging        copies tensors during the next training step
 keeper_client  a rank's side of the keeper
 protocol       the messages between a rank and the keeper
 keeper         the keeper's process, without torch
-checkpointer   all of it for a plain PyTorch loop
+checkpointer   `save` and `load` for a plain PyTorch loop
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Saves beside a plain PyTorch loop of one process: `save` and `load`, for loops that need nothing else.
+"""`save` and `load` for a plain PyTorch loop of one process, which continues during a save.
 
 Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot that the
 keeper writes, commits and prunes. Without memory for a snapshot a save fails; `safepoint.session` then saves
@@ -6,13 +6,14 @@ synchronously, and also handles several ranks, signals and object stores.
 """
 
 import dataclasses
+import io
 import os
 import platform
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
@@ -27,7 +28,9 @@ from safepoint.foundation.environment import Place
 from safepoint.foundation.events import console
 from safepoint.foundation.events.run_events import SaveFailed
 from safepoint.foundation.events.stream import EventLog
-from safepoint.snapshot.images.named_state import StateImages, load_state, tensors_of
+from safepoint.snapshot.images.image import Image
+from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
+from safepoint.snapshot.images.torch_image import TorchImages, UncomposableError
 from safepoint.snapshot.keeper_client.arena import NoRoomError
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
@@ -90,13 +93,13 @@ class Saving:
 class Checkpointer:
     """Checkpoints of one process.
 
-    The state of models and optimizers is copied beside the next forward and backward; an optimizer's step waits until
-    the rest is copied. Call `Saving.wait_staged` before changing parameters anywhere else.
+    The state of models and optimizers is copied during the next forward and backward; an optimizer's step waits for
+    the end of the copy. Call `Saving.wait_staged` before changing parameters anywhere else.
 
     Args:
         folder: where checkpoints go; claimed for this process until `close`.
         keep: which checkpoints stay, such as `newest=3,every=1000`; None keeps all.
-        slots: how many snapshots may be in memory; None for one, and three where the state is small.
+        slots: how many snapshots may be in memory; None for one, or three if the state is small.
 
     Raises:
         ConflictError: another run writes there, or this process is one of several ranks.
@@ -213,7 +216,7 @@ class Checkpointer:
         """
         bad = next((key for key in state if not _KEY.fullmatch(key)), None)
         if bad is not None:
-            raise ValueError(f"the key {bad!r} must be letters, digits, `_`, `.` and `-`, to become a file's name")
+            raise ValueError(f"the key {bad!r} is not a valid file name; use letters, digits, `_`, `.`, `-`")
         if not self._snapshotter.keeper.is_alive:
             self._replace_keeper()
         self._watch(state)
@@ -293,3 +296,90 @@ class Checkpointer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+# ---- the values of a state --------------------------------------------------------------------------------------
+
+
+class StateImages:
+    """Composes an image for each name at each save, and remembers the layout of each value."""
+
+    def __init__(self) -> None:
+        self._images: dict[str, TorchImages] = {}
+        self._states: dict[str, tuple[Any, ModuleState | OptimizerState]] = {}
+
+    def compose(self, name: str, value: Any) -> Image:
+        """The image of a value as it is now.
+
+        Args:
+            name: of the value.
+            value: a module, an optimizer, any object with `state_dict`, or plain values and tensors.
+
+        Raises:
+            Exception: any error of pickling.
+        """
+        images = self._images.setdefault(name, TorchImages(f"{name}.pt"))
+        state, is_sure = self._state_of(name, value)
+        try:
+            return images.compose(state, trusts=is_sure)
+        except UncomposableError:
+            content = io.BytesIO()
+            torch.save(state, content)
+            return Image.of_bytes(images.path, content.getvalue())
+
+    def _state_of(self, name: str, value: Any) -> tuple[Any, bool]:
+        """What is saved of a value, and whether it surely has the same tensors as the last time."""
+        if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+            known, state = self._states.get(name, (None, None))
+            if state is None or known is not value:
+                state = ModuleState(value) if isinstance(value, torch.nn.Module) else OptimizerState(value)
+                self._states[name] = value, state
+            return state.state_dict(), state.is_sure
+        return (value.state_dict() if hasattr(value, "state_dict") else value), False
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Release the tensors of these files, which were made for one save alone."""
+        for path in paths:
+            self._images.pop(path.removesuffix(".pt"), None)
+
+
+def load_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Load the files of a verified checkpoint into `state`.
+
+    Args:
+        folder: the checkpoint.
+        state: name → an object with `load_state_dict`, or a dictionary, which is updated.
+
+    Raises:
+        KeyError: the checkpoint has no such value.
+        TypeError: a value cannot be loaded into.
+    """
+    for key, value in state.items():
+        path = folder / f"{key}.pt"
+        if not path.exists():
+            raise KeyError(f"{folder} has no {key}.pt")
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if hasattr(value, "load_state_dict"):
+            value.load_state_dict(content)
+        elif isinstance(value, dict):
+            cast("dict[Any, Any]", value).update(content)
+        else:
+            raise TypeError(
+                f"{key} cannot be loaded: {type(value).__name__} is neither a dict nor an object with load_state_dict"
+            )
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors as large as those that saving `value` writes, and on the same devices."""
+    if isinstance(value, torch.nn.Module):
+        yield from {id(tensor): tensor for tensor in value.state_dict(keep_vars=True).values()}.values()
+    elif isinstance(value, torch.optim.Optimizer):
+        parameters: list[torch.Tensor] = [one for group in value.param_groups for one in group["params"]]
+        for parameter in parameters:
+            if parameter.requires_grad:
+                yield from (parameter, parameter)  # two moments
+    elif isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in cast("Mapping[Any, Any]", value).values():
+            yield from tensors_of(item)

@@ -21,7 +21,7 @@ from safepoint.training.outcome.program_error import exit_code_after, summarize
 _log = logging.getLogger("safepoint")
 _PR_SET_PDEATHSIG = 1
 LOGS_VARIABLE = "SAFEPOINT_RANK_LOGS"
-"""A folder in which each rank has a file for what it prints; without it, ranks print where their launcher does."""
+"""The folder for files with the output of each rank; without it, ranks write to the output of their launcher."""
 _USAGE = "python -m safepoint.training SCRIPT [ARGS…]  or  python -m safepoint.training -m MODULE [ARGS…]"
 
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:
         _log.warning(
             "the script has no Trainer of Hugging Face or TRL, no SafepointCallback and no session: nothing was "
-            "saved, and no option had an effect"
+            "saved, and Safepoint's options were ignored"
         )
     if outcome.interrupted is None:
         code = _finish_uploads(context, code)
@@ -154,13 +154,13 @@ def _exit_with(launcher_pid: int | None) -> None:
 
 
 def _print_into(folder: str | None, rank: int) -> None:
-    """From here on, write what this process and its children print to one file, in the order of printing."""
+    """Redirect the output of this process and its children to one file, in the order of the writes."""
     if not folder:
         return
     try:
         file = os.open(Path(folder) / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
-        _log.warning("%s cannot be written: %s; rank %d prints to this output", folder, error.strerror, rank)
+        _log.warning("%s cannot be written: %s; rank %d writes its output here", folder, error.strerror, rank)
         return
     os.dup2(file, 1)
     os.dup2(file, 2)

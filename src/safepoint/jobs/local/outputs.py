@@ -16,7 +16,7 @@ from safepoint.settings.output_place import OutputPlace, place_output
 from safepoint.storage.location import CLAIMS, Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
-from safepoint.training.context.store_access import open_tried
+from safepoint.training.context.outputs import open_checked
 
 
 def open_output(spec: JobSpec, output: str) -> Inventory:
@@ -48,7 +48,7 @@ def check_output(spec: JobSpec, output: str) -> None:
     environ = _environment(spec)
     place = place_output(output, local_dir=spec.settings.local_dir, environ=environ)
     if place.remote is not None:
-        open_tried(place.remote, verify_access=spec.settings.verify_access, environ=environ)
+        open_checked(place.remote, verify_access=spec.settings.verify_access, environ=environ)
     OutputFolder(_folder(spec, place)).prepare()
 
 

@@ -1,9 +1,11 @@
-"""Turns the calls of a framework's save routine that would write tensors into images.
+"""Turns the files that a framework's save routine would write into images.
 
-While a capture is open, three functions make an image of each file that goes below one folder: `torch.save`,
-safetensors' `save_file`, both under every name that a module has imported them as, and the file system writer of
-torch.distributed.checkpoint. A call for another place, or with options that this module does not support, writes the
-file as usual.
+While a capture is open, these functions make an image of each file below one folder, and do not write it:
+
+- `torch.save` and safetensors' `save_file`, under every name by which a module has imported them;
+- the file system writer of torch.distributed.checkpoint.
+
+A call for another folder, or with options that this module does not support, writes the file as usual.
 """
 
 import contextlib

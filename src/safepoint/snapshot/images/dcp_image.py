@@ -1,8 +1,8 @@
 """The image of a file that the file system writer of torch.distributed.checkpoint writes.
 
 The format is DCP's: the items of one rank, one after the other, each as `torch.save` would write it to a file of its
-own; the metadata say where each begins. Tensors stand first here, so that their places do not depend on the length of
-a number that is saved with them.
+own; the metadata say where each begins. Tensors come first here, so that the length of a number that is saved with
+them does not change their places.
 """
 
 import functools
@@ -25,7 +25,7 @@ _PREFIX = "archive"
 
 
 class _Lone(NamedTuple):
-    """The archive of one tensor: what stands before its data and behind it."""
+    """The archive of one tensor: the bytes before its data and behind it."""
 
     head: bytes
     tail: bytes
@@ -96,7 +96,7 @@ class DcpImages:
 
 
 class _Tensors:
-    """The part of a file that holds tensors; it stays the same as long as they do."""
+    """The part of a file that holds tensors; valid while their addresses and shapes stay the same."""
 
     def __init__(self, items: Sequence[_Item], tensors: Sequence[torch.Tensor]) -> None:
         literals: list[tuple[int, bytes]] = []

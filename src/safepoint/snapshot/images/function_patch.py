@@ -1,4 +1,4 @@
-"""Replaces functions of libraries for a while, under every name that a module has imported them as."""
+"""Replaces functions of libraries for a while, under every name by which a module has imported them."""
 
 import contextlib
 import os

@@ -31,15 +31,15 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """One file in the making.
+    """The image of one file.
 
     Args:
         path: relative to the checkpoint, with `/`.
         size_bytes: of the finished file.
         literals: (offset, content) of everything that is known already.
-        fixed: more of the same; the very same object when nothing in it has changed since the last image.
+        fixed: more literals; the same object as in the last image when none of them has changed.
         pieces: everything that is still to be copied, by offset; the same object when nothing has changed.
-        archives: those that the file consists of, in their order.
+        archives: the archives in the file, in their order.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes.
 
 Making and comparing state dicts takes most of the time at a boundary. So the last one is returned again while every
-tensor is where it was and looks as it did (`TensorPlaces`).
+tensor has the same address, type, shape and strides (`TensorPlaces`).
 """
 
 import itertools
@@ -16,7 +16,7 @@ class ModuleState:
     """The state of one module over many saves.
 
     `state_dict` makes new tensors and walks the whole tree, which takes longer than all else at a boundary. As long
-    as every submodule has the parameters and buffers that it had, the last one still holds: its tensors share the
+    as every submodule has the same parameters and buffers, the last state dict is still valid: its tensors share the
     memory of the module's.
 
     Args:
@@ -26,7 +26,7 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.is_sure = False
-        """Whether the last answer was the one before, with the same tensors where they were."""
+        """Whether the last call returned the state dict of the call before, with unmoved tensors."""
         self._last: Any = None
         self._tables: list[Sized] = []
         self._counts: list[int] = []
@@ -46,11 +46,11 @@ class ModuleState:
     def _remember(self) -> None:
         self._tables, self._entries = [], []
         for module in self.module.modules():
-            if _has_own_ways(module):
+            if _has_custom_state(module):
                 self._counts = [-1]  # never holds
                 return
             tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
-            # What the module is given later, hooks or a state_dict of its own, makes one of these longer.
+            # A hook or a state_dict method that is added later makes one of these longer.
             others: list[Sized] = [
                 module.__dict__,
                 module._non_persistent_buffers_set,  # pyright: ignore
@@ -80,7 +80,7 @@ class OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.is_sure = False
-        """Whether `state` of the last answer was the one before, with the same tensors where they were."""
+        """Whether the last call returned the `state` of the call before, with unmoved tensors."""
         self._last: dict[Any, Any] | None = None
         self._indices: list[Any] = []
         self._objects: list[Any] = []
@@ -89,7 +89,7 @@ class OptimizerState:
         self._places = TensorPlaces([])
 
     def state_dict(self) -> dict[str, Any]:
-        """What `optimizer.state_dict()` returns; its `state` is the last one's object while that holds."""
+        """What `optimizer.state_dict()` returns; `state` is the object of the last call while that is valid."""
         self.is_sure = _packs_as_torch(self.optimizer) and self._last is not None and self._holds()
         if not _packs_as_torch(self.optimizer):
             self._last = None
@@ -113,7 +113,7 @@ class OptimizerState:
         values = [value for one in state.values() for value in one.values()]
         if not all(type(value) in _PLAIN for value in values):
             return
-        # They are kept, so that no other object can get the number of one of them.
+        # References are kept, so that no new object gets the id of one of them.
         self._objects = list(_objects_of(self.optimizer))
         self._ids = list(map(id, self._objects))
         self._outline = _outline_of(self.optimizer)
@@ -136,14 +136,14 @@ def _has_plain_state(optimizer: Any) -> bool:
 
 
 def _objects_of(optimizer: Any) -> Iterable[Any]:
-    """Everything that a packed state is made of."""
+    """The parameters of an optimizer, and the keys and values of its state."""
     joined = itertools.chain.from_iterable
     values: Iterable[Any] = joined(map(_values, optimizer.state.values()))
     return itertools.chain(joined(group["params"] for group in optimizer.param_groups), optimizer.state, values)
 
 
 def _outline_of(optimizer: Any) -> list[Any]:
-    """Which of its objects stands where."""
+    """The keys of each state, and the number of parameters in each group."""
     names: list[Any] = list(map(_tuple, optimizer.state.values()))
     return names + [len(group["params"]) for group in optimizer.param_groups]
 
@@ -164,7 +164,7 @@ def _packs_as_torch(optimizer: Any) -> bool:
     )
 
 
-def _has_own_ways(module: torch.nn.Module) -> bool:
+def _has_custom_state(module: torch.nn.Module) -> bool:
     """Whether a module saves anything but its parameters and buffers."""
     kind = type(module)
     base = torch.nn.Module
@@ -184,9 +184,9 @@ _data_ptr: Any = torch.Tensor.data_ptr
 
 
 class TensorPlaces:
-    """Remembers where tensors are, and their types, shapes and strides: what can change in place.
+    """Remembers the addresses, types, shapes and strides of tensors, all of which can change in place.
 
-    Where torch has it, one call compares the types, shapes and strides of all; it is the guard of compiled functions.
+    Where torch has it, its guard of compiled functions compares types, shapes and strides of all tensors in one call.
 
     Args:
         values: tensors; other values are ignored.
@@ -208,7 +208,7 @@ class TensorPlaces:
         return list(map(_data_ptr, self._tensors))
 
     def hold(self) -> bool:
-        """Whether nothing has changed but what the tensors contain."""
+        """Whether nothing but the content of the tensors has changed."""
         return self._can_compare and self._addresses_now() == self._addresses and self._have_same_layout()
 
 

@@ -1,8 +1,8 @@
 """The archive that `torch.save` writes: laid out from the sizes of its content, checksums filled in later.
 
 The format is torch's: a zip archive without compression, one record for the pickle and one for each storage, each
-record's data at a multiple of 64 bytes, checksums behind the data. The pickle stands last, so that the place of a
-storage does not depend on the length of a number in it; readers go by the archive's directory.
+record's data at a multiple of 64 bytes, checksums behind the data. The pickle comes last, so that its length does not
+change the place of a storage; readers use the archive's directory.
 """
 
 import struct
@@ -38,7 +38,7 @@ class Archive:
 
 
 class StorageRecords:
-    """The records of all storages, which stand first.
+    """The records of all storages, which come first.
 
     Args:
         prefix: the archive's name inside itself.
@@ -77,7 +77,7 @@ def lay_out(storages: StorageRecords, pickled: bytes) -> Layout:
 
     Args:
         storages: their records.
-        pickled: what refers to them.
+        pickled: the pickle, which refers to them.
     """
     offset = storages.end
     small: list[tuple[_Record, bytes]] = []
@@ -192,7 +192,7 @@ def records_of(archive: Archive, view: Callable[[int, int], memoryview]) -> Iter
 
 
 def _wide(size: int, start: int, extra: memoryview) -> tuple[int, int]:
-    """Sizes and offsets of 4 GiB and more stand in the entry's extra field."""
+    """Sizes and offsets of 4 GiB and more are stored in the entry's extra field."""
     if size < _WIDE and start < _WIDE:
         return size, start
     values = list(struct.unpack(f"<{(len(extra) - 4) // 8}Q", extra[4:]))

@@ -112,7 +112,7 @@ class _Pickler(pickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        # What torch's own way makes of a plain tensor, in a third of its time.
+        # The same result as torch's own reduction of a plain tensor, in a third of the time.
         if type(obj) is not torch.Tensor or not is_plain(obj) or obj.__dict__ or obj._backward_hooks:
             return NotImplemented
         name = _storage_names.get(obj.dtype)
@@ -277,8 +277,8 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether a value that is the very object of the last time, or a value of the outermost dictionary
-                that is, is sure to hold the same tensors as then.
+            trusts: whether the caller guarantees that `value`, and each value of the outermost dictionary, holds the
+                same tensors as in the last call if it is the same object.
 
         Raises:
             UncomposableError: a storage is on a device that is not known here.
@@ -309,7 +309,7 @@ class TorchImages:
         if type(value) is not dict or not all(type(key) is str for key in cast("dict[Any, Any]", value)):
             return self._chunk("", value, storages)
         mapping = cast("dict[str, Any]", value)
-        # Each value has a stream of its own, which refers to nothing outside itself; so one may follow another.
+        # Each value is pickled on its own and refers to nothing outside itself, so the pickles can be joined.
         parts = [b"}("]
         for key, item in mapping.items():
             text = key.encode("utf-8", "surrogatepass")

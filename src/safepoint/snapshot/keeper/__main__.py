@@ -1,4 +1,4 @@
-"""The keeper's process: accepts connections, lives as long as it is needed, and cleans up after its owner."""
+"""The keeper's process: accepts connections, runs as long as it is needed, and cleans up after its owner."""
 
 import json
 import os

@@ -33,9 +33,9 @@ class EarlierSnapshotLinks:
         self._links: Path | None = None
 
     def find(self) -> EarlierSnapshot | None:
-        """Wait until the requested snapshots of the earlier ranks are written; the newest complete one, or None.
+        """Wait until the requested snapshots of the earlier ranks are written, and return the newest complete one.
 
-        With `KeeperState.changed` held.
+        The caller holds `KeeperState.changed`.
         """
         earlier = self._state.earlier
         if earlier is None:
@@ -96,7 +96,7 @@ def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
         digester = FileDigester()
         digester.update(content)
         if digester.result().digest != saved.digest:
-            raise SaveError(f"{source.path} in memory is not what was saved")
+            raise SaveError(f"the digest of {source.path} in memory differs from the saved one")
     entry = saved or digest_source(source)
     place = folder / source.path
     place.parent.mkdir(parents=True, exist_ok=True)

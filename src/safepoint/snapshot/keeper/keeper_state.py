@@ -112,7 +112,7 @@ class RankGroup:
         return not any(rank.is_connected for rank in self.ranks.values())
 
     def has_waited_enough(self, num_bytes: int = 0) -> bool:
-        """Whether it is too long after a failure to wait for other nodes, which write about `num_bytes`."""
+        """Whether the time to wait for other nodes after a failure is over; each of them writes about `num_bytes`."""
         patience_s = OTHER_NODES_S + num_bytes / _SLOW_BYTES_PER_S
         return self.failed_s is not None and clock.monotonic_s() > self.failed_s + patience_s
 
@@ -123,7 +123,7 @@ class RankGroup:
 
     def give_up(self, snapshot: Snapshot, error: str) -> None:
         """Report to all nodes and ranks that a requested snapshot will not be written, and why."""
-        publish_no_part(snapshot, error)
+        publish_no_part(snapshot.facts, error)
         self.send_outcome(Outcome(step=snapshot.step, error=error))
 
     def sources(self, snapshot: Snapshot) -> dict[int, list[Source]]:

@@ -182,7 +182,7 @@ def _map_block(group: RankGroup, rank: Rank, message: messages.LendBlock, descri
 
 
 def _readable_bytes(block: Block) -> int:
-    """The rank cuts a block to the size of its file."""
+    """How many bytes of a block exist: the rank cuts it to the size of its file."""
     return min(block.capacity_bytes, os.fstat(block.descriptor).st_size)
 
 

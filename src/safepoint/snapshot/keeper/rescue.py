@@ -15,7 +15,7 @@ _COPYING_S = 2.0
 
 
 def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
-    """With `KeeperState.changed` held: request the newest complete snapshot; of several nodes, the newest of all.
+    """With `KeeperState.changed` held: request the newest complete snapshot that all nodes have.
 
     Returns:
         The snapshot; None with several nodes, whose keepers agree on one in a thread.

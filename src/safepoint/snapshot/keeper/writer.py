@@ -31,7 +31,7 @@ def write_snapshots(state: KeeperState) -> None:
         with state.changed:
             state.is_writing = False
             is_current = group.registry.written(snapshot, is_durable=outcome.is_durable)
-            # Ranks are notified of free blocks before they receive the outcome, because then they continue at once.
+            # Ranks are notified of free blocks first, because they continue as soon as they receive the outcome.
             state.notify(group)
             if is_current:
                 group.last_outcome = outcome
@@ -66,7 +66,7 @@ def _save(state: KeeperState, group: RankGroup, snapshot: Snapshot, facts: Check
     except GivenUpError as error:
         return Outcome(step=step, error=str(error))
     except (SafepointError, OSError, ValueError, TypeError) as error:
-        consequence = "it stays in memory until the next one; an older checkpoint stands"
+        consequence = "the snapshot stays in memory until the next one; an older checkpoint remains"
         state.reporter.report(SaveFailed(step=step, trigger=trigger, reason=str(error), consequence=consequence))
         return Outcome(step=step, error=getattr(error, "strerror", None) or str(error))
     now_s = clock.monotonic_s()
@@ -88,10 +88,10 @@ def _save(state: KeeperState, group: RankGroup, snapshot: Snapshot, facts: Check
 def _commit(state: KeeperState, group: RankGroup, snapshot: Snapshot) -> Manifest:
     with state.changed:
         if state.folder.path is None:
-            raise GivenUpError("the keeper holds no folder")
+            raise GivenUpError("no rank has opened an output folder in the keeper")
         sources = group.sources(snapshot)
     size_bytes = snapshot.num_bytes
-    # Even if the processors are never idle, a snapshot becomes durable.
+    # At a low priority, nothing would be written while the processors are never idle.
     hurry = threading.Timer(_PATIENCE_S + size_bytes / _USUAL_BYTES_PER_S, state.priority.restore)
     hurry.daemon = True
     hurry.start()

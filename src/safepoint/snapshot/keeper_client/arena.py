@@ -182,7 +182,7 @@ class Arena:
     def _give_back(self, block: Block) -> None:
         self._blocks.remove(block)
         self._keeper.overwrite([block])
-        self._keeper.send(ReturnBlock(number=block.number))  # it is unmapped here when nothing refers to it any more
+        self._keeper.send(ReturnBlock(number=block.number))  # unmapped in this process with the last reference
 
     def close(self) -> None:
         """Release all blocks. The keeper keeps those that it still needs."""

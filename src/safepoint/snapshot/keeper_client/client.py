@@ -169,7 +169,7 @@ class KeeperClient:
             self._free |= {block.number for block in blocks}
 
     def set_num_copied(self, block: Block, num_bytes: int) -> None:
-        """How many bytes of a block have been copied: the keeper writes up to there."""
+        """Set how many bytes of a block have been copied; the keeper writes up to there."""
         self._marks[block.number % NUM_MARKS] = num_bytes
 
     # ---- snapshots --------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class KeeperClient:
             return outcome
         if step not in self._requests:
             return Outcome(step=step, error="it was not requested, or too long ago")
-        return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the deadline came first")
+        return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the deadline passed first")
 
     # ---- the job ----------------------------------------------------------------------------------------------
 

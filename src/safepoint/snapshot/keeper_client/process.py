@@ -37,23 +37,22 @@ class KeeperProcess:
         """Of the keeper that runs now."""
         return self._process.pid
 
-    def ensure(self) -> bool:
-        """Start a new keeper if the last one has died, and return whether that was so.
+    def ensure(self) -> None:
+        """Start a new keeper if the last one has died.
 
-        After several keepers that lived a few seconds only, no other one is started.
+        After three keepers in a row that each lived for a few seconds only, no new one is started.
         """
         if self._process.poll() is None or self._has_given_up:
-            return False
+            return
         lived_s = clock.monotonic_s() - self._started_s
         self._num_short = self._num_short + 1 if lived_s < _SHORT_S else 0
         if self._num_short >= _MAX_SHORT:
             self._has_given_up = True
             _log.warning("the keeper ends as soon as it is started: saves are synchronous from now on")
-            return False
+            return
         self._say_goodbye()
         self._process = _start(self._plan)
         self._started_s = clock.monotonic_s()
-        return True
 
     def _say_goodbye(self) -> None:
         assert self._process.stdin is not None

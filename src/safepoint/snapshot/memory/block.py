@@ -1,4 +1,4 @@
-"""Blocks of shared memory without a name: they end with the last process that holds them, however that ends.
+"""Blocks of shared memory without a name: the system frees them when the last process that holds them has ended.
 
 A block is a memfd. Each process that uses it maps it, and receives it over a Unix socket.
 """
@@ -41,7 +41,7 @@ _LIBC = _library()
 
 
 def are_available() -> bool:
-    """Whether this system has such memory."""
+    """Whether this system supports such blocks."""
     return sys.platform.startswith("linux") and hasattr(os, "memfd_create")
 
 
@@ -49,7 +49,7 @@ class Block:
     """One mapped block; unmapped by `close`, or with the last reference to it.
 
     Args:
-        number: its name among the blocks of its owner.
+        number: identifies it among the blocks of its owner.
         descriptor: of the memory; the block closes it.
         capacity_bytes: how much is mapped, a multiple of the page size.
 
@@ -99,7 +99,7 @@ class Block:
             may_go_on: called before each piece with the number of bytes that are left; False ends it.
 
         Returns:
-            Whether it went to its end; on systems older than Linux 5.14 it does not begin.
+            Whether all pages were faulted in; False on systems older than Linux 5.14.
         """
         done = 0
         while done < self.capacity_bytes:
@@ -112,7 +112,7 @@ class Block:
         return True
 
     def fit(self, size_bytes: int) -> None:
-        """Make the memory, opened as a file, exactly `size_bytes` long; the system gets the rest back."""
+        """Give the memory, which can be opened as a file, the length `size_bytes`; the rest returns to the system."""
         if size_bytes > self.capacity_bytes:
             raise ValueError(f"{size_bytes} bytes do not fit into a block of {self.capacity_bytes}")
         if size_bytes == self._length_bytes:
@@ -133,7 +133,7 @@ class Block:
         """Record that all pages, `length_bytes`, are locked for a device.
 
         Args:
-            unpin: undoes it; called before the pages or their addresses go.
+            unpin: unlocks them; called before the pages or their addresses are released.
         """
         self.pinned_bytes, self._unpin = self.length_bytes, unpin
 

@@ -35,7 +35,7 @@ class Room:
 
 
 def look(proc: Path = Path("/proc")) -> Room | None:
-    """The room there is now, or None where the system does not say.
+    """The room there is now, or None where the system does not report it.
 
     Args:
         proc: where the proc file system is mounted.

@@ -317,7 +317,7 @@ class RemoveAtExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodbye:
-    """The rank ends as it should: without this message it has failed."""
+    """The rank ends normally; a rank that ends without this message has failed."""
 
 
 # ---- from the keeper to a rank ------------------------------------------------------------------------------------
@@ -410,8 +410,8 @@ def decode_rank_message(body: bytes) -> RankMessage:
     version = record.get("version")
     if record.get("type") == Hello.__name__ and version != VERSION:
         raise ProtocolError(
-            f"the rank speaks version {version!r:.20} of the keeper's protocol, and this keeper version {VERSION}: "
-            "run one release of safepoint on all ranks of a node"
+            f"the rank uses version {version!r:.20} of the keeper's protocol, and this keeper uses version "
+            f"{VERSION}: run one release of safepoint on all ranks of a node"
         )
     return codec.decode(record, _RANK_MESSAGES)
 

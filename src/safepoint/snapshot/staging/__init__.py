@@ -1,1 +1,1 @@
-"""Copies tensors beside the next training step, and waits for the copy before an optimizer changes them."""
+"""Copies tensors during the next training step, and waits for the copy before an optimizer changes them."""

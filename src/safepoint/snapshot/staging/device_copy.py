@@ -1,8 +1,8 @@
 """Copies from CUDA devices into pinned memory, on a stream of their own beside the training's.
 
-The copying stream begins after everything that the computing stream has been given so far, and the next step's
-changes wait for it on the device; the host waits for neither. Streams that the training's current stream does not
-wait for by itself are not waited for here either.
+The copies begin after the work that the training's current stream has queued so far. Changes by the next step wait
+for the copies on the device; the host does not wait. Work on other streams is waited for only where the training's
+current stream itself waits for it.
 
 Code on a thread of this module names its device: a thread begins on device 0, and its first call there would allocate
 half a gigabyte of that device for a context, in every rank.
@@ -38,7 +38,7 @@ class DeviceCopier:
         self._unpinned: set[int] = set()
 
     def begin(self, placed: Sequence[Placed], guard: Guard | None) -> None:
-        """Start the copies. The computing stream waits for those of tensors that not only optimizers change.
+        """Start the copies. The computing stream waits for the copies of tensors that no optimizer owns.
 
         Args:
             placed: the images; they keep the tensors' memory until `finish`.
@@ -56,7 +56,7 @@ class DeviceCopier:
             try:
                 done.append((index, self._begin_on(index, sources, guard)))
             except BaseException:
-                # The receiver reuses the memory, to which copies may still be running.
+                # The caller reuses the memory, and copies into it may still be running.
                 for stream in self._streams.values():
                     with contextlib.suppress(RuntimeError):
                         stream.synchronize()
@@ -64,7 +64,7 @@ class DeviceCopier:
         self._done = tuple(done)
 
     def _begin_on(self, index: int, sources: list[tuple[Placed, Piece]], guard: Guard | None) -> Any:
-        """Start what one device has to do; the event at its end."""
+        """Start the copies of one device; returns the event at their end."""
         stream = self._streams.get(index)
         if stream is None:
             stream = self._streams[index] = _cuda.Stream(device=index)
@@ -76,7 +76,7 @@ class DeviceCopier:
             (unowned if guard is None or guard.owner_of(one[1]) is None else owned).append(one)
         event: Any = None
         with _cuda.stream(stream):
-            # Those first that the computing stream has to wait for now, and for no others.
+            # First the copies that the computing stream waits for now.
             for these in (unowned, owned):
                 for place, piece in these:
                     source = _bytes_of(piece.owner, piece.address, piece.num_bytes)
@@ -103,12 +103,12 @@ class DeviceCopier:
         self._unpinned.add(block.number)
 
     def before_step(self) -> None:
-        """What the computing streams are given from now on waits for the copies, on the device."""
+        """Let all later work of the computing streams wait for the copies, on the device."""
         for index, event in self._done:
             _cuda.current_stream(index).wait_event(event)
 
     def finish(self) -> bool:
-        """Wait on the host until the copies have arrived; whether they have."""
+        """Wait on the host until the copies have arrived; returns whether they have."""
         done = self._done
         try:
             for index, event in done:
@@ -123,7 +123,7 @@ class DeviceCopier:
 
 
 def pin(block: Block, index: int) -> bool:
-    """Lock a block's pages for the copy engine of device `index`; whether they are.
+    """Lock a block's pages for the copy engine of device `index`; returns whether they are locked.
 
     Without it copies still work, synchronously and at a fraction of the speed.
     """
@@ -144,7 +144,8 @@ def pin(block: Block, index: int) -> bool:
             with _cuda.device(index):
                 cudart.cudaHostUnregister(address)
 
-    # CUDA remembers a failure for the thread it came to, and the next kernel that this one launches would raise it.
+    # On another thread: CUDA keeps an error for the thread that made the call, whose next kernel launch would raise
+    # it.
     thread = threading.Thread(target=register, name="safepoint-pin")
     thread.start()
     thread.join()

@@ -1,4 +1,4 @@
-"""Which tensors only an optimizer's step changes: those may be copied beside the next forward and backward.
+"""Finds the tensors that only an optimizer's step changes: they may be copied during the next forward and backward.
 
 Before any optimizer of the process steps, the copying thread completes what belongs to that optimizer.
 """
@@ -75,7 +75,7 @@ class Guard:
         self._objects: list[Any] = []
         self._ids: list[int] = []
         self.epoch = next(_epochs)
-        """A number that no guard has had before, whenever the results of `owner_of` may have changed."""
+        """Replaced by a new, unique number whenever the results of `owner_of` may have changed."""
         self._owners: dict[int, Owner | None] = {}
         self._answers: dict[tuple[int, int], Owner | None] = {}
         self._is_fresh = True
@@ -89,7 +89,7 @@ class Guard:
 
         Args:
             has_new_pieces: whether `owner_of` will be called with new pieces; otherwise it is enough that the known
-                tensors of the optimizers are where they were.
+                tensors of the optimizers have the same addresses.
         """
         addresses: list[int] = list(map(_data_ptr, self._tensors))
         are_there = addresses == self._addresses
@@ -100,7 +100,7 @@ class Guard:
         if are_there and ids == self._ids and not self._is_fresh:
             return
         self._is_fresh = False
-        self._objects, self._ids = objects, ids  # both, so that no other object can get the number of one of them
+        self._objects, self._ids = objects, ids  # references too, so that no new object gets one of these ids
         self.epoch = next(_epochs)
         self._tensors.clear()
         self._addresses.clear()
@@ -127,7 +127,7 @@ class Guard:
             self._owners[base] = None
 
     def owner_of(self, piece: Piece) -> "Owner | None":
-        """Which optimizer alone changes the bytes of a piece; None when others may."""
+        """The optimizer that alone changes the bytes of a piece; None when other code may change them."""
         key = piece.address, piece.num_bytes
         if key not in self._answers:
             owner = self._owners.get(piece.base)
@@ -156,7 +156,7 @@ def before_changes(call: Callable[[torch.optim.Optimizer], None]) -> RemovableHa
         call: may raise; the step is then not done.
 
     Returns:
-        What ends it, by `remove()`.
+        A handle, whose `remove()` ends the calls.
     """
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

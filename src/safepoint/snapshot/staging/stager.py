@@ -1,7 +1,7 @@
-"""Copies images into memory beside the training: a thread, helped by the threads that wait for it.
+"""Copies images into memory while training continues, on a thread; threads that wait for the copy help it.
 
-A copy is one call that leaves the interpreter to other threads. The watermark of a block says how far the copies have
-come without a gap, so that the keeper can follow.
+A copy is one call, during which other threads can run Python code. The watermark of a block says up to which byte
+everything has been copied, so that the keeper can write up to there.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from safepoint.snapshot.staging.guard import Guard
 _log = logging.getLogger("safepoint")
 _version = operator.attrgetter("_version")
 _CHUNK_BYTES = 32 << 20
-"""What one thread copies at a time: 4 ms."""
+"""What one thread copies at a time, in about 4 ms."""
 _OPERATION_S = 1.0
 _LOOK_EVERY_S = 0.002
 SMALL_PIECE_BYTES = 64 << 10
@@ -139,12 +139,12 @@ class Stager:
         self._work: Work | None = None
         self._is_closed = False
         self._is_waited_for = False
-        """Whether the training itself waits, and so is in no operation."""
+        """Whether the training's own thread waits for the copy, and so executes no operation."""
         self.waited_s = 0.0
         """How long optimizers have waited for the last snapshot."""
         self._plans: dict[str, _Plan] = {}
         self._seen: dict[str, dict[int, StorageWeakRef]] = {}
-        """By file, where tensors that no optimizer owns were in the last save that had to be planned."""
+        """By file: the storages of tensors without an owner in the last save that was planned."""
         self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
         self._thread = threading.Thread(target=self._run, name="safepoint-stager", daemon=True)
@@ -160,7 +160,8 @@ class Stager:
             guard: says what only optimizers change; without one everything is copied before this returns.
 
         Returns:
-            Files with tensors that may have been made for this snapshot alone; held until it has been copied.
+            Files with tensors that may have been made for this snapshot alone; the stager holds them until the copy
+            ends.
         """
         if guard is not None:
             guard.refresh(has_new_pieces=not all(self._is_planned(placed.image) for placed in work.placed))
@@ -402,11 +403,11 @@ def _arrived(number: int | None) -> int:
 
 
 def when_between_operations(thread: int, call: Callable[[], None]) -> None:
-    """Have `call` made when `thread` next comes from one instruction of Python to another, if that can be known.
+    """Call `call` on `thread` when it next goes from one Python instruction to another, if that can be observed.
 
     Args:
         thread: its number; only the main thread is supported.
-        call: short, raises nothing; made on that thread.
+        call: short; raises nothing.
     """
     if thread != threading.main_thread().ident:
         return

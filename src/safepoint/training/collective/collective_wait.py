@@ -18,7 +18,7 @@ def on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
         What it returned, by rank.
 
     Raises:
-        SafepointError: the error of a rank, the same on every rank; of several, a damaged checkpoint first.
+        SafepointError: the error of a rank, the same on every rank; of several errors, a damaged checkpoint first.
     """
     return _results(peers.gather(_result_or_error(work, peers.place.rank)))
 

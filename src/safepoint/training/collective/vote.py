@@ -1,9 +1,9 @@
-"""The vote: all ranks stop, save and give up at the same point of the loop, or none does.
+"""The vote: all ranks stop, save or give up a step at the same point of the loop, or none does.
 
-One small all-reduce (MAX) per optimizer step, begun while there is work left in the step and read when the step ends,
-so that training does not wait for it. The request of one rank is enough. The reduction also carries the point of
-the loop at which each rank votes: ranks at different points fail with a clear error and do not save two different
-steps. And it carries how long a step takes, so that all ranks agree on where in the step to vote.
+Each optimizer step has one small all-reduce (MAX). It starts while work is left in the step, and its result is read
+when the step ends, so training does not wait for it. The request of one rank is enough. The reduction also carries
+the point of the loop at which each rank votes: ranks at different points fail with a clear error, and do not save two
+different steps. It also carries how long a step takes, so that all ranks agree on where in the step to vote.
 """
 
 from typing import NamedTuple
@@ -125,9 +125,3 @@ class Vote:
             step_ms=step_ms,
             is_due=save == _DUE,
         )
-
-    def take(self, ballot: Ballot, *, step: int) -> Decision:
-        """Vote and wait for the outcome."""
-        earlier = self.collect()
-        self.start(ballot, step=step)
-        return earlier | self.collect()

@@ -1,1 +1,1 @@
-"""What one rank knows of its run: its context, and the services whose state changes."""
+"""The context of one rank: its settings, connections, progress and end."""

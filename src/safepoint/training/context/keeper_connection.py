@@ -27,8 +27,7 @@ class KeeperConnection:
     def __init__(self, settings: RunSettings, place: Place, on_leave: Callable[[Leave], None]) -> None:
         self._place = place
         self._on_leave = on_leave
-        self._verbosity = settings.verbosity
-        self._events = str(settings.job_events) if settings.job_events else None
+        self._settings = settings
         self._is_possible = block.are_available() and settings.snapshot_slots != 0
         self._may_start = settings.keeper is None
         self._name = settings.keeper or _name_for(place)
@@ -41,11 +40,11 @@ class KeeperConnection:
         return self.client is not None and self.client.is_alive
 
     def disable(self) -> None:
-        """Do without the keeper until `reopen`: it cannot write to the output folder."""
+        """Use no keeper until `reopen`, because it cannot write to the output folder."""
         self.client = None
 
     def open(self) -> KeeperClient | None:
-        """Connect, and under plain torchrun start the keeper; None where there can be none."""
+        """Connect, and under plain torchrun start the keeper; None where no keeper is possible."""
         if self._is_possible and self.client is None and not self._reach_or_start():
             self._reach(_START_S)
         return self.client
@@ -76,11 +75,12 @@ class KeeperConnection:
         return self.client is not None
 
     def _start(self) -> None:
-        # It lives as long as the process that restarts the ranks, where there is one.
+        # The keeper lives as long as the process that restarts the ranks, where there is one.
         global _process_host  # noqa: PLW0603  one for the process
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        events = str(self._settings.job_events) if self._settings.job_events else None
         _process_host = KeeperProcess(
-            KeeperPlan(name=self._name, owner_pid=owner, verbosity=self._verbosity, events=self._events)
+            KeeperPlan(name=self._name, owner_pid=owner, verbosity=self._settings.verbosity, events=events)
         )
 
 

@@ -1,13 +1,20 @@
-"""The folders that this process trains into, and the object store behind each of them."""
+"""The output folders of the trainings of this process, and the object store behind each of them."""
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from safepoint.errors import UsageError
 from safepoint.storage.location import Location
+from safepoint.storage.opening import check_access, open_store
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.store import Store
+
+_log = logging.getLogger("safepoint")
 
 
 class Outputs:
-    """One process may hold several trainings, each with an output folder of its own."""
+    """The output folders of this process; each training has one."""
 
     def __init__(self) -> None:
         self._folders: set[Path] = set()
@@ -41,3 +48,33 @@ class Outputs:
     def store_of(self, folder: str | Path) -> Location | None:
         """Where checkpoints of `folder` are uploaded to; None when they stay in the folder."""
         return self._stores.get(Path(folder).absolute())
+
+
+def open_checked(
+    location: Location, *, verify_access: bool = True, environ: Mapping[str, str] | None = None
+) -> Store:
+    """Open an object store, and check the access: write, read, list and delete one object.
+
+    Args:
+        location: of the store.
+        verify_access: whether to check the access.
+        environ: the variables with its options; the process's environment when None.
+
+    Raises:
+        UsageError: the environment's options are invalid.
+        StorageError: the store cannot be used, with the reason.
+    """
+    try:
+        options = StorageOptions.from_environment(environ)
+    except ValueError as error:
+        raise UsageError(f"{error}; training was not started") from error
+    if not options.verify_tls:
+        _log.warning(
+            "SAFEPOINT_VERIFY_TLS=0: the certificate of %s is NOT verified; anyone on the network path can read and "
+            "change the checkpoints",
+            options.endpoint or location,
+        )
+    store = open_store(location, options)
+    if verify_access:
+        check_access(store)
+    return store

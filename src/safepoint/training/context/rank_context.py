@@ -1,4 +1,4 @@
-"""What one rank knows of its run: its settings, its place, and the few services whose state changes.
+"""The context of one rank: its settings, its place, and the few services whose state changes.
 
 There is one context per process. Integrations get it from `current_context`; each class below them receives the
 context, or only the service that it needs.
@@ -26,7 +26,7 @@ class RankContext:
     """One rank under Safepoint. Its attributes are never replaced; creating it installs no signal handler.
 
     Args:
-        settings: what the run was asked to do.
+        settings: the options of the run.
         place: this rank among its peers.
     """
 
@@ -34,7 +34,7 @@ class RankContext:
         self.settings: Final = settings
         self.place: Final = place
         self.log: Final = logging.getLogger("safepoint")
-        """For messages to people that are no events."""
+        """For log lines that are not events."""
         self.reporter: Final = Reporter(settings, place)
         """Writes events."""
         self.progress: Final = ProgressTracker(
@@ -50,7 +50,7 @@ class RankContext:
         self.termination: Final = Termination(within_s=settings.grace_s - settings.margin_s)
         """Signals and the deadline."""
         self.uploads: Final = Uploads(settings, self.reporter, self.termination)
-        """What is on its way to the object store."""
+        """The uploads to the object store."""
         self.outcome: Final = Outcome(
             settings,
             place,
@@ -71,8 +71,8 @@ class RankContext:
 def current_context() -> RankContext:
     """The context of this process.
 
-    The first call creates it and installs the signal handlers, so it must be made on the main thread, and before
-    torch is imported: that takes seconds.
+    The first call creates the context and installs the signal handlers. It must be made on the main thread, and
+    before the import of torch, which takes seconds.
 
     Raises:
         UsageError: a SAFEPOINT_* variable is invalid.

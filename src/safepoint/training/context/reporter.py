@@ -31,11 +31,7 @@ class Reporter:
         self._shared_stream: Path | None = None
         self._events = self._log_to(None)
         self.warns_for_node = False
-        """Whether this rank owns a folder of its node's own, so that its warnings are reported too."""
-
-    def warn_for_node(self) -> None:
-        """This rank owns a folder of its node's own: report its warnings too."""
-        self.warns_for_node = True
+        """Whether to report this rank's warnings too: set when it owns the output folder of its node alone."""
 
     def write_to(self, stream: Path) -> None:
         """From now on write events to `stream` too."""

@@ -1,9 +1,11 @@
 """Signals of one rank: flags for the training loop, and a watch thread for what the loop cannot do.
 
-Promises: a handler only sets a flag and chains to what was installed before; a second SIGINT stops at once;
-outside the training loop SIGTERM ends the process promptly, as it would without Safepoint; inside it the
-process is gone before the deadline whatever the loop does, because the watch thread needs no help from it.
-Not here: agreeing with other ranks (`safepoint.training.collective.vote`).
+- A handler only sets a flag, and calls the handler that was installed before.
+- A second SIGINT ends the process at once.
+- Outside the training loop, SIGTERM ends the process promptly, as it does without Safepoint.
+- Inside the loop, the watch thread ends the process at the deadline, even if the loop hangs.
+
+The agreement with other ranks is in `safepoint.training.collective.vote`.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ class Termination:
     """The signals of this process.
 
     Args:
-        within_s: seconds from a stop request until the process must be gone.
+        within_s: seconds from a stop request until the process must have ended.
     """
 
     def __init__(self, *, within_s: float) -> None:
@@ -58,7 +60,7 @@ class Termination:
         The watch thread makes all calls.
 
         Args:
-            on_signal: called with each signal, before it is answered; must return soon.
+            on_signal: called with each signal, before any reaction to it; must return soon.
             on_stop_outside_training: ends the process, because SIGTERM arrived outside the training loop.
             on_deadline: ends the process, because the deadline has passed inside it.
         """
@@ -73,11 +75,11 @@ class Termination:
         threading.Thread(target=self._watch, name="safepoint-termination", daemon=True).start()
 
     def enter_training(self, check_step: Callable[[], float | None]) -> None:
-        """From now on the loop answers stop requests; handlers that the script installed meanwhile are chained to.
+        """From now on the loop reacts to stop requests; handlers that the script has installed are called too.
 
         Args:
-            check_step: called on the watch thread after a stop request. It may have the keeper end the process
-                before the running step does; returns after how many seconds to call it again, None for never.
+            check_step: called on the watch thread after a stop request. It may let the keeper end the process in the
+                running step. It returns the seconds until the next call; None for no further call.
         """
         for number in _SIGNALS:
             current = signal.getsignal(number)
@@ -94,7 +96,7 @@ class Termination:
             signal.signal(number, self._handle)
 
     def leave_training(self) -> None:
-        """The loop no longer answers; handlers of the script are restored."""
+        """The loop no longer reacts to stop requests; handlers of the script are restored."""
         self._in_training = False
         self._check_at_s = _NEVER_S
         for number, handler in self._chained.items():
@@ -114,7 +116,7 @@ class Termination:
         self.stop_signal = signal.SIGTERM
 
     def request_save(self) -> None:
-        """Ask for a checkpoint, as SIGUSR1 does."""
+        """Request a checkpoint, as SIGUSR1 does."""
         self._is_save_requested = True
 
     def take_save_request(self) -> bool:
@@ -175,7 +177,7 @@ class Termination:
             self._on_stop_outside_training()
 
     def _reset_in_child(self) -> None:
-        # A data loader worker must neither answer in its parent's place nor ignore its own SIGTERM.
+        # A data loader's worker must neither react for its parent nor ignore its own SIGTERM.
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

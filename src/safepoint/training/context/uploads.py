@@ -1,4 +1,4 @@
-"""A rank's uploads: its uploader's process, what did not reach the object store, and whether to stop for it."""
+"""A rank's uploads: the uploader's process, what is missing in the object store, and whether the run stops for it."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from safepoint.training.context.termination import Termination
 
 _log = logging.getLogger("safepoint")
 _EXIT_S = 0.5
-"""What a process needs to exit after the last upload."""
+"""Seconds that a process needs to exit after the last upload."""
 _MOST_DEATHS = 5
 _FORGET_AFTER_S = 600.0
 
@@ -61,13 +61,8 @@ class Uploader:
             return None
         return self.status().get("error")
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the uploader had nothing left to do when it last wrote its status."""
-        return self.status().get("state") == "idle"
-
     def status(self) -> dict[str, Any]:
-        """The last status that the uploader wrote: `time`, `state` and more; empty before it wrote one."""
+        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more; empty before."""
         try:
             return read_object(self._status)
         except (OSError, ValueError):
@@ -128,7 +123,7 @@ class Uploads:
         self.uploader: Uploader | None = None
         """The uploader of the newest training with an object store."""
         self.stop_reason: str | None = None
-        """Why uploads fail, once the run stops for it."""
+        """Why uploads fail, when the run stops because of that."""
 
     def start(self, plan: UploaderPlan) -> None:
         """Start the uploader of a training."""
@@ -154,7 +149,7 @@ class Uploads:
         self._final_missing = reason
 
     def check(self) -> None:
-        """At a step's end: restart an uploader that died; stop the run when uploads fail and the user asked so."""
+        """At a step's end: restart an uploader that died; stop the run when uploads fail, if the settings say so."""
         failure = self.uploader.failure() if self.uploader is not None else None
         if failure is None or self._settings.on_upload_failure != "stop" or self.stop_reason is not None:
             return

@@ -2,9 +2,9 @@
 
 A decision is never taken back: a stop that was received in an evaluation still holds at the next boundary.
 
-A vote that starts before the optimizer takes effect in the step in which a signal came. It also makes short steps
-wait, because the optimizer of a small model leaves no time to hide it. So while steps are short, the vote starts with
-the step, and a signal may take effect one such step later (docs/adr/0002).
+A vote that starts before the optimizer takes effect in the step in which a signal arrives. The optimizer of a small
+model is faster than the vote, and the step would wait for it. So while steps are short, the vote starts with the
+step, and a signal may take effect one step later (docs/adr/0002).
 """
 
 from safepoint.foundation import clock
@@ -14,10 +14,10 @@ from safepoint.training.context.termination import Termination
 from safepoint.training.engine.save_clock import SaveClock
 
 _SAVE_GUESS_S = 1.0
-"""How long a save may take, before one was measured."""
+"""The assumed time of a save before one was measured."""
 _SHORT_STEP_MS = 250
-"""Shorter steps start with the vote: beside the optimizer it costs 1.3 ms on two ranks of one machine
-(docs/benchmarks.md), which is more than the half percent of the step that it may cost."""
+"""In shorter steps the vote starts with the step. Before the optimizer it would cost 1.3 ms on two ranks of one
+machine (docs/benchmarks.md), and the limit is half a percent of the step."""
 
 
 class Agreement:
@@ -59,7 +59,8 @@ class Agreement:
 
     def vote_now(self, step: int) -> None:
         """Vote and wait for the outcome."""
-        self._add(self._vote.take(self._ballot(0), step=step))
+        self.exchange(step)
+        self.receive()
 
     def save_done(self) -> None:
         """The checkpoint that was requested, or due, is saved."""
@@ -92,7 +93,7 @@ class Agreement:
         self.receive()
 
     def step_left_s(self) -> float:
-        """Estimated seconds until the running step is done; 0 when it takes longer than the last one did."""
+        """Estimated seconds until the running step is done; 0 when it has already taken longer than the last one."""
         return max(0.0, self._step_ms / 1000 - (clock.monotonic_s() - self._step_started_s))
 
     def boundary_ends(self) -> None:
@@ -105,11 +106,12 @@ class Agreement:
         took_s = now_s - self._micro_started_s
         self._micro_started_s = now_s
         self._num_micro_steps += 1
-        # Half new, half old: follows a change of pace within a few micro-batches, ignores a single hiccup.
+        # Half new, half old: follows a change of pace within a few micro-batches; one slow micro-batch changes it
+        # little.
         self._micro_step_s = took_s if self._micro_step_s is None else 0.5 * (self._micro_step_s + took_s)
 
     def micro_steps_left(self, in_step: int) -> int:
-        """How many of the step's `in_step` micro-batches remain."""
+        """How many of the `in_step` micro-batches of the step remain."""
         return max(0, in_step - self._num_micro_steps)
 
     def needed_s(self, micro_steps_left: int) -> float:

@@ -4,6 +4,7 @@ A loop only reports its position. This module decides when to save, how to save,
 """
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable
 
@@ -11,7 +12,8 @@ from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted, PeerError
 from safepoint.estimates.cadence import Cadence
-from safepoint.foundation.events.run_events import StopRequested
+from safepoint.foundation.environment import host_name
+from safepoint.foundation.events.run_events import AttemptStarted, RankStarted, StopRequested
 from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
@@ -23,7 +25,7 @@ from safepoint.training.engine.saves import Saves
 from safepoint.training.engine.setup import TrainingSetup
 from safepoint.training.engine.snapshots import Snapshots
 from safepoint.training.engine.synchronous_save import SynchronousSave
-from safepoint.training.start.start import Start, announce, begin_progress
+from safepoint.training.start.start import Start
 
 
 class Boundary:
@@ -31,7 +33,7 @@ class Boundary:
 
     A loop calls `prepare`, loads the model, and calls `loop_begins`. In each step it calls `agreement.step_begins`,
     `agreement.gradients_complete` before the optimizer, `step_ends` after it, `save_if_due`, and `ends`. After the
-    last step it calls `training_ends` and `training_ended`, and `release` in any case.
+    last step it calls `save_last_step` and `report_end`. It calls `release` also after an error.
 
     Args:
         context: this rank.
@@ -84,10 +86,29 @@ class Boundary:
         Raises:
             PeerError: a rank is gone.
         """
-        setup = self._setup
-        begin_progress(setup.context, setup.start, setup.output, setup.location, global_batch=global_batch)
+        setup, place = self._setup, self._context.place
+        attempt, point = setup.start.attempt, setup.start.point
+        self._context.progress.begin(
+            setup.output.progress,
+            location=str(setup.location or ""),
+            run_id=attempt.run_id,
+            attempt=attempt.attempt,
+            samples_per_step=global_batch,
+            resumed_step=point.manifest.step if point is not None else None,
+            resumed_time=point.manifest.created if point is not None and point.is_durable else None,
+            resumed_bytes=point.manifest.size_bytes if point is not None else None,
+        )
         self.snapshots.prepare()
-        announce(setup.context, setup.peers, setup.start.attempt, global_batch=global_batch)
+        ranks = setup.peers.gather(RankStarted(rank=place.rank, pid=os.getpid(), host=host_name()))
+        self._context.reporter.report(
+            AttemptStarted(
+                attempt=attempt.attempt,
+                run_id=attempt.run_id,
+                world_size=place.world_size,
+                global_batch=global_batch,
+                ranks=tuple(ranks),
+            )
+        )
 
     def loop_begins(self) -> None:
         """The model is loaded; from now on a signal leads to a save."""
@@ -112,7 +133,7 @@ class Boundary:
         return decision.stop or decision.save or decision.is_due or self.saves.requested is not None
 
     def save_if_due(self, *, is_periodic: bool) -> None:
-        """Save this boundary if that is due, otherwise take a snapshot of it if that is due.
+        """Save this boundary if a save is due; otherwise take a snapshot if a snapshot is due.
 
         Args:
             is_periodic: whether the script or the settings schedule a save at this step.
@@ -122,7 +143,7 @@ class Boundary:
             PeerError: a rank is gone.
         """
         if is_periodic or self.is_save_due:
-            self.save(self._loop.writer())
+            self.save(self._loop.write)
         else:
             self.snapshot_if_due()
 
@@ -153,7 +174,7 @@ class Boundary:
                 on_started(trigger)
         agreement.save_done()
         if has_waited and not stops:
-            # The save took long: a signal that came meanwhile must not wait for another step.
+            # The save took long: a signal that arrived in the meantime must not wait for another step.
             agreement.vote_now(step)
         if agreement.decision.stop:
             raise self._leave()
@@ -167,7 +188,7 @@ class Boundary:
             cost_s=snapshots.cost_s,
             step_s=self.agreement.decision.step_ms / 1000,
         ):
-            snapshots.take(Trigger.PERIODIC, self._loop.writer(), is_requested=False)
+            snapshots.take(Trigger.PERIODIC, self._loop.write, is_requested=False)
 
     def ends(self) -> None:
         """The boundary is done: the next step is timed from here."""
@@ -189,7 +210,7 @@ class Boundary:
         self.agreement.vote_now(step)
         self.saves.finish()
         if 0 < step != self._context.outcome.saved_step:
-            self.save(self._loop.writer(), is_last=True)
+            self.save(self._loop.write, is_last=True)
             self.saves.finish()
         if self.agreement.decision.stop:
             raise self._leave()
@@ -215,12 +236,12 @@ class Boundary:
         Returns:
             The exception for the caller to raise.
         """
-        self.agreement.receive()  # the poll that received the decision has started another vote
+        self.agreement.receive()  # `exchange` has started another vote after the one that decided this
         self._report_stop()
         if 0 < step != self._context.outcome.saved_step:
             go_back()
             if not self.saves.commit_snapshot(step):
-                self.saves.save(Trigger.JIT, self._loop.writer(), is_last=True)
+                self.saves.save(Trigger.JIT, self._loop.write, is_last=True)
         return self._leave()
 
     def _report_stop(self) -> None:

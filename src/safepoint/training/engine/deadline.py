@@ -6,11 +6,11 @@ from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.snapshots import Snapshots
 
 _LEAVING_S = 0.3
-"""The time to leave after a snapshot is committed."""
+"""Seconds that the ranks need to end after the commit of a snapshot."""
 
 
 class Deadline:
-    """Checks the time beside the loop, on the thread that watches signals.
+    """Checks the time while the loop runs, on the thread that watches signals.
 
     Args:
         context: how much time is left, and which step is running.

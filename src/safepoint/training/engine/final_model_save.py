@@ -70,7 +70,7 @@ class FinalModelSave:
         if self._setup.folders.is_owner:
             working.discard()
         if self._is_first:
-            with contextlib.suppress(OSError):  # then no process looks for a model that the script wrote
+            with contextlib.suppress(OSError):  # without the note, a model that the script saves is not uploaded
                 self._setup.context.uploads.training_ended(note_end(output, self._describe))
 
     def _save(self, working: WorkingCheckpoint) -> None:
@@ -156,7 +156,7 @@ class FinalModelSave:
             if status != last:
                 last, last_s = status, clock.monotonic_s()
             with contextlib.suppress(StorageError):  # the uploader reports it if it persists
-                if uploader.is_idle and newest in remote.steps():
+                if status.get("state") == "idle" and newest in remote.steps():
                     return
             clock.sleep(_LOOK_EVERY_S)
 
@@ -180,7 +180,7 @@ def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
     for part in parts:
         for entry in part.files:
             if entry not in known:
-                raise SaveError(f"{entry.path} lies on another node than the rest of the model")
+                raise SaveError(f"{entry.path} is not on the first node, where the rest of the model is")
     return here
 
 
@@ -218,7 +218,7 @@ class FinalUpload:
         self._last_progress_s = clock.monotonic_s()
 
     def run(self, describe: Describe) -> Manifest:
-        """Upload all files and commit them; repeat this on failures until patience is over.
+        """Upload all files and commit them; repeat this after failures, as long as `patience_s` says.
 
         Args:
             describe: makes the manifest.
@@ -254,7 +254,7 @@ class FinalUpload:
         return manifest
 
     def _progress(self, num_bytes: int) -> None:
-        """Bytes that an earlier attempt had sent are no progress."""
+        """Note the time of progress; bytes that an earlier try has sent too do not count."""
         self._sent_bytes += num_bytes
         if self._sent_bytes > self._most_bytes:
             self._most_bytes = self._sent_bytes

@@ -13,8 +13,8 @@ from safepoint.training.start.claim import Attempt
 Write = Callable[[Path, Path], None]
 """Writes this rank's files into a folder `checkpoint-<step>`, given (its parent folder, the folder).
 
-Tensors that are written by functions that `snapshot.images.capture` knows are copied later; everything else is
-written at once. It may raise what the framework raises.
+`snapshot.images.capture` replaces some of the functions that write tensors; their tensors are copied later.
+Everything else is written at once. It may raise any exception of the framework.
 """
 
 
@@ -40,11 +40,11 @@ class TrainingLoop(Protocol):
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The model's parameters as far as they are saved."""
+        """The parameters of the model that are saved."""
         ...
 
     def moments_per_parameter(self) -> int:
-        """How many tensors of its size the optimizer keeps, or will keep, for each parameter."""
+        """For each parameter, how many tensors of the same size the optimizer keeps or will keep."""
         ...
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -52,15 +52,15 @@ class TrainingLoop(Protocol):
         ...
 
     def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
-        """What the manifest of a checkpoint of this step says besides files, trigger, time and libraries."""
+        """The fields of this step's manifest, without files, trigger, time and libraries."""
         ...
 
     def retention(self) -> tuple[int | None, set[int]]:
         """How many checkpoints the script keeps (None for all), and the steps that are never deleted."""
         ...
 
-    def writer(self) -> Write:
-        """A function that writes the state at this boundary."""
+    def write(self, parent: Path, folder: Path) -> None:
+        """Write the state at this boundary; see `Write`."""
         ...
 
     def write_final(self, folder: Path) -> Streams | None:

@@ -7,7 +7,7 @@ The best interval between checkpoints that stall training for δ seconds, where 
     τ = √(2δM) · (1 + ⅓·√(δ/2M) + ⅑·(δ/2M)) - δ   for δ < 2M, and M otherwise
 
 (J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
-Systems 22, 2006; its first factor is J. W. Young's, Communications of the ACM 17, 1974). δ is measured. M is
+Systems 22, 2006; the first factor is from J. W. Young, Communications of the ACM 17, 1974). δ is measured. M is
 estimated from the run's own history and a prior of one loss in four hours: (4 h + time trained)
 / (1 + losses). A stop with a checkpoint of the last step loses nothing and does not count.
 """
@@ -96,8 +96,8 @@ class SaveClock:
         """Note that a save was started, by any trigger.
 
         Args:
-            stall_s: seconds that it has stalled training, as far as measured.
-            writing_s: seconds until the last one was durable; None before the first.
+            stall_s: seconds that the save has stalled training so far.
+            writing_s: seconds until the last checkpoint was durable; None before the first one.
         """
         self._last_s = clock.monotonic_s()
         self._stall_s = stall_s if self._stall_s is None else 0.5 * (self._stall_s + stall_s)

@@ -17,7 +17,7 @@ class Saves:
 
     Args:
         setup: the training.
-        agreement: receives what a save costs.
+        agreement: receives how long a save takes.
         snapshots: saves through the keeper.
         saver: saves without it.
     """
@@ -36,7 +36,7 @@ class Saves:
         self.pending_step: int | None = None
         """The step that was handed to the keeper and that `finish` has not waited for yet."""
         self.requested: Trigger | None = None
-        """The trigger of a save that is due at the next boundary, also because the keeper could not take it yet."""
+        """The trigger of a save that is due at the next boundary, for example because the keeper was busy."""
         if setup.context.place.is_first:
             events = setup.output.events
             agreement.save_clock = SaveClock(setup.context.settings.save_every, lambda: read_losses(events))
@@ -94,7 +94,9 @@ class Saves:
         return result
 
     def _save_and_wait(self, trigger: Trigger, write: Write) -> None:
-        consequence = "an older checkpoint remains" if self._context.outcome.saved_step is not None else "none exists"
+        consequence = (
+            "an older checkpoint remains" if self._context.outcome.saved_step is not None else "no checkpoint exists"
+        )
         with self._context.progress.during(State.SAVING):
             took_s = self._saver.save(
                 trigger,
@@ -103,14 +105,14 @@ class Saves:
             )
         if took_s is not None:
             self.step = self._loop.step
-            self.pending_step = self._loop.step_being_saved = None  # of an older step, which no caller waits for
+            self.pending_step = self._loop.step_being_saved = None  # no caller waits for a save of an older step
             self.requested = None
             self._agreement.save_s = took_s
             if not self._loop.has_callbacks:
                 self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
-        """Let the keeper commit the snapshot of `step`; returns whether the keeper has it, now or before."""
+        """Let the keeper commit the snapshot of `step`; returns whether the keeper commits it, now or already."""
         if self._snapshots.commit_taken(step, Trigger.JIT):
             self.step = self.pending_step = step
         return self.pending_step == step
@@ -118,7 +120,9 @@ class Saves:
     def finish(self) -> None:
         """Wait until the keeper's save is durable; if the save of this step fails, save synchronously."""
         step, self.pending_step = self.pending_step, None
-        if step is None:  # the same on every rank, unlike what each has received from its keeper
+        if (
+            step is None
+        ):  # the same on every rank; the messages that ranks have received from their keepers may differ
             return
         with self._context.progress.during(State.SAVING):
             is_durable = self._snapshots.finish(step)
@@ -127,4 +131,4 @@ class Saves:
             self._saver.set_newest(self._root / checkpoint_name(step))
         elif step == self._loop.step:
             self.step = None
-            self._save_and_wait(Trigger.JIT, self._loop.writer())
+            self._save_and_wait(Trigger.JIT, self._loop.write)

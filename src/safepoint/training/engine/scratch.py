@@ -1,4 +1,4 @@
-"""Where a rank's save routine runs: a folder for the small files it writes, while its tensors are captured."""
+"""The folder in which a rank's save routine writes its small files, while its tensors are captured."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What every part of the engine knows of one training: its ranks, its loop, its folder, and where it starts."""
+"""The facts of one training that all parts of the engine use: its ranks, its loop, its folder and its start."""
 
 import contextlib
 import dataclasses
@@ -66,7 +66,7 @@ class TrainingSetup:
         return self.start.attempt.attempt_id
 
     def manifest_facts(self) -> ManifestFacts:
-        """What the manifest of a checkpoint of this step says besides files, trigger and time."""
+        """The fields of this step's manifest, without files, trigger and time."""
         return dataclasses.replace(self.loop.manifest_facts(self.start.attempt), libraries=self.libraries)
 
     def describe(self, trigger: Trigger) -> Describe:

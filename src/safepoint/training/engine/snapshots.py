@@ -1,10 +1,9 @@
-"""Saves as snapshots: captured at a boundary, copied beside the next step, made durable by the keeper.
+"""Saves as snapshots: captured at a boundary, copied during the next step, made durable by the keeper.
 
 The ranks agree on each stage of a save by a small reduction: either all of them take a snapshot, or none does and
 `SynchronousSave` saves.
 """
 
-import contextlib
 import enum
 import statistics
 from collections import deque
@@ -13,10 +12,9 @@ from typing import Any
 import torch.distributed as dist
 
 from safepoint.checkpoint.format.manifest import Trigger
-from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import SaveFailed, SnapshotTaken
-from safepoint.snapshot.keeper.persist.node_exchange import Nodes
+from safepoint.snapshot.keeper.persist.snapshot_commit import publish_no_part
 from safepoint.snapshot.keeper_client.arena import NoRoomError
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
@@ -64,18 +62,20 @@ class Snapshots:
         self._is_shared = setup.folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
-        """The step that was handed over, and is not known to be durable."""
+        """The step that was handed to the keeper, while the outcome of its save is not known."""
         self.taken_step: int | None = None
-        """The newest step of which there is a snapshot in memory."""
+        """The newest step with a snapshot in memory."""
         self._costs_s: deque[float] = deque(maxlen=3)
         self.save_s: float | None = None
-        """Seconds from handing over to being durable, of the last save."""
+        """Seconds from the start of the last save until it was durable."""
         self._handed_s = self._taken_stall_s = 0.0
         self._taken_time = self._pending_time = ""
         self._pending_stall_s = 0.0
         self._num_unreported, self._report_again_s = 0, 0.0
         self._most_bytes: int | None = None
-        self._num_taken = self._pending_save = 0
+        self._num_taken = 0
+        self._taken_facts: CheckpointFacts | None = None
+        self._pending_facts: CheckpointFacts | None = None
 
     def _use(self, keeper: KeeperClient) -> None:
         settings = self._context.settings
@@ -98,7 +98,7 @@ class Snapshots:
         self._context.reporter.report(event)
 
     def _warn_once(self, text: str, about: str | None = None) -> None:
-        """Warn of something once; `about` identifies it where the text contains figures that change."""
+        """Log a warning once; `about` identifies it where the figures in the text change."""
         if (about or text) not in self._warned:
             self._warned.add(about or text)
             self._context.log.warning("%s", text)
@@ -127,12 +127,12 @@ class Snapshots:
         wholes = [size for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
         sizes = [round(share * size) + _FILE_SLACK_BYTES for size in wholes]
         try:
-            # On a CPU the gradients, DDP's copy of them and the optimizer's moments are still to come.
+            # On a CPU the gradients, DDP's copy of them and the optimizer's moments are not allocated yet.
             gradients = 2 if dist.is_available() and dist.is_initialized() else 1
             device = next((one.device.index for one in parameters if one.device.type == "cuda"), None)
             self._snapshotter.arena.prepare(sizes, still_to_come=(gradients + moments) * on_host, device=device)
         except NoRoomError as error:
-            self._warn_once(f"no memory is set aside for snapshots, saves may have to be synchronous: {error}")
+            self._warn_once(f"no memory could be reserved for snapshots; training may wait for saves: {error}")
 
     def _share_of_memory(self) -> int | None:
         """This rank's share of the memory for the node's snapshots, in proportion to what each rank writes."""
@@ -190,7 +190,6 @@ class Snapshots:
         self.taken_step, self._taken_time = step, time
         self._taken_stall_s = clock.monotonic_s() - started_s
         if is_requested:
-            self._pending_save = self._num_taken
             self._await(step, started_s)
         self._report_taken(trigger, is_requested=is_requested)
         return agreed
@@ -198,6 +197,7 @@ class Snapshots:
     def _await(self, step: int, started_s: float) -> None:
         self.pending, self._handed_s = step, started_s
         self._pending_time, self._pending_stall_s = self._taken_time, self._taken_stall_s
+        self._pending_facts = self._taken_facts
 
     def _report_taken(self, trigger: Trigger, *, is_requested: bool) -> None:
         assert self.taken_step is not None
@@ -259,13 +259,13 @@ class Snapshots:
         assert self._snapshotter is not None
         try:
             images = self._scratch.images(step, write)
-            facts = self._facts() if self._context.place.local_rank == 0 else None
+            self._taken_facts = self._facts() if self._context.place.local_rank == 0 else None
             taken = self._snapshotter.take(
                 step,
                 images,
                 trigger=trigger,
                 is_requested=is_requested,
-                facts=facts,
+                facts=self._taken_facts,
                 number=self._num_taken,
                 more_slots=more_slots,
             )
@@ -273,7 +273,7 @@ class Snapshots:
             self._warn_once(f"saves are synchronous, training waits for them: {error}", about="room")
             return TakeResult.IMPOSSIBLE
         except Exception as error:  # the synchronous save reports it, on all ranks together
-            self._warn_once(f"saves are synchronous: what is saved cannot be captured: {error}")
+            self._warn_once(f"saves are synchronous: the state cannot be captured: {error}")
             self._context.log.debug("the snapshot of step %s failed", step, exc_info=True)
             return TakeResult.IMPOSSIBLE
         self._sizes = [image.size_bytes for image in images]
@@ -305,7 +305,7 @@ class Snapshots:
     def cost_s(self) -> float | None:
         """Seconds that a snapshot costs the training, at the boundary and before the optimizer, on the slowest rank.
 
-        The median of the last three; None before the second, because the first one is cold and says little.
+        The median of the last three; None before the second snapshot, because the first one takes longer.
         """
         return statistics.median(self._costs_s) if len(self._costs_s) > 1 else None
 
@@ -320,19 +320,11 @@ class Snapshots:
         if outcome is None and keeper.is_alive:
             return None
         if outcome is None:
-            self._publish_no_part()
+            # The keepers of other nodes wait for this node's part.
+            publish_no_part(self._pending_facts, "its keeper died")
             outcome = Outcome(step=self.pending, error="the keeper died while it was being written")
             self._report_failure(self.pending, outcome.error, "an older checkpoint remains")
         return self._note(outcome)
-
-    def _publish_no_part(self) -> None:
-        """Report to the keepers of other nodes, which wait for this node's part, that its keeper has died."""
-        place = self._context.place
-        if place.num_nodes > 1 and place.local_rank == 0:
-            part = RankPart(rank=place.node, error=f"the keeper of node {place.node} died")
-            folder = self._setup.output.work / self._setup.attempt_id
-            with contextlib.suppress(OSError):
-                Nodes(folder, index=place.node, count=place.num_nodes).publish(self._pending_save, part)
 
     def _note(self, outcome: Outcome) -> Outcome:
         self.pending = None

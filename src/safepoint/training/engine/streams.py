@@ -1,7 +1,8 @@
 """The files of a model whose weights are spread over the ranks: the first rank receives their bytes in order.
 
-It requests one range of a weight after another, and the rank that holds the range sends it. While the store is slow,
-the first rank sends a sign of life. When an upload is repeated, the first rank requests the same ranges again.
+The first rank requests one range of a weight after another, and the rank that holds the range sends it. While the
+store is slow, the first rank sends empty messages, so that the others do not time out. When an upload is repeated,
+the first rank requests the same ranges again.
 """
 
 import queue

@@ -1,6 +1,6 @@
 """Saves that training waits for: written into a working folder and committed by all ranks together.
 
-A failed save leaves nothing behind, is reported, and is the same failure on every rank.
+A failed save leaves no files. It is reported, and every rank receives the same error.
 """
 
 import contextlib
@@ -111,13 +111,13 @@ class SynchronousSave:
         return NodePart(node=node, num_nodes=self._folders.count, paths=paths, manifest=manifest, is_open=True)
 
     def _on_owners(self, work: Callable[[], _T]) -> list[_T]:
-        """Do something on the owner of every folder; a collective call.
+        """Call `work` on the owner of every folder; a collective call.
 
         Returns:
-            What it returned, by owner.
+            The results, by owner.
 
         Raises:
-            SaveError: why it failed on any owner; the same on every rank.
+            SaveError: the errors of all owners; the same on every rank.
         """
         outcome: tuple[_T | None, str] | None = None
         if self._folders.is_owner:
@@ -132,17 +132,17 @@ class SynchronousSave:
         return [cast("_T", result) for result, _ in outcomes]
 
     def adopt_added_files(self) -> None:
-        """Name in the manifest what callbacks of all ranks have added to the newest checkpoint since its commit."""
+        """Add the files that callbacks of any rank have written into the newest checkpoint to its manifest."""
         self._peers.gather(None)  # every rank's callbacks have written their files
         try:
             found = self._on_owners(self._find_added_files)
             added = [entry for entries in found for entry in entries]
-            if added or not self._folders.is_shared:  # one node's part is also closed
+            if added or not self._folders.is_shared:  # this also closes the parts of the nodes
                 self._on_owners(lambda: self._name_added_files(added, found[self._folders.index]))
         except SaveError as error:
             if self._newest is not None:
                 _, manifest = self._newest
-                reason = f"files that a callback added cannot be named in its manifest: {error}"
+                reason = f"files that a callback added cannot be listed in the manifest: {error}"
                 consequence = "resuming will skip this checkpoint"
                 self._context.reporter.report(
                     SaveFailed(step=manifest.step, trigger=manifest.trigger, reason=reason, consequence=consequence)
@@ -159,7 +159,7 @@ class SynchronousSave:
         if self._newest is None:
             return
         path, manifest = self._newest
-        # Of two files under one name the first node's counts; the other one stays unnamed, and unused.
+        # Of two files with one name, the manifest lists the first node's; the other one is not used.
         whole = extend_manifest(manifest, added)
         replace_record(path, whole, [entry for entry in here if entry in whole.files])
         self._newest = path, whole

@@ -1,4 +1,4 @@
-"""Where Safepoint meets the training frameworks: each is hooked when the user's program imports it."""
+"""The hooks into the training frameworks; each is installed when the user's program imports the framework."""
 
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations import torch_store, transformers

@@ -1,8 +1,11 @@
 """Starts and supervises the ranks of one node with torch elastic, and decides the node's exit code.
 
-torch elastic starts, monitors and restarts the ranks. Added here: a signal to the launcher is sent to the ranks at
-once, and they get the platform's grace period; agents of other nodes receive the stop request; ranks that Safepoint
-ended are not restarted; and the exit code shows what happened, which torch elastic's own does not.
+torch elastic starts, monitors and restarts the ranks. The launcher adds to it:
+
+- A signal to the launcher is sent to the ranks at once, and they get the platform's grace period.
+- The agents of other nodes receive the stop request.
+- Ranks that Safepoint ended are not restarted.
+- The exit code shows how the ranks ended.
 """
 
 import logging
@@ -40,8 +43,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         on_exit: receives the exit code when a signal ends the process before this function returns.
 
     Returns:
-        The exit code for this process: 0, 75, 143, 14, 130, or the failed rank's own. Leave with it at once:
-        tearing down an interpreter with torch in it takes longer than a save.
+        The exit code for this process: 0, 75, 143, 14, 130, or the failed rank's own. End the
+        process with it at once: the tear-down of an interpreter with torch in it takes longer than a save.
     """
     console.set_up(settings.verbosity)
     if settings.job_dir is not None:
@@ -101,11 +104,11 @@ def _prepare_environment(settings: RunSettings) -> None:
         if not text:
             os.environ.pop(name, None)
     if os.environ.get(STATUS_URL):
-        # The Trainer's own callback would post too, and 100 % for a run that was interrupted.
+        # The Trainer's own callback would post as well, and report 100 % for an interrupted run.
         os.environ.setdefault("DISABLE_KUBEFLOW_INTEGRATION", "TRUE")
     # torch elastic kills ranks 30 s after a signal, whatever the platform allows, unless this is set.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))
     if settings.verbosity == 0:
-        # It reports our own exit codes as failures; the verdict has what matters.
+        # torch elastic reports Safepoint's exit codes as failures; the verdict names the real ones.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)

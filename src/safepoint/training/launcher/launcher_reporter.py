@@ -37,7 +37,7 @@ _log = logging.getLogger("safepoint")
 _EVENT_LIMIT_S = 0.2
 """How long an event may block the launcher."""
 _LEAST_END_S = 0.5
-"""How long the last writes may take at least: no other trace of the end exists."""
+"""The least time limit of the last writes, because nothing else records the end."""
 
 
 class LauncherReporter:
@@ -99,8 +99,8 @@ class LauncherReporter:
             self._server = MetricsServer(self.progress, host=default_host() if host is None else host, port=port)
         except OSError as error:
             _log.warning(
-                "port %s cannot be used: %s; its progress is not served, and training continues; "
-                "name another one with --metrics-port",
+                "port %s cannot be used: %s; the progress is not served, and training continues; "
+                "name another port with --metrics-port",
                 port,
                 error.strerror or error,
             )
@@ -185,7 +185,7 @@ class LauncherReporter:
     # ---- writes --------------------------------------------------------------------------------------------------
 
     def report(self, event: Event) -> None:
-        """Write an event, given up after a moment."""
+        """Write an event; stop waiting for a folder that hangs."""
         do_within(lambda: self._write_event(event), _EVENT_LIMIT_S)
 
     def _write_event(self, event: Event) -> None:

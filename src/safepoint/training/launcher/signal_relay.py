@@ -44,7 +44,7 @@ class SignalRelay:
         reporter: LauncherReporter,
         on_exit: Callable[[int], None] | None = None,
     ) -> None:
-        # Ranks end by grace - margin; those that still live are killed when half the margin is left.
+        # Ranks end by grace - margin; those that still run are killed when half the margin is left.
         self._kill_after_s = settings.grace_s - settings.margin_s / 2
         self._margin_s = settings.margin_s
         self._reporter = reporter
@@ -77,7 +77,7 @@ class SignalRelay:
                 self._send(signal.SIGTERM)
 
     def ranks_ended(self) -> tuple[int, bool]:
-        """The ranks have ended: signals from now on shorten the rest, and do not change how the run has ended.
+        """The ranks have ended: a later signal shortens the wait for the keeper, and does not change the outcome.
 
         Returns:
             The signal that stopped the ranks, or 0, and whether they had to be killed.
@@ -89,7 +89,7 @@ class SignalRelay:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until ranks that still live are killed; None before a stop request."""
+        """Seconds until ranks that still run are killed; None before a stop request."""
         if self.killed:
             return 0.0
         return None if self._deadline_s is None else max(0.0, self._deadline_s - clock.monotonic_s())
@@ -136,7 +136,7 @@ class SignalRelay:
             if not self._pids and self._is_alone and not self._have_ranks_ended:
                 self._reporter.signal_received(number)
                 self._exit(exit_code_of(number))
-            # Agents of other nodes may wait for this one: it joins them first, and sends them the request.
+            # Agents of other nodes may wait for this node's agent: it joins them first, and sends them the request.
             self.request(number)
             self._reporter.signal_received(number)
 

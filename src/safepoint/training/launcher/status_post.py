@@ -64,7 +64,7 @@ class StatusTarget:
             raise OSError("the address is not https, and the token must not be sent unencrypted")
         token = self.token.read_text(encoding="utf-8").strip()
         if not token or not token.isprintable():
-            raise OSError("there is no token in its file")
+            raise OSError("the token file contains no valid token")
         context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may omit extensions
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}

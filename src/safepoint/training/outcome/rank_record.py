@@ -19,7 +19,7 @@ from safepoint.foundation.files import write_atomic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """How one rank stands or ended.
+    """The state of one rank, or how it ended.
 
     Args:
         rank: its number.

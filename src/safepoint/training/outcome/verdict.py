@@ -1,7 +1,8 @@
 """The one exit code of a node, from how its ranks ended.
 
 One rank's end makes others end: a peer that lost it fails, and torch elastic sends SIGTERM to the rest. So without a
-stop request the rank that ended first decides the exit code; after one, the codes that the ranks recorded do.
+stop request, the rank that ended first decides the exit code. After a stop request, the codes that the ranks recorded
+decide it.
 """
 
 import signal

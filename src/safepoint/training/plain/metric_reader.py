@@ -1,7 +1,7 @@
 """Reads metrics of a loop without waiting for the device that computes them.
 
-Reading a number from a device waits until the device has computed it. So a copy is started, and read at the next
-call.
+Reading a number from a device waits until the device has computed it. So one call starts a copy, and the next call
+reads it.
 """
 
 from collections.abc import Mapping
@@ -11,32 +11,22 @@ import torch
 
 
 class MetricReader:
-    """The newest metrics of a loop, by name."""
+    """Reads the metrics of one loop."""
 
     def __init__(self) -> None:
-        self._offered: Mapping[str, Any] = {}
         self._copies: dict[str, torch.Tensor] = {}
         self._copied: torch.cuda.Event | None = None
 
-    def offer(self, numbers: Mapping[str, Any]) -> None:
-        """Replace the newest metrics: numbers, or tensors of one element. They are not read yet."""
-        self._offered = {
-            name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in numbers.items()
-        }
-
-    def add(self, numbers: Mapping[str, Any]) -> None:
-        """Add metrics; those of `offer` with the same name take precedence."""
-        self._offered = {**numbers, **self._offered}
-
-    def read(self, *, is_last: bool = False) -> dict[str, float]:
-        """The metrics that are known; for those on a device, the values at the previous call.
+    def read(self, metrics: Mapping[str, Any], *, is_last: bool = False) -> dict[str, float]:
+        """The metrics that are numbers; for those on a device, the values at the previous call.
 
         Args:
-            is_last: wait for the newest values.
+            metrics: by name, numbers or tensors of one element; everything else is left out.
+            is_last: whether to wait for the values of this call.
         """
         known: dict[str, float] = {}
         on_device: dict[str, torch.Tensor] = {}
-        for name, one in self._offered.items():
+        for name, one in metrics.items():
             if isinstance(one, torch.Tensor):
                 if one.numel() != 1 or one.is_complex():
                     continue
@@ -60,3 +50,8 @@ class MetricReader:
             self._copied = torch.cuda.Event()
             self._copied.record()
         return known
+
+
+def without_graph(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics without their graphs, which would keep the activations of a step in memory."""
+    return {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in metrics.items()}

@@ -10,7 +10,6 @@ from safepoint.checkpoint.format.manifest import Manifest, ManifestFacts
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
-from safepoint.training.engine.loop import Write
 from safepoint.training.plain.data.position import DataSource, Position
 from safepoint.training.plain.state.parts import Parts, parameters_of
 from safepoint.training.start.claim import Attempt
@@ -83,16 +82,12 @@ class PlainLoop:
         """The option `--save-total-limit`."""
         return self._keep_newest, set()
 
-    def writer(self) -> Write:
+    def write(self, parent: Path, folder: Path) -> None:
         """See `TrainingLoop`: all parts, this rank's position in the data and its random number states."""
-
-        def write(_: Path, folder: Path) -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._parts.write(folder)
-            mine = {"rng": capture_rng(), "position": self._data.position().as_dict()}
-            torch.save(mine, folder / _RANK_FILE.format(rank=self._place.rank))
-
-        return write
+        folder.mkdir(parents=True, exist_ok=True)
+        self._parts.write(folder)
+        mine = {"rng": capture_rng(), "position": self._data.position().as_dict()}
+        torch.save(mine, folder / _RANK_FILE.format(rank=self._place.rank))
 
     def write_final(self, folder: Path) -> None:
         """Write only the models."""

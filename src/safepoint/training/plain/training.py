@@ -17,12 +17,12 @@ from safepoint.settings.output_place import place_output
 from safepoint.snapshot.staging.guard import before_changes
 from safepoint.training.collective.collective_wait import on_all_ranks
 from safepoint.training.collective.peers import join_peers
+from safepoint.training.context.outputs import open_checked
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.context.store_access import open_tried
 from safepoint.training.engine.boundary import Boundary, release
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.plain.data.position import DataSource, rescale_position
-from safepoint.training.plain.metric_reader import MetricReader
+from safepoint.training.plain.metric_reader import MetricReader, without_graph
 from safepoint.training.plain.periodic import Periodic
 from safepoint.training.plain.plain_loop import PlainLoop
 from safepoint.training.plain.state.parts import Parts
@@ -79,7 +79,8 @@ class Training:
         self._has_voted = False
         self._step_was_called = False
         self._is_inside = False
-        self._metrics_read = MetricReader()
+        self._metrics: dict[str, Any] = {}
+        self._metric_reader = MetricReader()
         self._most_batches = 1
         self._hook: Any = None
         self._start: Start | None = None
@@ -118,7 +119,7 @@ class Training:
     def _try_store(self) -> None:
         """Raise an error now, and not after minutes, when the store cannot be used."""
         if self._location is not None and self._context.place.is_first:
-            open_tried(self._location, verify_access=self._context.settings.verify_access)
+            open_checked(self._location, verify_access=self._context.settings.verify_access)
 
     def begin(self) -> None:
         """Load the checkpoint that `agree` has found; the first step follows."""
@@ -218,7 +219,7 @@ class Training:
             self._context.outcome.require_saved_end()
 
     def _report_failure(self, error: BaseException) -> None:
-        """The program ends with an error of its own."""
+        """Report the error with which the program ends."""
         if self._context.outcome.interrupted is None and not isinstance(error, GeneratorExit):
             self._context.outcome.program_ended(exit_code_after(error), summarize(error))
 
@@ -258,12 +259,12 @@ class Training:
         if data.batches > self._batches_before:
             loop.batches_per_step = data.batches - self._batches_before
         self._batches_before = data.batches
-        self._metrics_read.offer({"loss": loss, **(metrics or {})})
+        self._metrics = without_graph({"loss": loss, **(metrics or {})})
         self._boundary.step_ends()
         self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or is_saved)
         self._report_progress()
         self._boundary.ends()
-        # Only now, because in a save DCP steps an optimizer that has no state yet.
+        # Not before the save, in which DCP steps an optimizer that has no state yet.
         self._has_voted = False
         self._boundary.agreement.step_begins(loop.step)
 
@@ -294,8 +295,8 @@ class Training:
             samples_per_step=data.batch_size * self._context.place.world_size * self._most_batches,
         )
         if progress.is_due() or is_last:
-            self._metrics_read.add(self.more_metrics())
-            progress.measured(self._metrics_read.read(is_last=is_last))
+            metrics = {**self.more_metrics(), **self._metrics}
+            progress.measured(self._metric_reader.read(metrics, is_last=is_last))
 
     def _steps_in_all(self, in_epoch: int) -> int:
         """0 when that is not known."""

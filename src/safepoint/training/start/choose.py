@@ -295,7 +295,7 @@ class CheckpointChooser:
         return {owner: copy for owner, copy in enumerate(verified) if copy is not None}
 
     def _set_aside_newer_than(self, step: int) -> None:
-        """Move newer checkpoints than that of `step` out of the way, in every folder."""
+        """Move checkpoints that are newer than `step` aside, in every folder."""
         self._set_aside(lambda path: (step_of(path) or 0) > step)
 
     def _set_aside(self, is_chosen: Callable[[Path], bool]) -> None:

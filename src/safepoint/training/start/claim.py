@@ -39,7 +39,7 @@ class Attempt:
 
 
 def claim_folder(context: RankContext, output: OutputFolder) -> None:
-    """Claim this node's folder, and delete what dead runs left in it.
+    """Claim this node's folder, and delete what ended runs left in it.
 
     Raises:
         ConflictError: another run holds it.
@@ -57,7 +57,7 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
         output.clean()
     else:
         context.log.warning(
-            "the file system of %s has no locks: files of dead runs are not deleted, and two runs on it would not "
+            "the file system of %s has no locks: files of ended runs are not deleted, and two runs on it would not "
             "notice each other",
             output.root,
         )
@@ -71,7 +71,7 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
     """
     if place.local_rank != 0:
         return ""
-    # The keeper that commits holds the folder, also when the ranks are gone.
+    # The keeper that commits holds the folder, even when the ranks have ended.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
@@ -81,7 +81,18 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
     Raises:
         ConflictError: it holds the checkpoints of another location.
     """
-    _check_location_of(output, location)
+    note = output.control / "location"
+    try:
+        noted = note.read_text(encoding="utf-8")
+    except OSError:
+        noted = ""
+    if noted and noted != str(location) and output.committed():
+        raise ConflictError(
+            f"the folder {output.root} holds the checkpoints of {noted}, not of {location}; training was not "
+            "started and nothing was changed",
+            hint="name another folder with --local-dir, or copy them with `safepoint checkpoints copy`",
+        )
+    write_atomic(note, str(location).encode(), durable=False)
     context.uploads.close_training()
     delete_tree(final_folder(output))  # an earlier training's, too
 
@@ -120,7 +131,7 @@ class StoreClaim:
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
-        """Claim the location for the attempt, and delete what dead attempts left there.
+        """Claim the location for the attempt, and delete what earlier attempts left there.
 
         Args:
             run_id: the run.
@@ -133,7 +144,7 @@ class StoreClaim:
         num_deleted = self.remote.clean(keep=set(keep) - in_store)
         if num_deleted:
             location = self.remote.store.location
-            self._context.log.info("deleted %s unfinished object(s) of dead runs in %s", num_deleted, location)
+            self._context.log.info("deleted %s unfinished object(s) of ended runs in %s", num_deleted, location)
 
     def _claim(self, run_id: str, attempt: int, attempt_id: str) -> None:
         self.remote.claim(
@@ -188,24 +199,8 @@ def start_uploader(
     context.uploads.start(plan)
 
 
-def _check_location_of(output: OutputFolder, location: Location) -> None:
-    """The checkpoints of a folder in front of one location must not be uploaded to another."""
-    note = output.control / "location"
-    try:
-        noted = note.read_text(encoding="utf-8")
-    except OSError:
-        noted = ""
-    if noted and noted != str(location) and output.committed():
-        raise ConflictError(
-            f"the folder {output.root} holds the checkpoints of {noted}, not of {location}; training was not "
-            "started and nothing was changed",
-            hint="name another folder with --local-dir, or copy them with `safepoint checkpoints copy`",
-        )
-    write_atomic(note, str(location).encode(), durable=False)
-
-
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
-    """Nothing in a store can be moved aside, so a run that does not resume from its newest needs another location."""
+    """Objects in a store cannot be moved aside, so a run must resume from the newest one or use another store."""
     settings = context.settings
     if settings.resume == "auto" and not settings.from_scratch:
         return

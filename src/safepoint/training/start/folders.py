@@ -57,16 +57,16 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
     token = peers.from_first(uuid.uuid4().hex)
     node_ranks = [rank for rank, is_first in enumerate(peers.gather(place.local_rank == 0)) if is_first]
 
-    def write_sign() -> None:
+    def create_probe() -> None:
         if place.rank in node_ranks:
             output.prepare()
-            output.open_attempt(_sign(token, place.rank))
+            output.open_attempt(_probe(token, place.rank))
 
-    on_all_ranks(peers, write_sign)
+    on_all_ranks(peers, create_probe)
     within_s = _SEPARATE_AFTER_S if has_store else _SHARED_WITHIN_S
-    seen = on_all_ranks(peers, lambda: _seen_signs(output, token, node_ranks, within_s))
+    seen = on_all_ranks(peers, lambda: _seen_probes(output, token, node_ranks, within_s))
     if place.rank in node_ranks:
-        delete_tree(output.work / _sign(token, place.rank))
+        delete_tree(output.work / _probe(token, place.rank))
     owner_by_rank = owners_of(seen)
     refused = [rank for rank, owner in enumerate(owner_by_rank) if owner is None or (owner != 0 and not has_store)]
     if refused:
@@ -93,10 +93,10 @@ def owners_of(seen: Sequence[Iterable[int]]) -> list[int | None]:
     """The owner of each rank's folder: the lowest of the ranks that see the same folder.
 
     Args:
-        seen: by rank, the ranks whose signs it sees.
+        seen: by rank, the ranks whose probe folders it sees.
 
     Returns:
-        By rank; None for one that sees no sign.
+        By rank; None for a rank that sees no probe folder.
     """
     groups: list[set[int]] = []
     for rank, others in enumerate(seen):
@@ -104,21 +104,22 @@ def owners_of(seen: Sequence[Iterable[int]]) -> list[int | None]:
         overlapping = [known for known in groups if known & group]
         groups = [known for known in groups if not known & group]
         groups.append(group.union(*overlapping))
-    # The lowest rank of a group is not always one that wrote a sign: then the lowest that did is the owner.
-    signed = {rank for others in seen for rank in others}
-    owner = {rank: min(group & signed, default=None) for group in groups for rank in group}
+    # Only some ranks create a probe folder; the lowest of these in a group is the owner.
+    probing = {rank for others in seen for rank in others}
+    owner = {rank: min(group & probing, default=None) for group in groups for rank in group}
     return [owner[rank] if tuple(others) else None for rank, others in enumerate(seen)]
 
 
-def _sign(token: str, rank: int) -> str:
+def _probe(token: str, rank: int) -> str:
+    """The folder that a rank creates, so that other ranks can find out whether they see it."""
     return f"folder-of-{token}-{rank}"
 
 
-def _seen_signs(output: OutputFolder, token: str, node_ranks: Sequence[int], within_s: float) -> list[int]:
-    """The ranks whose signs appear; network file systems show a new name late, so this waits for all of them."""
+def _seen_probes(output: OutputFolder, token: str, node_ranks: Sequence[int], within_s: float) -> list[int]:
+    """The ranks whose probe folders appear; network file systems show a new name late, so this waits for all."""
     deadline = clock.monotonic_s() + within_s
     while True:
-        seen = [rank for rank in node_ranks if (output.work / _sign(token, rank)).is_dir()]
+        seen = [rank for rank in node_ranks if (output.work / _probe(token, rank)).is_dir()]
         if len(seen) == len(node_ranks) or clock.monotonic_s() >= deadline:
             return seen
         clock.sleep(0.2)

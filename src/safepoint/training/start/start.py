@@ -1,11 +1,10 @@
 """How the ranks of an attempt start together: one checkpoint, one attempt number, every folder claimed.
 
 The job has one folder that all ranks share, or several in front of an object store (docs/adr/0017). The owner of each
-folder claims it and deletes what dead runs left there; the first rank claims the store. Then all ranks choose the
+folder claims it and deletes what ended runs left there; the first rank claims the store. Then all ranks choose the
 checkpoint, which is completed in every folder. An error on any rank is raised on every rank.
 """
 
-import os
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,15 +14,13 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import UsageError
-from safepoint.foundation.environment import host_name
-from safepoint.foundation.events.run_events import AttemptStarted, RankStarted
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import on_all_ranks, on_first_rank
 from safepoint.training.collective.peers import Peers
+from safepoint.training.context.outputs import open_checked
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.context.store_access import open_tried
 from safepoint.training.start.choose import CheckpointChooser
 from safepoint.training.start.claim import (
     Attempt,
@@ -81,7 +78,7 @@ def agree_on_start(
             store = _open_store(context, location, folders)
         if folders.is_owner:
             if not folders.is_shared:
-                context.reporter.warn_for_node()
+                context.reporter.warns_for_node = True
             claim_folder(context, output)
             if location is not None:
                 join_store(context, output, location)
@@ -119,56 +116,13 @@ def agree_on_start(
     )
 
 
-def begin_progress(
-    context: RankContext, start: Start, output: OutputFolder, location: Location | None, *, global_batch: int
-) -> None:
-    """The attempt's progress begins at the checkpoint that it resumes from.
-
-    Args:
-        context: this rank.
-        start: what was agreed on.
-        output: the folder.
-        location: the object store behind it, or None.
-        global_batch: samples of all ranks in a step.
-    """
-    point = start.point
-    context.progress.begin(
-        output.progress,
-        location=str(location or ""),
-        run_id=start.attempt.run_id,
-        attempt=start.attempt.attempt,
-        samples_per_step=global_batch,
-        resumed_step=point.manifest.step if point is not None else None,
-        resumed_time=point.manifest.created if point is not None and point.is_durable else None,
-        resumed_bytes=point.manifest.size_bytes if point is not None else None,
-    )
-
-
-def announce(context: RankContext, peers: Peers, attempt: Attempt, *, global_batch: int) -> None:
-    """Report that the attempt starts, and its processes; a collective call.
-
-    Raises:
-        PeerError: a rank is gone.
-    """
-    ranks = peers.gather(RankStarted(rank=context.place.rank, pid=os.getpid(), host=host_name()))
-    context.reporter.report(
-        AttemptStarted(
-            attempt=attempt.attempt,
-            run_id=attempt.run_id,
-            world_size=context.place.world_size,
-            global_batch=global_batch,
-            ranks=tuple(ranks),
-        )
-    )
-
-
 def _open_store(context: RankContext, location: Location, folders: Folders) -> Store:
     # The first rank has tried it before the model was loaded.
     is_tried = context.place.is_first or not folders.is_owner
     try:
         if is_tried or not context.settings.verify_access:
             return open_store(location)
-        return open_tried(location)
+        return open_checked(location)
     except ValueError as error:
         raise UsageError(f"{error}; training was not started") from error
 

@@ -30,7 +30,7 @@ _QUANTIZED_BUFFERS = {_CODES, "qzeros", "scales", "g_idx"}
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether PEFT's adapters are what is trained."""
+    """Whether the model has PEFT's adapters, so that only these are trained."""
     return bool(getattr(model, "peft_config", None)) and hasattr(model, "get_base_model")
 
 
@@ -45,11 +45,11 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     """Name, revision and digest of the model below the adapters.
 
     The digest covers name, type, shape and content of every weight that is not trained, read once; of a quantized one
-    its scales too. It leaves out:
+    also the scales. It leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
-    - embeddings of input and output: the checkpoint holds them where their number has changed, which PEFT finds out
-      in each save from where the model came from, and a start cannot rely on that;
+    - embeddings of input and output: the checkpoint holds them if their number has changed. PEFT finds that out in
+      each save from the original model, which may not be available at a start;
     - the original of a module that is trained as a whole.
 
     Where DeepSpeed has split the weights while they were loaded, the digest covers what this rank has of them.
@@ -76,15 +76,15 @@ def base_as_saved(
 ) -> dict[str, str] | None:
     """The result of `base_of` for these weights if they were split as in the checkpoint.
 
-    Where DeepSpeed has split them on one of both sides, or among another number of ranks, the digests cover other
-    parts. All ranks call it, because split weights are gathered one at a time.
+    If DeepSpeed has split the weights on one side only, or among another number of ranks, the two digests cover
+    different parts. All ranks call it, because split weights are gathered one at a time.
 
     Args:
         model: as for `base_of`.
         saved: by the checkpoint.
         now: by `base_of`.
         ranks_before: that wrote the checkpoint.
-        is_first: whether this rank compares; the others only help.
+        is_first: whether this rank compares; the others only help to gather.
 
     Returns:
         `now`, with the digest of `saved` where the weights are the same.
@@ -110,8 +110,8 @@ def base_entries(model: Any) -> set[str]:
     They are:
 
     - the weights that the digest of `base_of` covers, with all that quantized ones are saved with;
-    - embeddings of input and output, unless they are trained or PEFT finds that their number has changed, for which
-      it may ask where the model came from;
+    - embeddings of input and output, unless they are trained, or PEFT finds that their number has changed, for which
+      it may look at the original model;
     - the original of a module that is trained as a whole.
 
     Args:

@@ -1,4 +1,4 @@
-"""Attributes and methods that are replaced on one object for the time of a `with` block."""
+"""Replaces attributes and methods of one object while a `with` block runs."""
 
 import contextlib
 import functools

@@ -148,7 +148,7 @@ def test_jobs_are_looked_at_with_their_own_keys_and_nothing_is_mixed(
         assert dict(os.environ) == before
         seen.append(store._options)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("safepoint.training.context.store_access.check_access", look)
+    monkeypatch.setattr("safepoint.training.context.outputs.check_access", look)
     env = {"AWS_REGION": "here", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     check_output(job_spec(data_connection="minio", env=env), "s3://bucket/run")
     [options] = seen

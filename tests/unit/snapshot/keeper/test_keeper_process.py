@@ -139,7 +139,7 @@ def test_another_version_is_refused(keeper: Keeper) -> None:
         connected.sendall(frame(json.dumps(record).encode()))
         [refused] = answers(connected)
     assert isinstance(refused, messages.Refused)
-    assert f"speaks version {messages.VERSION + 1}" in refused.reason
+    assert f"uses version {messages.VERSION + 1}" in refused.reason
     assert "run one release of safepoint" in refused.reason
     keeper.training.save()
 

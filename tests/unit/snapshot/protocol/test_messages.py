@@ -123,9 +123,9 @@ def test_a_message_with_another_value_is_read_or_refused(
         ({"more": 1}, "missing or unknown: \\['more'\\]"),
         (
             {"version": VERSION + 1},
-            f"speaks version {VERSION + 1} .* and this keeper version {VERSION}: run one release",
+            f"uses version {VERSION + 1} .* and this keeper uses version {VERSION}: run one release",
         ),
-        ({"version": None, "rank": "?"}, "speaks version None"),
+        ({"version": None, "rank": "?"}, "uses version None"),
     ],
 )
 def test_the_error_says_what_is_wrong(changes: dict[str, Any], text: str) -> None:

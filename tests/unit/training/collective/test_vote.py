@@ -19,10 +19,15 @@ class TwoRanks(Peers):
         return super().start_maximum([max(pair) for pair in zip(values, self.other, strict=True)])
 
 
+def decide(vote: Vote, ballot: Ballot) -> Decision:
+    vote.start(ballot, step=7)
+    return vote.collect()
+
+
 def test_another_ranks_signal_stops_all_ranks() -> None:
     """The decision names the signal and the rank that received it."""
     vote = Vote(TwoRanks([15, 1, 0, 0, 120, 7, -7, 1, -1]))
-    decision = vote.take(Ballot(step_ms=90), step=7)
+    decision = decide(vote, Ballot(step_ms=90))
     assert decision == Decision(stop_signal=15, stop_rank=1, step_ms=120)
     assert decision.stop
 
@@ -31,7 +36,7 @@ def test_another_ranks_signal_stops_all_ranks() -> None:
 def test_ranks_at_different_points_fail(other: list[int]) -> None:
     """Another step, or another number of votes: an error, and nothing is saved."""
     with pytest.raises(PeerError, match="different points"):
-        Vote(TwoRanks(other)).take(Ballot(), step=7)
+        decide(Vote(TwoRanks(other)), Ballot())
 
 
 def test_nothing_decided_is_taken_back() -> None:
@@ -69,4 +74,4 @@ def test_another_reduction_does_not_change_a_vote_under_way() -> None:
 )
 def test_one_ranks_clock_is_enough(mine: Ballot, theirs: int, outcome: Decision) -> None:
     """A checkpoint that is due by one rank's clock is due for all, and one that was requested takes precedence."""
-    assert Vote(TwoRanks([0, -1, theirs, 0, 0, 7, -7, 1, -1])).take(mine, step=7) == outcome
+    assert decide(Vote(TwoRanks([0, -1, theirs, 0, 0, 7, -7, 1, -1])), mine) == outcome

@@ -6,7 +6,10 @@ import pytest
 
 from safepoint.errors import PeerError
 from safepoint.foundation.environment import Place
+from safepoint.training.collective.peers import Peers
 from safepoint.training.collective.vote import Ballot, Decision, Vote
+from safepoint.training.context.termination import Termination
+from safepoint.training.engine.agreement import Agreement
 
 
 class Hall:
@@ -65,12 +68,11 @@ def test_drifting_ranks_all_fail(steps: list[int]) -> None:
 
 def test_taking_a_vote_keeps_what_an_earlier_one_decided() -> None:
     """A vote that was started and not yet collected counts, although another one follows at once."""
-    hall = Hall()
-    vote = Vote(Seat(hall, 0, 1))  # type: ignore[arg-type]
-    vote.start(Ballot(stop_signal=15), step=3)
-    earlier = Hall()
-    earlier.cast = hall.cast[:]
-    hall.cast.clear()
-    vote._running = earlier  # type: ignore[assignment]
-    decision = vote.take(Ballot(save=True), step=3)
-    assert decision == Decision(stop_signal=15, stop_rank=0, save=True)
+    termination = Termination(within_s=60)
+    agreement = Agreement(termination, Peers(Place(), timeout_s=1))
+    termination.stop_signal = 15
+    agreement.exchange(3)
+    termination.stop_signal = 0
+    termination.request_save()
+    agreement.vote_now(3)
+    assert agreement.decision == Decision(stop_signal=15, stop_rank=0, save=True)

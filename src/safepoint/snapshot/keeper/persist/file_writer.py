@@ -1,7 +1,7 @@
-"""From an image in memory to a durable file: checksums and digest on one thread, large aligned writes on another.
+"""Writes images in memory to durable files: one thread computes checksums and digest, another writes.
 
-Writing follows the copy into the image by its watermark, so it begins before the copy has ended. Writes bypass the
-page cache where the file system allows that: a checkpoint is not read again soon, and the cache belongs to the
+The threads follow the watermark of the copy into the image, so they begin before the copy has ended. Writes bypass
+the page cache where the file system allows that: a checkpoint is not read again soon, and the cache belongs to the
 training's data.
 """
 
@@ -32,7 +32,7 @@ _CANNOT_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class GivenUpError(Exception):
-    """The image will never be whole."""
+    """The image will never be complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def write_files(sources: list[Source], folder: Path) -> list[FileEntry]:
     """Write all files into `folder` and fsync them; the commit fsyncs the folders.
 
     Raises:
-        GivenUpError: an image will not be whole.
+        GivenUpError: an image will not be complete.
         SaveError: two files have one name.
         OSError: the disk is full, gone, or read-only.
     """
@@ -233,7 +233,7 @@ class Preparing:
             return self._ready
 
     def stop(self) -> None:
-        """Go no further."""
+        """Stop before the next part."""
         self._is_stopped = True
 
     def result(self) -> FileDigest:
@@ -257,7 +257,7 @@ def seal_archive(source: Source) -> None:
 
 
 def _steps(source: Source) -> Iterator[tuple[int, int]]:
-    """(start, length) of one stretch after the other, each final when it is yielded, checksums included."""
+    """(start, length) of each part of the file in order; a part is final when it is yielded, with its checksums."""
     if not source.archives:
         for start in range(0, source.size_bytes, _WRITE_BYTES):
             length = min(_WRITE_BYTES, source.size_bytes - start)
@@ -267,7 +267,7 @@ def _steps(source: Source) -> Iterator[tuple[int, int]]:
     place = 0
     for record in itertools.chain.from_iterable(records_of(archive, source.view) for archive in source.archives):
         checksum = 0
-        # Short records are combined: handling hundreds of tiny stretches would take longer than reading their bytes.
+        # Short records are combined: handling hundreds of tiny parts would take longer than reading their bytes.
         for at in range(record.data, record.data + record.size, _WRITE_BYTES):
             length = min(_WRITE_BYTES, record.data + record.size - at)
             source.wait_for(at + length)

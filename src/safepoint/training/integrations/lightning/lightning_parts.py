@@ -54,7 +54,7 @@ class LightningParts(Parts):
             self._trainer.strategy.save_checkpoint(checkpoint, path)
 
     def load(self, folder: Path) -> None:
-        """Nothing: Lightning loads through `restore`, earlier."""
+        """Do nothing: Lightning has loaded the state before, through `restore`."""
 
     def restore(self, folder: Path, weights_only: bool | None, restore: Callable[[Path, bool | None], None]) -> None:
         """Restore modules and callbacks from a checkpoint; Lightning keeps the rest for later.

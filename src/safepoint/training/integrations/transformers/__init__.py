@@ -10,10 +10,12 @@
 - `sharding`: how ranks share a model, and how a checkpoint or a final model is made of their shares.
 """
 
+import functools
 from types import ModuleType
 
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.imports import after_import
+from safepoint.training.integrations.transformers.hub import hook_uploads
 
 
 def install(context: RankContext) -> None:
@@ -29,12 +31,7 @@ def install(context: RankContext) -> None:
 
         hook_trainer(module, context)
 
-    def hub_imported(module: ModuleType) -> None:
-        from safepoint.training.integrations.transformers.hub import hook_uploads
-
-        hook_uploads(module, context.outputs)
-
-    after_import("huggingface_hub.hf_api", hub_imported)
+    after_import("huggingface_hub.hf_api", functools.partial(hook_uploads, outputs=context.outputs))
     after_import("transformers.training_args", hook_arguments)
     after_import("transformers.trainer", trainer_imported)
 

@@ -14,8 +14,8 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import UsageError
 from safepoint.settings.output_place import place_output
 from safepoint.settings.run_settings import RunSettings
+from safepoint.training.context.outputs import open_checked
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.context.store_access import open_tried
 from safepoint.training.state.temporary_attributes import temporarily
 
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
@@ -41,7 +41,7 @@ def hook(module: ModuleType, context: RankContext) -> None:
             OutputFolder(Path(self.output_dir)).check_usable()
         remote = context.outputs.store_of(self.output_dir)
         if remote is not None and context.place.is_first and context.place.restart == 0:
-            open_tried(remote, verify_access=context.settings.verify_access)
+            open_checked(remote, verify_access=context.settings.verify_access)
         validate(self)
 
     arguments.__post_init__ = post_init

@@ -321,7 +321,7 @@ class TrainerRun(TrainerCallback):
 
     def _save_checkpoint(self, _: Callable[..., Any], model: Any, trial: Any) -> None:
         self._push = None
-        self._boundary.save(self._loop.writer(), is_last=self._pending.complete, on_started=self._push_to_hub)
+        self._boundary.save(self._loop.write, is_last=self._pending.complete, on_started=self._push_to_hub)
 
     def _push_later(self, original: Callable[[str], None], checkpoint_folder: str) -> None:
         """The Trainer pushes to the Hub from inside its save, when the checkpoint is not complete."""

@@ -74,7 +74,7 @@ class SaveCallbacks:
             trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     def notify_before_leaving(self) -> None:
-        """The same, with errors only logged."""
+        """Like `notify`, but errors are only logged."""
         step = int(self._trainer.state.global_step)
         try:
             self.notify()

@@ -1,4 +1,4 @@
-"""The Trainer as the engine sees it; its own `_save_checkpoint` decides what is saved, and the names of files."""
+"""The engine's view of the Trainer, whose own `_save_checkpoint` decides which files are saved."""
 
 import contextlib
 import importlib
@@ -13,7 +13,6 @@ import torch
 from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import ManifestFacts
 from safepoint.training.collective.peers import Peers
-from safepoint.training.engine.loop import Write
 from safepoint.training.engine.streams import Streams
 from safepoint.training.integrations.transformers.own_save import has_own_model_save, redirected_output_dir
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
@@ -21,7 +20,7 @@ from safepoint.training.integrations.transformers.resume.trainer_state import Ra
 from safepoint.training.integrations.transformers.sharding.final_model import UnplannableError, plan_final_model
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights, strategy_of
 from safepoint.training.start.claim import Attempt
-from safepoint.training.state.accelerator import innermost, shards_in_place, writes_shards, zero_stage_of
+from safepoint.training.state.strategy import innermost, shards_in_place, writes_shards, zero_stage_of
 from safepoint.training.state.temporary_attributes import temporarily
 
 _log = logging.getLogger("safepoint")
@@ -118,15 +117,12 @@ class TrainerLoop:
         best, limit = best_step(self._trainer), self._trainer.args.save_total_limit
         return limit if limit is not None and limit > 0 else None, set() if best is None else {best}
 
-    def writer(self) -> Write:
+    def write(self, parent: Path, folder: Path) -> None:
         """See `TrainingLoop`."""
-        return self._write
-
-    def _write(self, root: Path, folder: Path) -> None:
         place = self._peers.place
         with (
-            self._writing_below(root),
-            redirected_output_dir(self._trainer, root),
+            self._writing_below(parent),
+            redirected_output_dir(self._trainer, parent),
             shards_in_place(self._trainer.accelerator),
             self._without_base(),
         ):
@@ -235,7 +231,7 @@ def _metrics_at(state: Any, step: int) -> dict[str, float]:
 
 
 def _build_mappings(trainer: Any) -> None:
-    """Let transformers build now what it would build in the first save, which takes 0.2 s and more."""
+    """Let transformers build its mappings of names now; in the first save that would take 0.2 s or more."""
     with contextlib.suppress(AttributeError, TypeError):  # a model of another kind
         mappings: Any = importlib.import_module("transformers.conversion_mapping")
         mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)

@@ -12,13 +12,13 @@ from safepoint.errors import ConflictError
 ACCELERATED = "Accelerate's "
 """Prefix of the kind of a sampler whose batches Accelerate assigns to the ranks."""
 GENERATED = " with a generator"
-"""Suffix of the kind of one with its own generator, which Accelerate keeps the same on all ranks."""
+"""Suffix of the kind of a sampler with its own generator, which Accelerate keeps the same on all ranks."""
 
 _OPTION = "use --allow-batch-change, which keeps the position in the data only approximately"
 _INDEPENDENT = "DistributedSampler"
 """The order of all its samples does not depend on the number of ranks."""
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
-"""Likewise: every rank draws the same order, and Accelerate assigns the batches to the ranks in turn."""
+"""Nor does the order of these: all ranks draw the same one, and Accelerate assigns its batches to them in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Position:
         loader: the loader's own state, where it has one; None otherwise.
         sampler: the kind of the loader's sampler.
         generators: states of the generators of loader and samplers at the start of the running epoch; before its
-            first batch, those of now.
+            first batch, the current ones.
     """
 
     epoch: int = 0

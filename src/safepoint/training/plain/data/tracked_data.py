@@ -1,14 +1,14 @@
 """The data of a loop, and the position of the loop in it, which a resume restores.
 
-- A loader that keeps its own state (`state_dict`, `load_state_dict`: torchdata's StatefulDataLoader) stores it.
+- For a loader with its own state (`state_dict`: torchdata's StatefulDataLoader), that state is saved.
 - For map-style data, the indices of batches that were trained on are drawn and dropped. No sample is read.
 - For a stream, the batches are read and dropped, and the log reports how long that takes.
 
 The order of an epoch is drawn from the random number states at its start. A resume restores these states for the
 drawing, and the states of the checkpoint after it. It does the same for generators of the loader and its samplers.
 
-A loader that Accelerate has prepared counts its epochs by itself, and Accelerate's own function skips batches. It
-reads one batch ahead, so a data set that draws random numbers in this process draws others after a resume.
+A loader that Accelerate has prepared counts its epochs by itself, and Accelerate's own function skips batches. Such a
+loader reads one batch ahead, so a data set that draws random numbers in this process draws others after a resume.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from safepoint.training.state.rng import (
 )
 
 _SEEDED = f"{ACCELERATED}SeedableRandomSampler"
-"""Draws from a seed and the number of the epoch; it may make its generator as late as in the first epoch."""
+"""This sampler draws from a seed and the number of the epoch. It may create its generator in the first epoch."""
 _REPORT_EVERY_S = 5.0
 _END = object()
 
@@ -192,8 +192,8 @@ class TrackedData:
     def _drop_first_pass(self) -> None:
         """Make a stateful loader of Accelerate start from the beginning.
 
-        It has started its first pass when it was made, with an order that cannot be reproduced, and `load_state` has
-        set a position for its next pass, whichever that is.
+        Such a loader starts its first pass when it is created, with an order that cannot be reproduced. `load_state`
+        may also have set a position for its next pass.
         """
         loader: Any = self.loader
         if self._has_state and _is_accelerates(loader):
@@ -216,8 +216,8 @@ class TrackedData:
             if not _is_finished(resumed.loader):
                 loader.load_state_dict(resumed.loader)
                 return iter(loader)
-            # With this state the loader would start the next pass at once. Instead the next pass starts when it is
-            # due, with the generators as drawing this epoch's order leaves them; a stream draws no order.
+            # With this state the loader would start the next pass at once. So the order of this epoch is drawn and
+            # skipped: the generators then have the states that the next pass needs. A stream draws no order.
             if self._is_stream:
                 loader.load_state_dict({})
                 return iter(())
@@ -229,7 +229,7 @@ class TrackedData:
 
     @property
     def _draws_late(self) -> bool:
-        """Whether a new loader draws a worker seed before this epoch's order, where an old one would not.
+        """Whether a new loader draws a worker seed before this epoch's order, unlike in an uninterrupted run.
 
         Persistent workers draw their seed only before the first epoch, all others before each epoch.
         """
@@ -239,7 +239,7 @@ class TrackedData:
     def _skip(self, count: int) -> Iterator[Any]:
         """An epoch without its first `count` batches.
 
-        The state of a loader does not include batches that were skipped without it, so that state is not saved.
+        A loader does not count the batches that its sampler skips, so its own state is not saved.
         """
         loader: Any = self.loader
         self._is_by_count = True
@@ -308,7 +308,7 @@ def _rng_restorer(generators: list[torch.Generator]) -> Callable[[], None]:
 
 
 class _Skipping:
-    """A sampler that leaves out its first entries, once; the loader's workers draw from it ahead.
+    """A sampler that leaves out its first entries, once; the loader reads ahead from it.
 
     Args:
         sampler: of single samples or of batches.

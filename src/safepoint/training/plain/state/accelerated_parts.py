@@ -11,15 +11,15 @@ from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.plain.state.parts import Parts, bases_of, unwrapped
-from safepoint.training.state.accelerator import (
+from safepoint.training.state.base_model import without
+from safepoint.training.state.strategy import (
     check_accelerator,
+    check_fsdp_files,
     innermost,
     shards_in_place,
     writes_shards,
     zero_stage_of,
 )
-from safepoint.training.state.base_model import without
-from safepoint.training.state.strategy import check_fsdp_files
 from safepoint.training.state.temporary_attributes import temporarily
 
 _RANDOM_STATES = "random_states_0.pkl"
@@ -113,7 +113,7 @@ class AcceleratedParts(Parts):
             raise ConflictError(
                 f"a model of {folder.name} differs from this script's: {_first_mismatch(error)}; training was not "
                 "started",
-                hint="make it as it was then, or start from the beginning with --from-scratch",
+                hint="create it as in that run, or start from the beginning with --from-scratch",
             ) from error
 
     def _check_keys(self, folder: Path, number: int, model: torch.nn.Module) -> None:
@@ -133,7 +133,7 @@ class AcceleratedParts(Parts):
         if not is_same or not all(names & then.keys() for names in tied.values()):
             raise ConflictError(
                 f"the weights of {folder.name} do not fit this script's model; training was not started",
-                hint="make model and adapters as they were then, or start from the beginning with --from-scratch",
+                hint="create model and adapters as in that run, or start from the beginning with --from-scratch",
             )
 
     def _without_naming(self) -> contextlib.AbstractContextManager[None]:
@@ -143,7 +143,7 @@ class AcceleratedParts(Parts):
 
     @contextlib.contextmanager
     def _without_bases(self) -> Generator[None]:
-        """Leave frozen bases out, by Accelerate's own hook that may change what is saved."""
+        """Leave frozen bases out, with Accelerate's hook that may change the saved weights."""
 
         def leave_out(models: list[Any], weights: list[dict[str, Any]], _: str) -> None:
             if len(weights) == len(models):  # otherwise a hook of the script has saved some in another way
@@ -166,5 +166,5 @@ class AcceleratedParts(Parts):
 
 
 def _first_mismatch(error: RuntimeError) -> str:
-    """The first entry that does not fit, in torch's words: the line after the one that names the module."""
+    """The first entry that does not fit, from torch's message: the line after the one that names the module."""
     return str(error).splitlines()[1:2][0].strip().rstrip(".") if "\n" in str(error) else str(error)

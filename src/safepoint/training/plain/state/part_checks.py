@@ -70,15 +70,15 @@ def first_difference(then: Shapes, now: Shapes) -> str:
     """The first name, in alphabetical order, that differs between two states; empty when they agree.
 
     Args:
-        then: of a checkpoint, called "there".
-        now: of the script, called "here".
+        then: of a checkpoint.
+        now: of the script.
     """
     for name in sorted(then.keys() | now.keys()):
         if name not in then or name not in now:
-            return f"{name} is missing {'there' if name in now else 'here'}"
+            return f"{name} is missing in {'the checkpoint' if name in now else 'the script'}"
         if then[name] != now[name]:
             before, after = ("no tensor" if shape is None else shape for shape in (then[name], now[name]))
-            return f"{name} is {before} there and {after} here"
+            return f"{name} is {before} in the checkpoint and {after} in the script"
     return ""
 
 
@@ -86,11 +86,11 @@ def optimizer_difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str
     """Like `first_difference`, for the states of two optimizers: their groups and settings."""
     before, after = ([len(group["params"]) for group in state["param_groups"]] for state in (then, now))
     if before != after:
-        return f"it has groups of {before} parameters there and of {after} here"
+        return f"it has groups of {before} parameters in the checkpoint and of {after} in the script"
     for group, other in zip(then["param_groups"], now["param_groups"], strict=True):
         gone, new = sorted(group.keys() - other.keys()), sorted(other.keys() - group.keys())
         if gone and new:  # releases of torch add settings to an optimizer, and remove none
-            return f"it has {gone[0]!r} there and {new[0]!r} here"
+            return f"it has {gone[0]!r} in the checkpoint and {new[0]!r} in the script"
     return ""
 
 

@@ -202,7 +202,7 @@ class NamedParts(Parts):
             if difference:
                 raise ConflictError(
                     f"{name} of {folder.name} differs from this script's: {difference}; training was not started",
-                    hint="make it as it was then, or start from the beginning with --from-scratch",
+                    hint="create it as in that run, or start from the beginning with --from-scratch",
                 )
             part.load_state_dict(state)
 
@@ -231,8 +231,8 @@ def bases_of(
         is_split: whether `fully_shard` has split one of them.
 
     Returns:
-        For `Manifest.base`, None when no module has adapters; and by the name of each module with adapters the
-        entries that are not saved.
+        The value for `Manifest.base`, which is None without adapters; and for each module with adapters, by its name,
+        the entries that are not saved.
     """
     adapted = {name: module for name, module in modules.items() if has_adapters(module)}
     found: tuple[dict[str, str] | None, dict[str, set[str]]] = None, {}

@@ -47,7 +47,7 @@ class ShardedParts:
 
     def save(self, folder: Path) -> None:
         """Write this rank's shards; all ranks call it, each with a folder of its own."""
-        # DCP makes the folder between its collective calls, so that all ranks learn when one of them cannot.
+        # DCP makes the folder between its collective calls, so all ranks receive the error when one of them cannot.
         _dcp.save(self._state(), checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class ShardedParts:
             name = folder.parent.name
             raise ConflictError(
                 f"{self.names[0]} of {name} differs from this script's: {difference}; training was not started",
-                hint="make it and its optimizers as they were then, or start from the beginning with --from-scratch",
+                hint="create it and its optimizers as in that run, or start from the beginning with --from-scratch",
             )
         _dcp.load(state, checkpoint_id=str(folder))
         # DCP has found all that it was asked for. Only the base of adapters and unused parameters may be missing.

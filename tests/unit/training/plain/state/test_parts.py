@@ -85,7 +85,9 @@ def test_adapters_of_another_shape_are_refused(tmp_path: Path) -> None:
     writer, _ = of_session(adapted(1))
     writer.write(tmp_path)
     other, _ = of_session(adapted(2, rank=3))
-    with pytest.raises(ConflictError, match=r"lora_A.default.weight is \(2, 30\) there and \(3, 30\) here"):
+    with pytest.raises(
+        ConflictError, match=r"lora_A.default.weight is \(2, 30\) in the checkpoint and \(3, 30\) in the script"
+    ):
         other.load(tmp_path)
 
 
@@ -116,10 +118,13 @@ def test_several_models_with_adapters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "difference"),
     [
-        (lambda model: torch.optim.SGD(model.parameters()), "it has 'amsgrad' there and 'dampening' here"),
+        (
+            lambda model: torch.optim.SGD(model.parameters()),
+            "it has 'amsgrad' in the checkpoint and 'dampening' in the script",
+        ),
         (
             lambda model: torch.optim.AdamW([model.weight]),
-            r"it has groups of \[2\] parameters there and of \[1\] here",
+            r"it has groups of \[2\] parameters in the checkpoint and of \[1\] in the script",
         ),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError
 from safepoint.foundation.events.run_events import BatchKept
+from safepoint.foundation.units import plural
 
 _OPTION = (
     "to resume at the same position in the data with a different number of samples per step, use --allow-batch-change"
@@ -167,9 +168,9 @@ def adapt(
         if allow_change:
             return now, None
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was made with {saved.global_batch} samples per step on "
-            f"{saved.world_size} rank(s), this run has {now.global_batch} on {now.world_size}: {reason}; "
-            "training was not started",
+            f"the checkpoint of step {manifest.step} used {saved.global_batch} samples per step on "
+            f"{plural(saved.world_size, 'rank')}; with this script's settings {plural(now.world_size, 'rank')} would "
+            f"use {now.global_batch}: {reason}; training was not started",
             hint=_OPTION,
         )
     if saved.world_size == now.world_size:

@@ -2,8 +2,8 @@
 
 The Trainer skips batches with Accelerate's `skip_first_batches`, which skips the indices of map-style data, and reads
 a stream again without any message. Here a loader with its own state (Accelerate's `use_stateful_dataloader`) receives
-that state, and reading a stream is logged. A sampler with its own generator starts each epoch with the state that the
-generator has in an uninterrupted run: no other code saves it.
+that state, and reading a stream is logged. A sampler with its own generator starts each epoch with the generator's
+state in an uninterrupted run, which no other code saves.
 """
 
 import copy

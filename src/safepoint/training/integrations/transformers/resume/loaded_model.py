@@ -51,7 +51,7 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
         raise ConflictError(
             f"the checkpoint of step {step} lacks the model's weight {lost[0]}{others}, which would keep its initial "
             "values; training was not started",
-            hint="make the model as it was in that run, or start from the beginning with --from-scratch",
+            hint="create the model as in that run, or start from the beginning with --from-scratch",
         )
 
 
@@ -127,7 +127,7 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
                 raise ConflictError(
                     f"the adapter {name} of step {step} was trained with {setting}={before}, this run has {after}; "
                     "training was not started",
-                    hint="make the adapter as it was in that run, or start from the beginning with --from-scratch",
+                    hint="create the adapter as in that run, or start from the beginning with --from-scratch",
                 )
 
 

@@ -27,8 +27,7 @@ from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.start.folders import Folders
-from safepoint.training.state.accelerator import zero_stage_of
-from safepoint.training.state.strategy import has_same_partitions, writer_of, zero_name, zero_stages
+from safepoint.training.state.strategy import has_same_partitions, writer_of, zero_name, zero_stage_of, zero_stages
 from safepoint.training.state.temporary_attributes import Overrides
 
 _T = TypeVar("_T")

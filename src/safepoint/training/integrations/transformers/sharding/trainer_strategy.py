@@ -6,8 +6,13 @@ from typing import Any
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import UsageError
 from safepoint.training.integrations.transformers.sharding.repartition import check_repartition
-from safepoint.training.state.accelerator import check_accelerator, writes_shards, zero_stage_of
-from safepoint.training.state.strategy import check_fsdp_files, check_strategy
+from safepoint.training.state.strategy import (
+    check_accelerator,
+    check_fsdp_files,
+    check_strategy,
+    writes_shards,
+    zero_stage_of,
+)
 
 _SHARDS = "pytorch_model_fsdp_0/"
 

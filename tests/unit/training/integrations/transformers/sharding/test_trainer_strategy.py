@@ -242,7 +242,7 @@ def test_an_accelerate_that_loads_half_of_fsdp_is_refused(
     version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without FSDP any of them will do."""
-    monkeypatch.setattr("safepoint.training.state.accelerator.metadata.version", lambda _: version)
+    monkeypatch.setattr("safepoint.training.state.strategy.metadata.version", lambda _: version)
     check_supported(trainer("ddp"), world_size=2)
     if is_refused:
         with pytest.raises(UsageError, match=f"accelerate {version} does not load all that FSDP2 saves"):

@@ -7,7 +7,7 @@ import pytest
 from safepoint.checkpoint.format.digest import FileDigest, digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.checkpoint.local.working_checkpoint import RankPart
-from safepoint.snapshot.keeper.persist.node_exchange import Nodes
+from safepoint.snapshot.keeper.persist.snapshot_commit import Nodes
 
 FILE = FileEntry.of("state.bin", FileDigest(size_bytes=5, digest=digest_bytes(b"state")))
 
@@ -45,7 +45,7 @@ def test_an_error_ends_the_waiting(tmp_path: Path) -> None:
     second.publish(7, RankPart(rank=1, error="the disk is full"))
     failed, missing = first.collect(7, never)
     assert failed.error == "the disk is full"
-    assert missing == RankPart(rank=2, error="node 2 has not come with its part")
+    assert missing == RankPart(rank=2, error="node 2 has not sent its file list in time")
 
 
 def test_parts_of_another_save_do_not_count(tmp_path: Path) -> None:
