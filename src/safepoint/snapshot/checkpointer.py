@@ -338,7 +338,7 @@ class StateImages:
         return (value.state_dict() if hasattr(value, "state_dict") else value), False
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Release the tensors of these files, which were made for one save alone."""
+        """Release the tensors of these files, which were created for one save only."""
         for path in paths:
             self._images.pop(path.removesuffix(".pt"), None)
 

@@ -183,7 +183,7 @@ class Capture:
 
 
 def _are_usual(options: Mapping[str, Any]) -> bool:
-    """Whether options of `torch.save` change nothing of what it writes."""
+    """Whether these options of `torch.save` are its defaults, under which an image has the same bytes."""
     return all(name in _USUAL and _USUAL[name] == value for name, value in options.items())
 
 

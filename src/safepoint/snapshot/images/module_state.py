@@ -155,7 +155,7 @@ _PLAIN = {torch.Tensor, int, float, bool, str, type(None)}
 
 
 def _packs_as_torch(optimizer: Any) -> bool:
-    """Whether an optimizer's state is what torch makes of `state` and `param_groups`, and nothing besides."""
+    """Whether torch's own `state_dict` makes the saved state, without hooks."""
     return (
         optimizer.__class__.state_dict is _base_state_dict
         and "state_dict" not in optimizer.__dict__
@@ -224,7 +224,7 @@ def _guard_of_torch(tensors: list[torch.Tensor]) -> Callable[[], bool] | None:
         )
         if not guards.check(*tensors):
             return None
-    except Exception:  # noqa: BLE001  it is not part of torch's interface, and may be gone or know other arguments
+    except Exception:  # noqa: BLE001  not a public interface of torch: it may be missing or have other arguments
         return None
     return lambda: guards.check(*tensors)
 

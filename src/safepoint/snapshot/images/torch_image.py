@@ -130,7 +130,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _LoneTensor:
-    """Stands for a contiguous tensor on the CPU that is alone in its storage."""
+    """Stands for a contiguous tensor on the CPU that has a storage for itself."""
 
     def __init__(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         like = torch.empty(shape, dtype=dtype, device="meta")

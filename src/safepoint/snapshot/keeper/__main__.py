@@ -74,7 +74,7 @@ class _Keeper:
         try:
             while (received := channel.receive()) is not None:
                 self._handler.handle(group, rank, *received)
-        except Exception as error:  # noqa: BLE001  whatever a rank sends, its disconnection must be handled
+        except Exception as error:  # noqa: BLE001  even after an invalid message the disconnection must be handled
             self._state.reporter.log.warning(
                 "rank %s sent an invalid message, and its connection is closed: %s: %.300s",
                 rank.number,

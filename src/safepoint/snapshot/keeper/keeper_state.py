@@ -220,7 +220,7 @@ class KeeperState:
         )
 
     def is_urgent(self, group: RankGroup) -> bool:
-        """Whether ranks, or the end of the job, wait for what is being written or comes next."""
+        """Whether ranks, or the end of the job, wait for the snapshot that is being written or the next one."""
         return (
             self.is_closing
             or group.has_failed

@@ -97,7 +97,7 @@ class MessageHandler:
                 self._state.forget_earlier()
             case messages.AbandonStep():
                 group.waits_to_leave = True
-                # On a thread of its own: it may wait for this rank's next message.
+                # On another thread, because it may wait for this rank's next message.
                 arguments = [self._state, group, message.step, message.reason]
                 threading.Thread(target=leave_with_newest, args=arguments, daemon=True).start()
             case messages.RemoveAtExit():

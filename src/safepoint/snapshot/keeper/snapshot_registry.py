@@ -237,7 +237,7 @@ class SnapshotRegistry:
         return found
 
     def written(self, snapshot: Snapshot, *, is_durable: bool) -> bool:
-        """Writing a snapshot has ended; False if the step was begun again meanwhile."""
+        """Writing a snapshot has ended; returns False if the step was begun again during the write."""
         snapshot.progress = Progress.DURABLE if is_durable else Progress.FAILED
         if snapshot in self._replaced:
             self._replaced.remove(snapshot)

@@ -141,7 +141,7 @@ class Arena:
         Raises:
             NoRoomError: there is not enough memory.
         """
-        if self._is_pinning:  # pages must be locked before a device writes to them, and must not be cut meanwhile
+        if self._is_pinning:  # pages must be locked before a device writes to them, and not be cut until then
             self.wait_prepared()
         self._check_bound(sizes)
         allowed = self._allowed(sizes, more_slots)

@@ -18,7 +18,7 @@ _SHORT_S, _MAX_SHORT = 5.0, 3
 
 
 class KeeperProcess:
-    """A keeper that lives as long as this process, and until its work is done.
+    """A keeper that runs as long as this process, and then until its work is done.
 
     Args:
         plan: what it needs to start.

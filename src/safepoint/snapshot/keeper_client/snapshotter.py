@@ -37,8 +37,8 @@ class Snapshotter:
         self.keeper = keeper
         self.arena = Arena(keeper, slots=slots)
         self.passing: frozenset[str] = frozenset()
-        """Files of the last snapshot whose tensors may have been made for it alone; a cache of their layout would
-        keep these tensors."""
+        """Files of the last snapshot with tensors that may have been created for it only; a cache of the layout would
+        keep these tensors in memory."""
         self._on_torn = on_torn
         self._stager = Stager(keeper.set_num_copied)
         self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)

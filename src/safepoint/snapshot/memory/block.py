@@ -36,7 +36,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-# Called through ctypes, because it lets other threads run meanwhile; the mmap module does not.
+# Called through ctypes, which lets other threads run during the call; the mmap module does not.
 _LIBC = _library()
 
 

@@ -19,7 +19,7 @@ from safepoint.snapshot.protocol.codec import ProtocolError
 VERSION = 2
 """Changes with every change of a message. All ranks of a node and their keeper must have the same."""
 SCRATCH_PREFIX = "scratch-"
-"""A keeper removes only folders whose names begin with this, whatever a message says."""
+"""A keeper removes only folders whose names begin with this; a message cannot name another one."""
 
 
 def _check_folder(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Copies from CUDA devices into pinned memory, on a stream of their own beside the training's.
+"""Copies from CUDA devices into pinned memory, on separate streams while training continues.
 
 The copies begin after the work that the training's current stream has queued so far. Changes by the next step wait
 for the copies on the device; the host does not wait. Work on other streams is waited for only where the training's

@@ -69,7 +69,7 @@ class _Plan:
         small: dict[int, list[tuple[int, int, int]]] = {}
         for piece in pieces:
             self._add(piece, guard, small)
-        # At the front, because the watermark counts what is done from there without a gap.
+        # First, because the watermark counts the copies that are done without a gap from the first one.
         self.copies[:0] = [_Copy(0, 0, 0, owner, tuple(batch)) for owner, batch in small.items()]
         self.counts = Counter(copy.owner for copy in self.copies)
 
@@ -221,7 +221,7 @@ class Stager:
     # ---- waiting ----------------------------------------------------------------------------------------------
 
     def before_step(self, optimizer: int | None) -> None:
-        """The optimizer with this number is about to step: wait until what it owns has been copied, and help.
+        """The optimizer with this number is about to step: wait until its tensors have been copied, and help to copy.
 
         Args:
             optimizer: see `Guard`; None waits for everything.
@@ -253,7 +253,7 @@ class Stager:
             self._is_waited_for = False
 
     def _verify(self, work: Work, optimizers: Sequence[int]) -> None:
-        """Compare the versions of what has been copied with those of the boundary."""
+        """Compare the versions of the copied tensors with those at the boundary."""
         with self._changed:  # a second caller finds no versions, only the result
             for optimizer in optimizers:
                 versions = work.versions.pop(optimizer, [])
@@ -292,7 +292,7 @@ class Stager:
                     work.on_end(False)
             finally:
                 self._end(work)
-                del work  # and the memory with it, when it is given back meanwhile
+                del work  # and its memory, which may have been given back in the meantime
 
     def _do(self, work: Work) -> None:
         for placed in work.placed:
@@ -375,7 +375,7 @@ class Stager:
         return marked
 
     def close(self) -> None:
-        """End the thread, after what is being copied."""
+        """End the thread after the copy in progress."""
         self.wait()
         with self._changed:
             self._is_closed = True

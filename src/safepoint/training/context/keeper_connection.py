@@ -45,22 +45,20 @@ class KeeperConnection:
 
     def open(self) -> KeeperClient | None:
         """Connect, and under plain torchrun start the keeper; None where no keeper is possible."""
-        if self._is_possible and self.client is None and not self._reach_or_start():
-            self._reach(_START_S)
-        return self.client
+        return self._reach_or_start(_START_S) if self.client is None else self.client
 
     def reopen(self) -> KeeperClient | None:
         """After the keeper has died: connect to the new one, if it has started."""
-        if self._is_possible and not self.is_connected:
-            self._reach_or_start()
-        return self.client
+        return self.client if self.is_connected else self._reach_or_start(0.0)
 
-    def _reach_or_start(self) -> bool:
-        """Connect to a keeper that runs; otherwise start one, unless the launcher or another rank does."""
-        is_reached = self._reach(0.0)
-        if not is_reached and self._may_start and self._place.local_rank == 0:
-            self._start()
-        return is_reached
+    def _reach_or_start(self, wait_s: float) -> KeeperClient | None:
+        """Connect to a keeper that runs, or wait for one; start it unless the launcher or another rank does."""
+        if self._is_possible and not self._reach(0.0):
+            if self._may_start and self._place.local_rank == 0:
+                self._start()
+            if wait_s > 0:
+                self._reach(wait_s)
+        return self.client
 
     def _reach(self, wait_s: float) -> bool:
         place = self._place

@@ -217,7 +217,7 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def end_at_deadline(self) -> None:
-        """The deadline has passed in a training: end with what is committed."""
+        """The deadline has passed in a training: end with the checkpoints that are committed."""
         with self._ending:
             last = (
                 f"the newest checkpoint is of step {self.saved_step}"

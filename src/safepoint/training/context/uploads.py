@@ -130,7 +130,7 @@ class Uploads:
         self.uploader = Uploader(plan)
 
     def close_training(self) -> None:
-        """Another training begins: wait for the uploader of the last one, and remember what it did not upload."""
+        """Another training begins: wait for the uploader of the last one, and note whether anything is missing."""
         if not self.finish(newest_only=False):
             self._missing_before = self._missing_before or self._unfinished
         self._missing_before = self._missing_before or self._final_missing
@@ -158,7 +158,7 @@ class Uploads:
         self._termination.request_stop()
 
     def finish(self, *, newest_only: bool) -> bool:
-        """Wait for the uploader, after a stop request until the deadline at most; report what it did not upload.
+        """Wait for the uploader, after a stop request until the deadline at most; report unfinished uploads.
 
         Returns:
             Whether everything that was to be uploaded is in the object store.

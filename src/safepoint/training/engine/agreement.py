@@ -115,7 +115,7 @@ class Agreement:
         return max(0, in_step - self._num_micro_steps)
 
     def needed_s(self, micro_steps_left: int) -> float:
-        """Seconds to finish the step and save it, from what was measured so far."""
+        """Estimated seconds to finish the step and save it, from the times measured so far."""
         return micro_steps_left * (self._micro_step_s or 0.0) + (self.save_s or _SAVE_GUESS_S)
 
     @property

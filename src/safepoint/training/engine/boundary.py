@@ -261,7 +261,7 @@ class Boundary:
         is_saved = context.outcome.saved_step == step
         reason = "" if is_saved else "no step was finished" if step == 0 else "the save failed"
         uploads_failed = context.uploads.stop_reason is not None
-        with contextlib.suppress(PeerError):  # a rank that has left already does not change what is saved
+        with contextlib.suppress(PeerError):  # a rank has ended already; the checkpoint is not affected
             uploads_failed = any(self._setup.peers.gather(uploads_failed))
         interrupted = context.outcome.interrupt(is_saved=is_saved, reason=reason, uploads_failed=uploads_failed)
         context.uploads.finish(newest_only=True)

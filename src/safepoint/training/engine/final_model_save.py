@@ -67,7 +67,7 @@ class FinalModelSave:
             raise
         except (SafepointError, OSError) as error:
             self._report_missing(str(error))
-        if self._setup.folders.is_owner:
+        if self._setup.start.folders.is_owner:
             working.discard()
         if self._is_first:
             with contextlib.suppress(OSError):  # without the note, a model that the script saves is not uploaded
@@ -79,7 +79,7 @@ class FinalModelSave:
         folder = self._on_all_ranks(lambda: working.rank_root(rank)) / working.name
         streams = self._on_all_ranks(lambda: self._setup.loop.write_final(folder))
         if streams is None:
-            part = self._on_all_ranks(lambda: working.seal(rank, node=self._setup.folders.index))
+            part = self._on_all_ranks(lambda: working.seal(rank, node=self._setup.start.folders.index))
             parts = peers.gather(part)
             if self._is_first:  # the uploader publishes it
                 working.commit(_of_first_node(parts), self._describe)
@@ -125,7 +125,7 @@ class FinalModelSave:
             context.reporter.report(UploadFailed(step=self._step, name_in_store=FINAL, reason=str(error)))
 
         def send() -> Manifest:
-            remote = RemoteFolder(open_store(self._location), attempt_id=self._setup.attempt_id)
+            remote = RemoteFolder(open_store(self._location), attempt_id=self._setup.start.attempt.attempt_id)
             self._wait_for_checkpoint(remote)
             upload = FinalUpload(remote, self._setup.output, leader, large=streams.files, small=small, failed=failed)
             return upload.run(self._describe)

@@ -17,7 +17,6 @@ from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.loop import TrainingLoop
-from safepoint.training.start.folders import Folders
 from safepoint.training.start.start import Start
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "trl", "peft", "deepspeed", "lightning", "numpy")
@@ -55,16 +54,6 @@ class TrainingSetup:
     start: Start
     libraries: Mapping[str, str] = field(default_factory=library_versions)
 
-    @property
-    def folders(self) -> Folders:
-        """Which ranks use which folder."""
-        return self.start.folders
-
-    @property
-    def attempt_id(self) -> str:
-        """Names the working folders; the same on all ranks."""
-        return self.start.attempt.attempt_id
-
     def manifest_facts(self) -> ManifestFacts:
         """The fields of this step's manifest, without files, trigger and time."""
         return dataclasses.replace(self.loop.manifest_facts(self.start.attempt), libraries=self.libraries)
@@ -75,4 +64,5 @@ class TrainingSetup:
 
     def working_checkpoint(self, target: Path | None = None) -> WorkingCheckpoint:
         """Where the ranks write the state of this step; see `WorkingCheckpoint`."""
-        return WorkingCheckpoint(self.output, attempt_id=self.attempt_id, step=self.loop.step, target=target)
+        attempt_id = self.start.attempt.attempt_id
+        return WorkingCheckpoint(self.output, attempt_id=attempt_id, step=self.loop.step, target=target)

@@ -59,7 +59,7 @@ class Snapshots:
         self._scratch = Scratch(context.settings.record_folder)
         self._warned: set[str] = set()
         self._sizes: list[int] = []
-        self._is_shared = setup.folders.is_shared
+        self._is_shared = setup.start.folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
         """The step that was handed to the keeper, while the outcome of its save is not known."""
@@ -87,15 +87,14 @@ class Snapshots:
         self._scratch.let_keeper_remove(keeper)
 
     def _note_torn(self, step: int) -> None:
-        self._report_failure(
-            step,
-            "parameters were changed outside optimizer.step while they were being copied",
-            "from now on saves wait for the copy",
+        self._context.reporter.report(
+            SaveFailed(
+                step=step,
+                trigger=Trigger.PERIODIC,
+                reason="parameters were changed outside optimizer.step while they were being copied",
+                consequence="from now on saves wait for the copy",
+            )
         )
-
-    def _report_failure(self, step: int, reason: str, consequence: str) -> None:
-        event = SaveFailed(step=step, trigger=Trigger.PERIODIC, reason=reason, consequence=consequence)
-        self._context.reporter.report(event)
 
     def _warn_once(self, text: str, about: str | None = None) -> None:
         """Log a warning once; `about` identifies it where the figures in the text change."""
@@ -285,7 +284,7 @@ class Snapshots:
         return CheckpointFacts(
             manifest=self._setup.manifest_facts(),
             folder=str(self._setup.output.root.absolute()),
-            attempt_id=self._setup.attempt_id,
+            attempt_id=self._setup.start.attempt.attempt_id,
             keep=self._context.settings.keep,
             limit=limit,
             protected=tuple(sorted(protected)),
@@ -323,7 +322,14 @@ class Snapshots:
             # The keepers of other nodes wait for this node's part.
             publish_no_part(self._pending_facts, "its keeper died")
             outcome = Outcome(step=self.pending, error="the keeper died while it was being written")
-            self._report_failure(self.pending, outcome.error, "an older checkpoint remains")
+            self._context.reporter.report(
+                SaveFailed(
+                    step=self.pending,
+                    trigger=Trigger.PERIODIC,
+                    reason=outcome.error,
+                    consequence="an older checkpoint remains",
+                )
+            )
         return self._note(outcome)
 
     def _note(self, outcome: Outcome) -> Outcome:

@@ -41,7 +41,7 @@ class SynchronousSave:
         self._setup = setup
         self._context = setup.context
         self._peers = setup.peers
-        self._folders = setup.folders
+        self._folders = setup.start.folders
         self._newest: tuple[Path, Manifest] | None = None
 
     def save(self, trigger: Trigger, write: Write, *, consequence: str) -> float | None:

@@ -242,7 +242,7 @@ class SafepointAgent(LocalElasticAgent):
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return
-        # The store may be gone with node 0; the ranks then lose their peers, and end by themselves.
+        # The store ends with node 0. The ranks then lose their peers, and end by themselves.
         with contextlib.suppress(RuntimeError):
             if self._relay.signal:
                 self._send_stop()

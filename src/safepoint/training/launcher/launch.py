@@ -106,7 +106,7 @@ def _prepare_environment(settings: RunSettings) -> None:
     if os.environ.get(STATUS_URL):
         # The Trainer's own callback would post as well, and report 100 % for an interrupted run.
         os.environ.setdefault("DISABLE_KUBEFLOW_INTEGRATION", "TRUE")
-    # torch elastic kills ranks 30 s after a signal, whatever the platform allows, unless this is set.
+    # Without this setting, torch elastic kills ranks 30 s after a signal.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))
     if settings.verbosity == 0:
         # torch elastic reports Safepoint's exit codes as failures; the verdict names the real ones.

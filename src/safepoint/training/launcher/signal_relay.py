@@ -23,7 +23,7 @@ _MOST_REPORT_S = 5.0
 
 
 class SignalRelay:
-    """Handles the launcher's signals on a thread of its own.
+    """Handles the launcher's signals on a separate thread.
 
     The main thread may be inside torch's rendezvous, in which no Python handler runs.
 

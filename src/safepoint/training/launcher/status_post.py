@@ -90,7 +90,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class StatusPost:
-    """Posts from a thread of its own.
+    """Posts from a separate thread.
 
     Args:
         look: returns what to post; called before each request.

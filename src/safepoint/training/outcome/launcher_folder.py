@@ -24,7 +24,7 @@ _ROOM_BYTES = 256 << 20
 
 @contextlib.contextmanager
 def launcher_folder() -> Generator[Path]:
-    """Create a folder for this launcher, after those of dead launchers were removed."""
+    """Create a folder for this launcher, after the folders of ended launchers were removed."""
     parent = _parent()
     _remove_abandoned(parent)
     folder, lock = _make(parent)
@@ -60,7 +60,7 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
 
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # its launcher lives, or another one is removing it
+        with contextlib.suppress(OSError):  # its launcher still runs, or another launcher removes the folder
             if _is_ours(folder) and (folder / _LOCK).exists():
                 lock = FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
                 if lock is not None:

@@ -79,7 +79,7 @@ class RankRecordWriter:
 
     def _write(self) -> None:
         if self._path is not None:
-            # The launcher may be gone and its folder with it; that must not change how the rank ends.
+            # The launcher and its folder may not exist any more; that must not change how the rank ends.
             with contextlib.suppress(OSError):
                 self._path.parent.mkdir(exist_ok=True)
                 write_atomic(self._path, json.dumps(asdict(self._record)).encode(), durable=False)

@@ -206,7 +206,7 @@ class CheckpointChooser:
         return set(steps)
 
     def _candidates(self, step: int, *, is_in_store: bool) -> list[_Candidate]:
-        """The checkpoints of `step` that may be complete, the best one first; what is damaged is reported."""
+        """The checkpoints of `step` that may be complete, the best one first; damaged copies are reported."""
         folder = self._output.root / checkpoint_name(step)
         listed = on_all_ranks(self._peers, lambda: list_copy(folder) if self._folders.is_owner else None)
         self._report_damaged(listed)

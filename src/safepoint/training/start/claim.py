@@ -94,7 +94,7 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
         )
     write_atomic(note, str(location).encode(), durable=False)
     context.uploads.close_training()
-    delete_tree(final_folder(output))  # an earlier training's, too
+    delete_tree(final_folder(output))  # also that of an earlier training
 
 
 class StoreClaim:

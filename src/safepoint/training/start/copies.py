@@ -61,7 +61,7 @@ class VerifiedCopy:
 
 
 def list_copy(folder: Path) -> ListedCopy | None:
-    """Compare names and sizes of what is at `folder`; None when nothing is there."""
+    """Compare the names and sizes of the files in `folder` with its manifest; None when it does not exist."""
     if not os.path.lexists(folder):
         return None
     is_part = not folder.is_symlink() and not (folder / MANIFEST_NAME).exists() and (folder / PART_NAME).exists()

@@ -1,9 +1,9 @@
 """Copies one checkpoint into every folder: from the nodes that have it, and from the object store.
 
-All ranks compute the same plan from what each folder holds. A file comes from the first folder with a good copy. What
-no folder has comes from the store: one rank of each node fetches a share of it, so the store is read only once for
-the whole job. Then the owners exchange what other folders lack, in an order that all of them know. With one folder
-nothing is exchanged. All calls are collective.
+All ranks compute the same plan from the contents of all folders. A file comes from the first folder with a good copy.
+Files that no folder has come from the store: one rank of each node fetches a share of them, so the store is read only
+once for the whole job. Then the owners exchange the files that other folders lack, all in the same order. With one
+folder nothing is exchanged. All calls are collective.
 """
 
 import os
@@ -141,7 +141,7 @@ class Transfer:
             link_or_copy(copy.path / path, working / path)
 
     def _fetch(self, plan: TransferPlan, working: Path) -> None:
-        """Fetch this rank's share of what no folder has."""
+        """Fetch this rank's share of the files that no folder has."""
         windows = [window for window, rank in plan.fetchers.items() if rank == self._rank]
         counter = ByteCounter(self._watch("fetching"), sum(window.size_bytes for window in windows))
         if windows:
@@ -149,7 +149,7 @@ class Transfer:
             fetch(self._store, checkpoint_name(plan.manifest.step), windows, working, progress=counter.add)
 
     def _exchange(self, plan: TransferPlan, working: Path) -> None:
-        """Send and receive what other folders lack; an owner takes part in every transfer, also after an error."""
+        """Exchange the files that folders lack; an owner takes part in every transfer, even after an error."""
         copy, transfers = plan.copies[self._rank], list(self._transfers(plan))
         counter = ByteCounter(self._watch("exchanging"), sum(window.size_bytes for window, _, _ in transfers))
         largest_bytes = max((window.size_bytes for window, _, _ in transfers), default=0)

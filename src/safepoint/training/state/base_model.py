@@ -137,7 +137,7 @@ def base_entries(model: Any) -> set[str]:
 
 
 def plain_key(key: str) -> str:
-    """The key of an entry of a model's state, whatever its modules were wrapped in."""
+    """The key of an entry of a model's state, without the names of wrappers."""
     return key.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "").lstrip(".")
 
 

@@ -152,5 +152,5 @@ def _save(value: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.save(value, path)
-    except RuntimeError as error:  # torch reports a full disk with it, too
+    except RuntimeError as error:  # torch also reports a full disk with it
         raise StorageError(f"{path} cannot be written: {error}") from error

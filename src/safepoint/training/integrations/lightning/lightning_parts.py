@@ -40,7 +40,7 @@ class LightningParts(Parts):
         return list(self._trainer.optimizers)
 
     def write(self, folder: Path) -> None:
-        """Write a file that `Trainer.fit(ckpt_path=…)` can read, too."""
+        """Write a file that `Trainer.fit(ckpt_path=…)` can also read."""
         self._write(folder / STATE, weights_only=False)
 
     def write_final(self, folder: Path) -> None:

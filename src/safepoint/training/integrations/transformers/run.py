@@ -177,7 +177,7 @@ class TrainerRun(TrainerCallback):
     # ---- the start of the loop ------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The model is loaded: restore what the Trainer did not save, and do what was deferred."""
+        """The model is loaded: restore the state that the Trainer does not save, and do the deferred work."""
         # The script's arguments and the options apply; otherwise the checkpoint's would.
         state.compute_steps(args, int(state.max_steps))
         self._callbacks.loop_begins()
@@ -190,7 +190,7 @@ class TrainerRun(TrainerCallback):
         self._resume.deferred_work_done()
 
     def _do_deferred(self, pending: DeferredWork) -> None:
-        """Do what was due at the checkpoint's step and was deferred."""
+        """Do the work that was due at the checkpoint's step and was deferred."""
         trainer = self._trainer
         if pending.evaluate:
             self._pending = dataclasses.replace(pending, evaluate=False, save=False)

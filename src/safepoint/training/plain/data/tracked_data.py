@@ -297,7 +297,7 @@ def _is_finished(state: Any) -> bool:
 
 
 def _rng_restorer(generators: list[torch.Generator]) -> Callable[[], None]:
-    """A function that restores all random number states to what they are now."""
+    """A function that restores the current random number states."""
     rng, states = capture_rng(), [generator.get_state() for generator in generators]
 
     def restore() -> None:

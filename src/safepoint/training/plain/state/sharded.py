@@ -46,7 +46,7 @@ class ShardedParts:
         return {"model": without(model, self.left_out), "optimizer": optimizer}
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shards; all ranks call it, each with a folder of its own."""
+        """Write this rank's shards; all ranks call it, each with a separate folder."""
         # DCP makes the folder between its collective calls, so all ranks receive the error when one of them cannot.
         _dcp.save(self._state(), checkpoint_id=str(folder))
 

@@ -143,7 +143,7 @@ class TrainerResume:
         return self._state.pending
 
     def deferred_work_done(self) -> None:
-        """The run continues with the random number states of now."""
+        """The deferred work is done: the run continues with the current random number states."""
         if self._state is not None:
             self._rng_to_restore = capture_rng()
 

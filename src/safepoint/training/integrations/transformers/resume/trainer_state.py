@@ -104,13 +104,14 @@ class RankState:
         elapsed_s: seconds of training so far, over all attempts.
         loader: the data loader's own state, where it has one.
         generators: states of the generators of loader and samplers at the start of the running epoch; between two
-            epochs, those of now.
+            epochs, the current ones.
         counted: see `TrlCounters`.
         asked_accumulation: micro-batches per step that the script requests, which may not be those in force; 0 in
             files of older releases.
         is_irregular: whether the run has steps of several sizes, so that the number of steps does not determine the
             position in the data.
-        rng: random number states of now. The Trainer's own file has those of all devices that the rank saw, and does
+        rng: the current random number states. The Trainer's own file has those of all devices that the rank saw, and
+        does
             not say which of them belongs to the rank.
     """
 

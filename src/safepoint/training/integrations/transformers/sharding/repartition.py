@@ -206,7 +206,7 @@ class Repartition:
         self._copy = self._make(path, manifest, consequence)
 
 
-# ---- what is needed, and what is possible -----------------------------------------------------------------------
+# ---- when a copy is needed, and possible ------------------------------------------------------------------------
 
 
 def _is_needed(trainer: Any, manifest: Manifest) -> bool:
