@@ -207,7 +207,7 @@ def test_killed_keeper_is_replaced(reference: Path, when: str, tmp_path: Path) -
         kill(first)
         wait_until_gone([first])
         job.wait_for("another keeper", lambda: set(keepers_of(job.process.pid)) - {first})
-        job.wait_for("a save by the rank itself", lambda: "the keeper died; this save is synchronous" in job.text)
+        job.wait_for("a save by the rank itself", lambda: "the keeper died: this save is synchronous" in job.text)
         job.wait_for("a later save", lambda: [e for e in job.events("saved") if e["step"] > step + 1])
         second = keepers_of(job.process.pid)
         if when == "writing":
