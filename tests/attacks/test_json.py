@@ -21,7 +21,7 @@ from safepoint.foundation.bounded_json import parse_object, read_object
 from safepoint.foundation.events.stream import read_events
 from safepoint.jobs.local.attempt import rank_reports
 from safepoint.progress.record import read_progress
-from safepoint.snapshot.keeper.persist.node_exchange import _part_of
+from safepoint.snapshot.keeper.persist.snapshot_commit import _part_of
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
 from safepoint.training.engine.save_clock import read_losses
