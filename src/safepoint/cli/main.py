@@ -9,7 +9,7 @@ import typer.main
 from safepoint._version import __version__
 from safepoint.cli.failures import run_command
 from safepoint.cli.lazy import LazyCommand, LazyGroup, keep_pydantic_out
-from safepoint.foundation.service_links import forget_service_links
+from safepoint.foundation.environment import forget_service_links
 
 _SUMMARY = (
     "Keeps model training alive: saves a checkpoint on preemption and resumes from it, without changes to the code."

@@ -8,7 +8,7 @@ from safepoint.doctor.machine import judge_clock, judge_dev_shm, judge_memory, j
 from safepoint.doctor.output_location import Disk, judge_folder, judge_store, look_at_folder, look_at_store
 from safepoint.doctor.programs import examine_criu, judge_gpus, judge_torch, look_at_gpus, look_at_torch
 from safepoint.foundation.bounded import Work
-from safepoint.settings.output_place import OutputPlace
+from safepoint.settings.run_settings import OutputPlace
 from safepoint.storage.opening import Tried
 
 _FOLDER_S = 5.0

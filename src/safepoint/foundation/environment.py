@@ -8,6 +8,8 @@ from importlib.machinery import PathFinder
 
 from safepoint.errors import UsageError
 
+_SERVICE_PROTOCOLS = ("tcp://", "udp://", "sctp://")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -92,3 +94,14 @@ def is_importable(module: str, folder: str) -> bool:
         return PathFinder.find_spec(module.partition(".")[0], [folder, *sys.path]) is not None
     except (ImportError, ValueError):
         return False
+
+
+def forget_service_links() -> None:
+    """Remove variables of Services from those that begin with SAFEPOINT_.
+
+    A Service called `safepoint-metrics` sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod of its namespace,
+    which is no setting.
+    """
+    for name, value in list(os.environ.items()):
+        if name.startswith("SAFEPOINT_") and value.startswith(_SERVICE_PROTOCOLS):
+            del os.environ[name]

@@ -1,4 +1,4 @@
-"""Quantities as people write them: times with units, and sizes as Kubernetes writes them."""
+"""Values as people write them: times with units, sizes as Kubernetes writes them, and flags."""
 
 import re
 
@@ -11,8 +11,21 @@ _BYTES = {"": 1} | {
     for suffix, base in (("i", 1024), ("", 1000))
 }
 _BYTES["k"] = 1000
+_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off", ""), False)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)(m?)", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]*)", re.ASCII)
+
+
+def parse_flag(variable: str, text: str) -> bool:
+    """The value of an environment variable that is on or off.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    word = text.strip().lower()
+    if word not in _FLAGS:
+        raise ValueError(f"{variable}={text!r} must be 1 or 0")
+    return _FLAGS[word]
 
 
 def parse_duration(text: str) -> float:

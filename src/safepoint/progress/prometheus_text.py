@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 
+from safepoint.foundation import clock
 from safepoint.progress.record import Progress, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -87,6 +87,6 @@ def _ratio(percent: float | None) -> float | None:
 
 def _seconds(time: str | None) -> float | None:
     try:
-        return datetime.fromisoformat(time).timestamp() if time else None
+        return clock.parse_utc(time) if time else None
     except ValueError:
         return None

@@ -85,9 +85,9 @@ class ProgressTracker:
         """
         with self._lock:
             self._state = State.STARTING
-            self._pace, self._saves = Pace(), SaveStatistics()
+            expected_s = None if resumed_bytes is None else resumed_bytes / _USUAL_BYTES_PER_S
+            self._pace, self._saves = Pace(), SaveStatistics(expected_s=expected_s)
             self._metrics = {True: {}, False: {}}
-            self._expect_save(resumed_bytes)
             self._known = {
                 "run_id": run_id,
                 "attempt": attempt,
@@ -193,11 +193,8 @@ class ProgressTracker:
     def expect_save(self, size_bytes: int) -> None:
         """Report the expected size of a checkpoint; used until the first save."""
         with self._lock:
-            self._expect_save(size_bytes)
-
-    def _expect_save(self, size_bytes: int | None) -> None:
-        if size_bytes is not None and not self._saves.expected_s:
-            self._saves = replace(self._saves, expected_s=size_bytes / _USUAL_BYTES_PER_S)
+            if not self._saves.expected_s:
+                self._saves = replace(self._saves, expected_s=size_bytes / _USUAL_BYTES_PER_S)
 
     def snapshot_taken(self, step: int) -> None:
         """Report that a snapshot of this step is in memory, or is being copied there."""

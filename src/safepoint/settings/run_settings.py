@@ -1,6 +1,8 @@
-"""The options of `safepoint run`, passed to the ranks as SAFEPOINT_* variables."""
+"""The options of `safepoint run`, passed to the ranks as SAFEPOINT_* variables, and the place for its output."""
 
+import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -8,9 +10,9 @@ from pathlib import Path
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.errors import UsageError
 from safepoint.foundation.events.stream import EVENTS_NAME
-from safepoint.foundation.quantities import parse_bytes, parse_duration
+from safepoint.foundation.quantities import parse_bytes, parse_duration, parse_flag
 from safepoint.progress.record import PROGRESS_NAME
-from safepoint.storage.location import parse_location
+from safepoint.storage.location import CLAIMS, Location, parse_location, resolve_claim
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
 STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
@@ -18,7 +20,6 @@ STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
 _PREFIX = "SAFEPOINT_"
 _LEAVE_OUT = "leave one of them out"
-_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,17 +203,56 @@ def _kind(annotation: object) -> str:
 
 
 def _parse(name: str, text: str, kind: str) -> object:
-    if kind == "bool":
-        word = text.strip().lower()
-        if word in _TRUE | _FALSE:
-            return word in _TRUE
-        raise UsageError(f"{name}={text!r} must be 1 or 0")
     try:
+        if kind == "bool":
+            return parse_flag(name, text)
         if kind == "int":
             return int(text)
         if kind == "float":
             return float(text)
     except ValueError as error:
-        what = "a whole number" if kind == "int" else "a number of seconds"
+        what = {"bool": "1 or 0", "int": "a whole number", "float": "a number of seconds"}[kind]
         raise UsageError(f"{name}={text!r} must be {what}") from error
     return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPlace:
+    """Where checkpoints go.
+
+    Args:
+        folder: the folder that the ranks write to and commit in.
+        remote: the object store that committed checkpoints are published to; None without one.
+    """
+
+    folder: Path
+    remote: Location | None = None
+
+
+def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str] | None = None) -> OutputPlace:
+    """The place that an `--output-dir` names.
+
+    Args:
+        text: a path, `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
+        local_dir: the folder to use in front of an object store; when None, one below the user's cache folder that
+            belongs to the location.
+        environ: the variables that name claims and cache folders; the process's own when None.
+
+    Raises:
+        UsageError: it is invalid, or a claim without a folder.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+        location = resolve_claim(parse_location(text), environ.get(CLAIMS, ""))
+    except ValueError as error:
+        raise UsageError(f"{error}; training was not started") from error
+    if not location.is_remote:
+        return OutputPlace(folder=location.folder)
+    return OutputPlace(folder=Path(local_dir) if local_dir else _cache_folder(location, environ), remote=location)
+
+
+def _cache_folder(location: Location, environ: Mapping[str, str]) -> Path:
+    cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{location.bucket}-{location.path}").strip("-")[:60]
+    unique = hashlib.sha256(str(location).encode()).hexdigest()[:8]
+    return Path(cache) / "safepoint" / "outputs" / f"{readable}-{unique}"

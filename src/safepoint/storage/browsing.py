@@ -100,24 +100,19 @@ class StorePath:
 
     Args:
         tree: shared by all paths of one `browse`.
-        key: relative to the tree.
+        key: relative to the prefix of `browse`.
     """
 
-    __slots__ = ("_key", "_tree")
+    __slots__ = ("_tree", "key")
 
     def __init__(self, tree: _Tree, key: str) -> None:
         self._tree = tree
-        self._key = key
+        self.key = key
 
     @property
     def name(self) -> str:
         """See `ReadablePath`."""
-        return (self._key or self._tree.prefix or str(self._tree.store.location)).rpartition("/")[2]
-
-    @property
-    def key(self) -> str:
-        """Relative to the prefix of `browse`."""
-        return self._key
+        return (self.key or self._tree.prefix or str(self._tree.store.location)).rpartition("/")[2]
 
     @property
     def size_bytes(self) -> int:
@@ -126,7 +121,7 @@ class StorePath:
         Raises:
             ObjectNotFoundError: there is no such object.
         """
-        found = self._tree.found.get(self._key)
+        found = self._tree.found.get(self.key)
         if found is None:
             raise ObjectNotFoundError(f"there is no {self}")
         return found[0]
@@ -135,24 +130,24 @@ class StorePath:
         """See `ReadablePath`; `.` is the folder itself."""
         if key == ".":
             return self
-        return StorePath(self._tree, f"{self._key}/{key}" if self._key else key)
+        return StorePath(self._tree, f"{self.key}/{key}" if self.key else key)
 
     def __str__(self) -> str:
-        key, location = self._tree.full(self._key), self._tree.store.location
+        key, location = self._tree.full(self.key), self._tree.store.location
         return str(location.child(key) if key else location)
 
     def __lt__(self, other: "StorePath", /) -> bool:
-        return self._key < other._key
+        return self.key < other.key
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StorePath) and (self._tree, self._key) == (other._tree, other._key)
+        return isinstance(other, StorePath) and (self._tree, self.key) == (other._tree, other.key)
 
     def __hash__(self) -> int:
-        return hash((id(self._tree), self._key))
+        return hash((id(self._tree), self.key))
 
     def is_file(self) -> bool:
         """See `ReadablePath`."""
-        return self._key in self._tree.found
+        return self.key in self._tree.found
 
     def is_dir(self) -> bool:
         """See `ReadablePath`."""
@@ -166,7 +161,7 @@ class StorePath:
 
     @property
     def _prefix(self) -> str:
-        return f"{self._key}/" if self._key else ""
+        return f"{self.key}/" if self.key else ""
 
     def read_bytes(self) -> bytes:
         """See `ReadablePath`.
@@ -176,15 +171,15 @@ class StorePath:
         """
         if self.size_bytes > _MAX_FILE_BYTES:
             raise StorageError(f"{self} is too large to be read at once")
-        return self._tree.read(self._key, 0, self.size_bytes) if self.size_bytes else b""
+        return self._tree.read(self.key, 0, self.size_bytes) if self.size_bytes else b""
 
     def open(self, mode: Literal["rb"], /) -> BinaryIO:
         """See `ReadablePath`."""
-        return cast("BinaryIO", RawReader(self.size_bytes, partial(self._tree.read, self._key)))
+        return cast("BinaryIO", RawReader(self.size_bytes, partial(self._tree.read, self.key)))
 
     def byte_range(self, start: int, length: int) -> ByteRange:
         """A range of the object, for `stream_ahead`."""
-        return ByteRange(self._tree.store, self._tree.full(self._key), start, length)
+        return ByteRange(self._tree.store, self._tree.full(self.key), start, length)
 
     @property
     def content(self) -> Content:

@@ -24,12 +24,24 @@ _NO_PERMISSION_WORDS = (
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeTooSkewed"}
 _CERTIFICATE = re.compile(r"certificate|UnknownIssuer|self.signed|tls handshake|CERTIFICATE_VERIFY", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b[a-z0-9]+://[^\s\"')]+", re.IGNORECASE)
-_NO_CONNECTION = re.compile(
-    r"ConnectError|connect error|ConnectionRefused|refused|unreachable|no route", re.IGNORECASE
+_CAUSES = (
+    (
+        r"dns error|failed to lookup|Name or service not known|nodename nor servname",
+        "the host's name is unknown",
+        "check the endpoint, AWS_ENDPOINT_URL_S3",
+    ),
+    (
+        r"ConnectError|connect error|refused|unreachable|no route",
+        "the server cannot be reached",
+        "check the endpoint, AWS_ENDPOINT_URL_S3, and the network",
+    ),
+    (
+        r"timed out|TimeoutError|TimedOut|kind: Timeout",  # not any "timeout": obstore also shows its settings
+        "the server did not answer in time",
+        "the network or the server is slow",
+    ),
 )
-# Not any "timeout": obstore also shows its settings.
-_NO_ANSWER = re.compile(r"timed out|TimeoutError|TimedOut|kind: Timeout")
-_NO_NAME = re.compile(r"dns error|failed to lookup|Name or service not known|nodename nor servname", re.IGNORECASE)
+"""Of requests without an answer: what a message contains, and the words for it."""
 
 
 def from_status(status: int, code: str, what: str) -> StorageError:
@@ -82,14 +94,9 @@ def from_connection(text: str, what: str) -> StorageError:
             f"{what}: the server's certificate is not trusted",
             hint="name the CA's PEM file in AWS_CA_BUNDLE; SAFEPOINT_VERIFY_TLS=0 turns the check off",
         )
-    if _NO_NAME.search(text):
-        return TransientError(f"{what}: the host's name is unknown", hint="check the endpoint, AWS_ENDPOINT_URL_S3")
-    if _NO_CONNECTION.search(text):
-        return TransientError(
-            f"{what}: the server cannot be reached", hint="check the endpoint, AWS_ENDPOINT_URL_S3, and the network"
-        )
-    if _NO_ANSWER.search(text):
-        return TransientError(f"{what}: the server did not answer in time", hint="the network or the server is slow")
+    for cause, why, hint in _CAUSES:
+        if re.search(cause, text, re.IGNORECASE):
+            return TransientError(f"{what}: {why}", hint=hint)
     return TransientError(f"{what}: the connection was cut off or the answer was damaged")
 
 

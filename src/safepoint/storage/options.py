@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+from safepoint.foundation.quantities import parse_flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,6 @@ class StorageOptions:
         endpoint = first("AWS_ENDPOINT_URL_S3", "AWS_S3_ENDPOINT", "AWS_ENDPOINT_URL")
         if endpoint is not None and "://" not in endpoint:
             endpoint = f"https://{endpoint}"
-        verify = environ.get("SAFEPOINT_VERIFY_TLS", "1").strip().lower()
-        if verify not in _TRUE | _FALSE:
-            raise ValueError(f"SAFEPOINT_VERIFY_TLS={verify!r} must be 1 or 0")
         keys = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if first(name) is None]
         if len(keys) == 1:
             raise ValueError(f"{keys[0]} is not set, and its counterpart is; set both of them or neither")
@@ -76,5 +73,5 @@ class StorageOptions:
             secret_access_key=first("AWS_SECRET_ACCESS_KEY"),
             session_token=first("AWS_SESSION_TOKEN"),
             ca_bundle=first("AWS_CA_BUNDLE"),
-            verify_tls=verify in _TRUE,
+            verify_tls=parse_flag("SAFEPOINT_VERIFY_TLS", environ.get("SAFEPOINT_VERIFY_TLS", "1")),
         )

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.foundation.environment import Place, is_importable
-from safepoint.foundation.service_links import forget_service_links
+from safepoint.foundation.environment import Place, forget_service_links, is_importable
 
 
 def test_a_lone_process_is_first_of_one() -> None:

@@ -42,28 +42,12 @@ def digest_bytes(data: bytes | memoryview) -> str:
     return f"{_PREFIX}{xxhash.xxh3_128_hexdigest(data)}"
 
 
-class Digester:
-    """The digest of bytes that are given piece by piece."""
-
-    def __init__(self) -> None:
-        self._hasher = xxhash.xxh3_128()
-
-    def update(self, data: bytes | memoryview) -> None:
-        """Add the next piece."""
-        self._hasher.update(data)
-
-    @property
-    def digest(self) -> str:
-        """Of all pieces so far: `xxh3-128:<32 hex digits>`."""
-        return f"{_PREFIX}{self._hasher.hexdigest()}"
-
-
 class FileDigester:
     """The digest of a file, and of its parts, from pieces in order."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._digester = Digester()
+        self._hasher = xxhash.xxh3_128()
         self._in_part = 0
         self._size = 0
 
@@ -72,15 +56,15 @@ class FileDigester:
         self._size += len(piece)
         while piece:
             head = piece[: PART_BYTES - self._in_part]
-            self._digester.update(head)
+            self._hasher.update(head)
             self._in_part += len(head)
             piece = piece[len(head) :]
             if self._in_part == PART_BYTES:
                 self._end_part()
 
     def _end_part(self) -> None:
-        self._parts.append(self._digester.digest)
-        self._digester = Digester()
+        self._parts.append(f"{_PREFIX}{self._hasher.hexdigest()}")
+        self._hasher = xxhash.xxh3_128()
         self._in_part = 0
 
     def result(self) -> FileDigest:

@@ -170,7 +170,7 @@ class OutputFolder:
         (self.work / attempt_id).mkdir()
 
     def committed(self) -> list[Path]:
-        """Every checkpoint, or node's part of one, whose record can be read, newest first; not verified."""
+        """The checkpoints and parts whose manifest can be read, newest first; not verified."""
         return [path for path, _ in self.manifests()]
 
     def manifests(self) -> list[tuple[Path, Manifest]]:

@@ -9,19 +9,19 @@ one, and is not deleted.
 """
 
 import contextlib
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Pruned, SaveFailed
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.quantities import parse_duration
 
 if TYPE_CHECKING:  # every command reads policies, and few of them manifests
     from safepoint.checkpoint.format.manifest import Manifest
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
 _FORMS = "newest=N, every=STEPS, best=N:METRIC[:max], younger=2h (s, m, h, d), separated by commas"
 
 
@@ -47,7 +47,7 @@ class Candidate:
     def of(cls, manifest: "Manifest", *, is_valid: bool = True, is_in_use: bool = False) -> "Candidate":
         """A candidate from a checkpoint's manifest."""
         try:
-            created_s = datetime.fromisoformat(manifest.created).timestamp()
+            created_s = clock.parse_utc(manifest.created)
         except (ValueError, OverflowError):
             created_s = float("inf")
         return cls(
@@ -163,7 +163,7 @@ def parse_policies(text: str | None, limit: int | None = None) -> tuple[Policy, 
         "newest": lambda value: KeepNewest(_count(value)),
         "every": lambda value: KeepEvery(_count(value)),
         "best": _read_best,
-        "younger": _read_younger,
+        "younger": lambda value: KeepYounger(parse_duration(value)),
     }
     policies: list[Policy] = [KeepNewest(limit)] if limit is not None and limit > 0 else []
     for item in (text or "").split(","):
@@ -191,13 +191,6 @@ def _read_best(value: str) -> KeepBest:
     if not metric or order not in {"", "min", "max"}:
         raise ValueError("it needs a metric, optionally followed by :min or :max")
     return KeepBest(_count(count), metric, larger_is_better=order == "max")
-
-
-def _read_younger(value: str) -> KeepYounger:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
-    if match is None:
-        raise ValueError("it needs a number and a unit")
-    return KeepYounger(float(match[1]) * _SECONDS[match[2]])
 
 
 class CheckpointFolder(Protocol):

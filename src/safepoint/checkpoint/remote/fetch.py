@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from safepoint.checkpoint.format.digest import PART_BYTES, Digester
+from safepoint.checkpoint.format.digest import PART_BYTES, FileDigester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError
@@ -201,10 +201,10 @@ def _for_each(
 def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, deadline_s: float | None) -> None:
     end = part.start + part.size_bytes
     for _ in range(_NUM_TRIES):
-        digester = Digester()
+        digester = FileDigester()
         position = part.start
 
-        def take(block: memoryview, digester: Digester = digester) -> None:
+        def take(block: memoryview, digester: FileDigester = digester) -> None:
             nonlocal position
             digester.update(block)
             if descriptor is not None:
@@ -215,7 +215,7 @@ def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, 
             store.stream(key, take, start=part.start, length=part.size_bytes, deadline_s=deadline_s)
         except ObjectNotFoundError as error:
             raise CheckpointError(f"{key} is missing in {store.location}") from error
-        if digester.digest == part.digest:
+        if digester.result().digest == part.digest:
             return
     raise CheckpointError(
         f"{key} in {store.location} is damaged: bytes {part.start} to {end} do not match their digest, "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from safepoint.checkpoint.format.digest import Digester
+from safepoint.checkpoint.format.digest import FileDigester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.tools.inventory import Inventory, Item
 from safepoint.errors import CheckpointError, StorageError
@@ -171,10 +171,10 @@ class _TensorFile:
         return found
 
     def digest(self, tensor: _Tensor, advance: Callable[[int], None]) -> str:
-        digester = Digester()
+        digester = FileDigester()
         end = tensor.start + tensor.size_bytes
         for start in range(tensor.start, end, _BLOCK_BYTES):
             data = self._store.read(self._key, start=start, length=min(_BLOCK_BYTES, end - start))
             digester.update(data)
             advance(len(data))
-        return digester.digest
+        return digester.result().digest

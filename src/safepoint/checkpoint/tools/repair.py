@@ -5,11 +5,10 @@ object store only the age of the files does.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from safepoint.checkpoint.format.catalog import set_aside
-from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder, is_name
 from safepoint.checkpoint.tools.atomic_export import clean_export
@@ -18,19 +17,6 @@ from safepoint.foundation import clock
 
 Progress = Callable[[str, int, int], None]
 """Receives the name of the checkpoint that is read, bytes done, and bytes in all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """A damaged checkpoint.
-
-    Args:
-        item: the checkpoint.
-        faults: all of its faults.
-    """
-
-    item: Item
-    faults: tuple[Fault, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +36,7 @@ class Repair:
     unfinished: tuple[Item, ...]
     recent: tuple[Item, ...]
     foreign: tuple[Item, ...]
-    damaged: tuple[Damage, ...]
+    damaged: tuple[Item, ...]
     moved_to: str | None = None
     num_leftovers: int = 0
 
@@ -79,18 +65,18 @@ def repair(
         StorageError: it cannot be read or written.
     """
     items = inventory.items()
-    damaged: list[Damage] = []
+    damaged: list[Item] = []
     for item in items:
         if item.kind in {Kind.CHECKPOINT, Kind.PART}:
             watch = partial(progress, item.name) if progress is not None else None
             faults = inventory.verify(item, progress=watch) if deep else item.faults
             if faults:
-                damaged.append(Damage(item=item, faults=faults))
+                damaged.append(replace(item, faults=faults))
     pending = [item for item in items if item.kind is Kind.UNFINISHED]
     before_s = clock.wall_s() - idle_s
     recent = tuple(item for item in pending if item.modified_s >= before_s)
     unfinished = tuple(item for item in pending if item not in recent)
-    doomed = [damage.item for damage in damaged] if drop_damaged else []
+    doomed = damaged if drop_damaged else []
     moved_to, num_leftovers = None, 0
     if not dry_run and inventory.folder is not None:
         moved_to, num_leftovers = _clean_folder(OutputFolder(inventory.folder), doomed)

@@ -350,7 +350,7 @@ def repair_(
         "dropped": [item.where for item in found.unfinished],
         "recent": [item.where for item in found.recent],
         "foreign": [item.where for item in found.foreign],
-        "damaged": [{"where": damage.item.where, "faults": _faults(damage.faults)} for damage in found.damaged],
+        "damaged": [{"where": item.where, "faults": _faults(item.faults)} for item in found.damaged],
         "moved_to": found.moved_to,
         "leftovers": found.num_leftovers,
         "dry_run": dry_run,
@@ -362,9 +362,9 @@ def repair_(
     fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
     if not is_gone:
         fate = "would be removed" if drop_damaged else "left; see --drop-damaged"
-    for damage in found.damaged:
-        lines.append(f"{damage.item.where} is damaged ({fate}):")
-        lines += [f"  {fault}" for fault in damage.faults]
+    for item in found.damaged:
+        lines.append(f"{item.where} is damaged ({fate}):")
+        lines += [f"  {fault}" for fault in item.faults]
     if found.num_leftovers:
         lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of ended runs")
     print_answer(as_json, document, lines or ["nothing to repair"])

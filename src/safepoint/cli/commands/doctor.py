@@ -16,8 +16,7 @@ from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import SafepointError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.units import plural, printable
-from safepoint.settings.output_place import place_output
-from safepoint.settings.run_settings import RunSettings
+from safepoint.settings.run_settings import RunSettings, place_output
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
 

@@ -83,7 +83,7 @@ def run(
     checkpoints are damaged; otherwise the script's exit code.
     """
     from safepoint.checkpoint.local.output_folder import OutputFolder
-    from safepoint.settings.output_place import place_output
+    from safepoint.settings.run_settings import place_output
     from safepoint.training.launcher.launch import launch
     from safepoint.training.launcher.launch_plan import LaunchPlan
 

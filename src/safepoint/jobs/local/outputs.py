@@ -12,7 +12,7 @@ from safepoint.errors import ConflictError, UsageError
 from safepoint.jobs.local.attempt.launchers import launcher_environment
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.spec import JobSpec
-from safepoint.settings.output_place import OutputPlace, place_output
+from safepoint.settings.run_settings import OutputPlace, place_output
 from safepoint.storage.location import CLAIMS, Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions

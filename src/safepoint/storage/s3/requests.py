@@ -13,13 +13,13 @@ import ssl
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from safepoint.errors import StorageError, TransientError
+from safepoint.foundation import clock
 from safepoint.storage import failures
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.retry import retry
@@ -51,7 +51,7 @@ class UploadId:
     def begun_s(self) -> float:
         """When it was begun, seconds since 1970; infinite when the server does not say."""
         try:
-            return datetime.fromisoformat(self.initiated).timestamp()
+            return clock.parse_utc(self.initiated)
         except ValueError:
             return float("inf")
 

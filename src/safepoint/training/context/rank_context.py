@@ -8,9 +8,8 @@ import functools
 import logging
 from typing import Final
 
-from safepoint.foundation.environment import Place
+from safepoint.foundation.environment import Place, forget_service_links
 from safepoint.foundation.events import console
-from safepoint.foundation.service_links import forget_service_links
 from safepoint.progress.tracker import ProgressTracker
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.context.keeper_connection import KeeperConnection

@@ -14,7 +14,7 @@ from safepoint.checkpoint.remote.uploader_process import UploaderPlan, plan_text
 from safepoint.errors import ExitCode, SafepointError, StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.events.store_events import UploadUnfinished
+from safepoint.foundation.events.run_events import UploadUnfinished
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.context.reporter import Reporter
 from safepoint.training.context.termination import Termination

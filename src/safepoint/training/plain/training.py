@@ -13,7 +13,7 @@ import torch
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import UsageError
-from safepoint.settings.output_place import place_output
+from safepoint.settings.run_settings import place_output
 from safepoint.snapshot.staging.guard import before_changes
 from safepoint.training.collective.collective_wait import on_all_ranks
 from safepoint.training.collective.peers import join_peers

@@ -19,8 +19,7 @@ from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import CheckpointError, ManifestError, NothingValidError
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
-from safepoint.foundation.events.run_events import CheckpointRejected, Resumed, ResumedFromMemory, SetAside
-from safepoint.foundation.events.store_events import Fetched
+from safepoint.foundation.events.run_events import CheckpointRejected, Fetched, Resumed, ResumedFromMemory, SetAside
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.units import plural
 from safepoint.settings.run_settings import RunSettings

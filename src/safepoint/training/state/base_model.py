@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 
-from safepoint.checkpoint.format.digest import Digester
+from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.errors import ConflictError
 from safepoint.training.state.zero_gathering import gathered
 
@@ -227,10 +227,7 @@ def _describe(tensor: torch.Tensor, num_ranks: int | None) -> str:
 
 def _combine(digests: Mapping[str, str]) -> str:
     # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
-    digester = Digester()
-    for name in sorted(digests):
-        digester.update(f"{name} {digests[name]}\n".encode())
-    return digester.digest
+    return digest_bytes("".join(f"{name} {digests[name]}\n" for name in sorted(digests)).encode())
 
 
 def _is_of_adapter(name: str, model: Any) -> bool:

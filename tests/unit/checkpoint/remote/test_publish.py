@@ -28,7 +28,7 @@ from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.inventory import Kind, open_inventory
 from safepoint.checkpoint.tools.repair import repair
 from safepoint.errors import CheckpointError, ManifestError, NothingValidError, StorageError, TransientError
-from safepoint.foundation.events.store_events import Uploaded
+from safepoint.foundation.events.run_events import Uploaded
 from safepoint.foundation.events.stream import Event
 from safepoint.storage.location import Location, Scheme
 from tests.support.checkpoints import commit, describe, prepared
@@ -451,6 +451,6 @@ def test_commands_leave_parts_alone(nodes: list[Node], tmp_path: Path) -> None:
     assert inventory.superseded([KeepNewest(1)]) == []
     flip(root / "checkpoint-20" / "model.safetensors")
     found = repair(inventory, deep=True, drop_damaged=False, dry_run=True, idle_s=0)
-    assert [damage.item.name for damage in found.damaged] == ["checkpoint-20"]
+    assert [item.name for item in found.damaged] == ["checkpoint-20"]
     with pytest.raises(NothingValidError, match="only this node's parts"):
         newest_valid(nodes[1].output.root, rejected=lambda path, fault: None)

@@ -238,7 +238,7 @@ def test_repair_drops_what_never_was_a_checkpoint(
         return repair(look(), idle_s=3600, **chosen)
 
     looked = run(dry_run=True)
-    assert [damage.item.name for damage in looked.damaged] == ["checkpoint-20"]
+    assert [item.name for item in looked.damaged] == ["checkpoint-20"]
     found = run()
     if kind == "bucket":
         assert [item.name for item in found.recent] == ["checkpoint-30"]

@@ -9,7 +9,7 @@ import pytest
 from safepoint.errors import ConflictError
 from safepoint.foundation.files import reading
 from safepoint.jobs.local.outputs import remove_checkpoints
-from safepoint.settings.output_place import place_output
+from safepoint.settings.run_settings import place_output
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
 from tests.support.moto_server import MotoServer

@@ -12,7 +12,7 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, ManifestFacts
 from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.working_checkpoint import WorkingCheckpoint
 from safepoint.errors import PeerError
-from safepoint.foundation.events.store_events import FinalMissing
+from safepoint.foundation.events.run_events import FinalMissing
 from safepoint.foundation.events.stream import Event
 from safepoint.storage.location import parse_location
 from safepoint.training.engine.final_model_save import FinalModelSave

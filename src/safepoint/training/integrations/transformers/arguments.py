@@ -12,8 +12,7 @@ import torch
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import UsageError
-from safepoint.settings.output_place import place_output
-from safepoint.settings.run_settings import RunSettings
+from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.training.context.outputs import open_checked
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.state.temporary_attributes import temporarily

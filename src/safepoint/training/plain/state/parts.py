@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from safepoint.checkpoint.format.digest import Digester
+from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
@@ -247,8 +247,10 @@ def bases_of(
 def _joined(bases: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     if len(bases) == 1:
         return dict(*bases.values())
-    digester = Digester()
-    for name, base in bases.items():
-        digester.update(f"{name} {base['digest']}\n".encode())
+    digest = digest_bytes("".join(f"{name} {base['digest']}\n" for name, base in bases.items()).encode())
     names, revisions = ([base[field] for base in bases.values() if base[field]] for field in ("name", "revision"))
-    return {"name": " and ".join(names), "revision": " and ".join(revisions), "digest": digester.digest}
+    return {
+        "name": " and ".join(names),
+        "revision": " and ".join(revisions),
+        "digest": digest,
+    }
