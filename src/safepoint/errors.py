@@ -13,7 +13,7 @@ SafepointError                 base of all of them
 │   ├── ConditionError       13   another writer was first
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
-├── CheckpointError      14   a checkpoint is not what its manifest says
+├── CheckpointError      14   a checkpoint differs from its manifest
 │   └── ManifestError    14   the manifest itself is unreadable or unacceptable
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   checkpoints exist, and none of them is valid
@@ -120,7 +120,7 @@ class TransientError(StorageError):
 
 
 class CheckpointError(SafepointError):
-    """A checkpoint is not what its manifest says."""
+    """A checkpoint differs from its manifest."""
 
     exit_code = ExitCode.NOTHING_VALID
 

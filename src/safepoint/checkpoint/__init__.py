@@ -1,4 +1,4 @@
-"""What a checkpoint is, how it is committed, and where it may lie.
+"""Checkpoints: what they are, how they are committed, and where they are stored.
 
 A checkpoint is a folder `checkpoint-<step>` with the files of the training framework and one manifest that
 names each of them. It is absent or complete: the manifest is written last and the folder gets its name when

@@ -132,7 +132,7 @@ class FolderDestination:
     def publish(self) -> None:
         """See `Destination`."""
         if self._trash is not None:
-            files.publish_folder(self.source, self.target, trash=self._trash)
+            files.replace_folder(self.source, self.target, trash=self._trash)
             return
         with contextlib.suppress(FileNotFoundError):
             self.target.rmdir()

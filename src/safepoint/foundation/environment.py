@@ -72,7 +72,7 @@ class Place:
 
 def host_name() -> str:
     """The name of this node, for messages only."""
-    return os.uname().nodename  # what socket.gethostname says, without importing it
+    return os.uname().nodename  # as socket.gethostname, without importing it
 
 
 def current_folder() -> str:

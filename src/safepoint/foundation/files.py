@@ -1,7 +1,7 @@
 """Durable and atomic file operations, locks and leases.
 
 After `fsync_file` and `fsync_folder` have returned, content and name survive a power loss. A reader sees the results
-of `write_atomic` and `publish_folder` completely or not at all, also on another node of a shared folder.
+of `write_atomic` and `replace_folder` completely or not at all, also on another node of a shared folder.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[count:], offset + count
 
 
-def publish_folder(source: Path, target: Path, *, trash: Path) -> None:
+def replace_folder(source: Path, target: Path, *, trash: Path) -> None:
     """Give the finished folder `source` its final name, durably; an older `target` is replaced in one step.
 
     Args:

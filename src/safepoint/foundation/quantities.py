@@ -1,16 +1,17 @@
 """Values as people write them: times with units, sizes as Kubernetes writes them, and flags."""
 
+import math
 import re
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
-_BYTES = {"": 1} | {
+_BYTES = {"": 1, "k": 1000} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGTPE", 1)
     for suffix, base in (("i", 1024), ("", 1000))
 }
-_BYTES["k"] = 1000
+
 _FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off", ""), False)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)(m?)", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]*)", re.ASCII)
@@ -52,8 +53,7 @@ def parse_bytes(text: str | int) -> int:
         )
     from decimal import Decimal  # takes 7 ms to import, and most commands read no size
 
-    size = Decimal(match[1]) * _BYTES[match[2]]
-    return int(size) + (size != int(size))
+    return math.ceil(Decimal(match[1]) * _BYTES[match[2]])
 
 
 def parse_count(quantity: str | float) -> int:
@@ -67,5 +67,4 @@ def parse_count(quantity: str | float) -> int:
         raise ValueError(f"{quantity!r} is not a quantity: write a number such as 4, or thousandths such as 2500m")
     from decimal import Decimal
 
-    count = Decimal(match[1]) / (1000 if match[2] else 1)
-    return int(count) + (count != int(count))
+    return math.ceil(Decimal(match[1]) / (1000 if match[2] else 1))

@@ -55,12 +55,12 @@ class RunSettings:
     allow_batch_change: bool = False
     """Resume with another number of samples per step than the checkpoint's."""
     peer_timeout_s: float = 1800.0
-    """How long a rank waits for another one that is alive but silent."""
+    """How long a rank waits for another one that is running but does not answer."""
     snapshot_steps: str | None = None
     """Optimizer steps between snapshots in memory, or `auto` for as often as they cost less than a hundredth of the
     time; None takes one with each save only."""
     snapshot_slots: int | None = None
-    """How many snapshots host memory may hold; 0 makes saves synchronous, None goes by the size of the state."""
+    """How many snapshots host memory may hold; 0 makes saves synchronous, None chooses by the size of the state."""
     metrics_port: int | None = None
     """The port on which the first node's launcher serves the progress of the run; 0 or None for none."""
     metrics_host: str | None = None
@@ -68,7 +68,7 @@ class RunSettings:
     termination_log: str | None = None
     """The file for the termination message; None for /dev/termination-log, where it exists."""
     snapshot_memory: str | None = None
-    """How much memory all snapshots of one node may take, such as `8Gi`; None goes by `snapshot_slots` alone."""
+    """How much memory all snapshots of one node may take, such as `8Gi`; None limits only by `snapshot_slots`."""
     verbosity: int = 0
     """0: one line per event; more: details."""
     record_folder: str | None = None

@@ -111,7 +111,7 @@ def test_archives_and_weights_are_found(tmp_path: Path) -> None:
     ]
     assert places[:2] == places[2:]
     (tmp_path / "file.pt").write_bytes((tmp_path / "file.pt").read_bytes()[:-30])
-    with pytest.raises(CheckpointError, match="not a file of torch.save"):
+    with pytest.raises(CheckpointError, match="not a file of torch"):
         read_torch_file(look(tmp_path) / "file.pt")
     assert not zipfile.is_zipfile(tmp_path / "file.pt")
 

@@ -40,18 +40,12 @@ def list_checkpoints(output: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def newest_valid(
-    output: Path,
-    *,
-    rejected: Callable[[Path, Fault], None],
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[Path, Manifest] | None:
+def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tuple[Path, Manifest] | None:
     """Find the newest checkpoint that verifies.
 
     Args:
         output: the output folder.
         rejected: called with each damaged checkpoint that is skipped, and its first fault.
-        progress: see `verify`.
 
     Returns:
         Path and manifest, or None when the folder holds nothing that looks like a checkpoint.
@@ -61,7 +55,7 @@ def newest_valid(
     """
     candidates = list_checkpoints(output)
     for path in candidates:
-        verdict = verify(path, progress=progress)
+        verdict = verify(path)
         if verdict.manifest is None or not verdict.is_valid:
             rejected(path, verdict.faults[0])
         elif verdict.manifest.step != step_of(path):

@@ -1,4 +1,4 @@
-"""The uploader: decides which of the folder's checkpoints goes to the object store next, and publishes it.
+"""The uploader: chooses the next checkpoint of the folder to publish, and publishes it in the object store.
 
 It reads only the folder: checkpoints there that are not yet in the store are uploaded, newest first. A periodic
 checkpoint that is still waiting when a newer one appears is superseded. An upload that has begun is finished, unless

@@ -3,7 +3,7 @@
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
 PLAN is an `UploaderPlan` as JSON. Commands come on stdin, one JSON object a line. `{"newest_only": …, "deadline_s":
-…}` asks to finish; the deadline is by the monotonic clock, or null. The end of stdin without such a command means
+…}` is the request to finish; the deadline is by the monotonic clock, or null. The end of stdin without it means
 that the training's process has died: the newest checkpoint then gets the grace period. Exit code 0: everything is
 in the store.
 """
@@ -114,7 +114,7 @@ class _Process:
         self._ended.set()
 
     def _upload(self) -> ExitCode:
-        """Upload until the uploader was asked to finish, and has finished or given up."""
+        """Upload until the uploader has received the request to finish, and has finished or given up."""
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -137,7 +137,7 @@ class _Process:
         self._wake.clear()
 
     def _is_to_give_up(self, error: SafepointError) -> bool:
-        """Whether another try is pointless: the uploader was asked to finish, and has no time or patience left."""
+        """Whether to give up: the request to finish has come, and the deadline or the patience is over."""
         if not self._finishing.is_set():
             return False
         now_s, deadline_s = clock.monotonic_s(), self._uploader.deadline_s

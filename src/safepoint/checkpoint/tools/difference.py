@@ -165,7 +165,7 @@ class _TensorFile:
         for name, record in header.items():
             begin, end = record["data_offsets"]
             if not 0 <= begin <= end <= size_bytes - 8 - length:
-                raise ValueError(f"the tensor {name!r} lies outside the file")
+                raise ValueError(f"the tensor {name!r} is outside the file")
             form = f"{record['dtype']} {[int(size) for size in record['shape']]}"
             found[name] = _Tensor(form, 8 + length + begin, end - begin)
         return found

@@ -202,7 +202,7 @@ class Inventory:
                 return part.manifest, verify_part(self.folder / prefix, part, deep=deep, progress=progress)
         except ManifestError as error:
             return None, (Fault(file=PART_NAME if kind is Kind.PART else MANIFEST_NAME, reason=str(error)),)
-        verdict = verify(self.folder / prefix, deep=deep, progress=progress)  # sees links and special files too
+        verdict = verify(self.folder / prefix, deep=deep, progress=progress)  # finds links and special files too
         return verdict.manifest, verdict.faults
 
     def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:

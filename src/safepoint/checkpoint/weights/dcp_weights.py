@@ -67,7 +67,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
             offsets, counts = numbers_of(chunk.get("offsets")), numbers_of(chunk.get("sizes"))
             tensor = tensors[key, offsets]
             if (tensor.dtype, tensor.sizes) != (dtype, counts):
-                raise CheckpointError(f"a part of {name} is not what {METADATA} says")
+                raise CheckpointError(f"the type or size of a part of {name} differs from {METADATA}")
             runs += runs_of(tensor, offsets, sizes)
         weights.append(StoredWeight.of(name, dtype, sizes, runs))
     return weights

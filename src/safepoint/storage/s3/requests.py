@@ -150,7 +150,7 @@ class S3Requests:
         return self._call(_Request(method="PUT", key=upload.key, query=query, body=source), deadline_s).etag
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
-        """Make the parts one object; tried once, because servers say in several ways that an earlier try did it.
+        """Make the parts one object. Tried once, because servers report an earlier success in several ways.
 
         Raises:
             ObjectNotFoundError: there is no such upload: it was aborted, or an earlier try completed it.
@@ -210,7 +210,7 @@ class S3Requests:
     def _check_range(self, response: http.client.HTTPResponse, what: str, *, first: int, end: int) -> None:
         found = _RANGE.fullmatch(response.headers.get("Content-Range") or "")
         if found is None or int(found[1]) != first:
-            raise StorageError(f"{what}: the server does not answer with the range of bytes that it was asked for")
+            raise StorageError(f"{what}: the server's answer has another range of bytes than the request")
         if int(found[2]) < end:
             raise StorageError(f"{what}: the object has {found[2]} bytes, not {end}")
 
