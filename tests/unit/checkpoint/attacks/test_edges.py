@@ -120,7 +120,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         rewrite(lambda record: record["files"][0].update(size_bytes=True)),
         "size_bytes must be a whole number",
     ),
-    "path that is a number": (rewrite(lambda record: record["files"][0].update(path=3)), "path must be a text"),
+    "path that is a number": (rewrite(lambda record: record["files"][0].update(path=3)), "path must be a string"),
     "a file that is text": (rewrite(lambda record: record["files"].append("x")), "files must be a list of objects"),
     "library version that is a number": (rewrite(lambda record: record.update(libraries={"a": 1})), "libraries"),
     "no run": (rewrite(lambda record: record.pop("run_id")), "'run_id' is missing"),
