@@ -30,7 +30,7 @@ from figures import print_load, print_machine, row, verdict
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.ceph_rgw import CephRgw, ceph_rgw, unavailable
 
-from safepoint.checkpoint.format.digest import Digester, digest_file
+from safepoint.checkpoint.format.digest import FileDigester, digest_file
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest, Trigger
 from safepoint.foundation import clock
 from safepoint.testing.fault_proxy import FaultProxy
@@ -127,7 +127,7 @@ def limit_up(source: Path, key: str) -> None:
 
 def limit_down(key: str, target: Path, source: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    digester, buffer, done = Digester(), memoryview(bytearray(1 << 20)), 0
+    digester, buffer, done = FileDigester(), memoryview(bytearray(1 << 20)), 0
     with (
         (target / source.name).open("wb", buffering=0) as file,
         socket.create_connection(("127.0.0.1", int(os.environ[WIRE]))) as wire,
