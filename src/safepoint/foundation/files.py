@@ -143,27 +143,6 @@ def delete_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-class NotRegularError(OSError):
-    """A file is a folder, a pipe, a socket or a device."""
-
-
-@contextlib.contextmanager
-def open_regular(path: Path) -> Generator[int]:
-    """Open a file for reading and yield its descriptor; links are not followed, and a pipe is not waited for.
-
-    Raises:
-        NotRegularError: it is not a regular file.
-        OSError: it cannot be opened, or is a link.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def regular_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield `(relative path with /, stat)` of everything below `folder` that is not a folder, sorted by path.
 

@@ -198,8 +198,17 @@ class LocalStore:
     @contextlib.contextmanager
     def _open(self, key: str) -> Generator[int]:
         path = self._path(key)
-        with _translating(path), files.open_regular(path) as descriptor:
-            yield descriptor
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise _translated(error, path) from error
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ObjectNotFoundError(f"{path} is not a file")
+            with _translating(path):
+                yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def _object(key: str, status: os.stat_result) -> StoredObject:
@@ -280,9 +289,13 @@ def _locked(folder: Path) -> Generator[int]:
 def _translating(path: Path) -> Generator[None]:
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, files.NotRegularError) as error:
-        raise ObjectNotFoundError(f"there is no {path}") from error
-    except PermissionError as error:
-        raise AccessDeniedError(f"{path} may not be used: {error.strerror}", hint="check owner and mode") from error
     except OSError as error:
-        raise StorageError(f"{path} cannot be used: {error.strerror or error}") from error
+        raise _translated(error, path) from error
+
+
+def _translated(error: OSError, path: Path) -> StorageError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ObjectNotFoundError(f"there is no {path}")
+    if isinstance(error, PermissionError):
+        return AccessDeniedError(f"{path} may not be used: {error.strerror}", hint="check owner and mode")
+    return StorageError(f"{path} cannot be used: {error.strerror or error}")
