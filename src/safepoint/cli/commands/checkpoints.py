@@ -46,6 +46,12 @@ _Place = Annotated[
         callback=find_place,
     ),
 ]
+_OutputLocation = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOCATION", help="An output folder, s3://bucket/prefix or job:NAME.", callback=find_place
+    ),
+]
 _OURS = (Kind.CHECKPOINT, Kind.PART)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
@@ -54,7 +60,7 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command
 
 @app.command("list")
 def list_(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
-    """List the checkpoints of a location, newest first.
+    """List the checkpoints at a location, newest first.
 
     For each: age, trigger, size, number of files, and whether it is complete or damaged.
     """
@@ -108,7 +114,7 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
 
 @app.command()
 def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
-    """Check one checkpoint or all of a location, and report faults.
+    """Check one checkpoint, or every checkpoint at a location, and report faults.
 
     Exit code 14 if there is a fault.
     """
@@ -142,7 +148,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
 
 @app.command()
 def prune(
-    location: _Place,
+    location: _OutputLocation,
     keep: Annotated[
         str,
         typer.Option(
@@ -157,7 +163,7 @@ def prune(
 ) -> None:
     """Delete the checkpoints that --keep does not select.
 
-    It never deletes the newest complete checkpoint, or one that is being read.
+    The newest complete checkpoint is never deleted, nor one that is being read.
     """
     inventory, name = _open(location)
     if name is not None:
@@ -204,9 +210,9 @@ def copy(
     connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
-    """Copy one checkpoint or all of a location, and verify every byte.
+    """Copy one checkpoint, or every checkpoint at a location, and verify every byte.
 
-    Copies between folders and object stores. Incomplete checkpoints of a location are left out.
+    SRC and DST may be folders or object stores. Incomplete checkpoints at a location are not copied.
     """
     inventory, name = _open(source)
     place = _place_around(target, name)
@@ -254,10 +260,10 @@ def export(
     connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
-    """Write the model of a checkpoint as `from_pretrained` reads it.
+    """Write a checkpoint's model in the format that `from_pretrained` loads.
 
-    SRC may also be a folder of torch.distributed.checkpoint or DeepSpeed ZeRO that Safepoint did not write. Data of
-    object stores does not go through this machine's disks.
+    SRC may also be a folder that torch.distributed.checkpoint or DeepSpeed ZeRO wrote without Safepoint. The data of
+    object stores is not written to this machine's disks.
     """
     place, progress = _place(target), ProgressLine("exporting").update
     location = _sharded_model(source)
@@ -308,7 +314,7 @@ def diff(
 
 @app.command("repair")
 def repair_(
-    location: _Place,
+    location: _OutputLocation,
     connection: Connection = None,
     as_json: _Json = False,
     deep: _Deep = False,

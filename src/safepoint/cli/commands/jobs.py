@@ -42,14 +42,22 @@ Name = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Timeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Stop waiting after this time.", min=0.1, show_default="no limit"),
+    typer.Option(
+        metavar="SECONDS",
+        help="Stop waiting after this time; the request stays in effect.",
+        min=0.1,
+        show_default="no limit",
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.", show_default=False)]
 
 
 def list_(
     active: Annotated[
-        bool, typer.Option("--active", help="Only jobs that run, or will run without another command.")
+        bool,
+        typer.Option(
+            "--active", help="Only jobs that are running, queued or being restarted, not suspended or ended ones."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -18,12 +18,12 @@ _HINT = "call run.step(loss=…) after each step of the optimizer"
 
 
 class Run(Training):
-    """The run that `session` returns: the loop takes its batches from it and reports its steps to it.
+    """What `session` returns. The loop takes its batches from the run, and reports each step to it.
 
     Args:
         context: this rank.
-        parts: the model, the optimizer and all else that is saved.
-        data: is iterated once in each epoch.
+        parts: the model, the optimizer and all other parts of the state.
+        data: what the loop trains on; iterated once in each epoch.
         output_dir: see `Training`.
         save_steps: see `Training`.
     """
@@ -51,7 +51,10 @@ class Run(Training):
         return self._tracked.epoch
 
     def epochs(self, count: int) -> Iterator[Iterator[Any]]:
-        """The batches of each remaining epoch, up to `count` epochs in all, for loops with work between epochs.
+        """The batches of each remaining epoch, for loops with work between epochs.
+
+        Args:
+            count: epochs of the whole run, including those of earlier attempts.
 
         Raises:
             UsageError: the session has no data.
@@ -85,7 +88,14 @@ class Run(Training):
         super()._finish()
 
     def batches(self, epochs: int = 1) -> Iterator[Any]:
-        """The remaining batches, up to `epochs` epochs in all."""
+        """The remaining batches, of all remaining epochs.
+
+        Args:
+            epochs: epochs of the whole run, including those of earlier attempts.
+
+        Raises:
+            UsageError: the session has no data.
+        """
         for batches in self.epochs(epochs):
             yield from batches
 

@@ -29,7 +29,7 @@ class Attempt:
         run_id: the run, the same over all its attempts.
         attempt: which start of the run this is, from 1.
         attempt_id: names this attempt's working folders.
-        passed_over: steps in the object store that were found damaged.
+        passed_over: steps whose checkpoints in the object store were damaged, so that the start did not use them.
     """
 
     run_id: str
@@ -39,11 +39,11 @@ class Attempt:
 
 
 def claim_folder(context: RankContext, output: OutputFolder) -> None:
-    """Claim this node's folder, and delete what ended runs left in it.
+    """Claim this node's folder, and delete the unfinished files of ended runs from it.
 
     Raises:
-        ConflictError: another run holds it.
-        StorageError: it cannot be used.
+        ConflictError: another run holds the folder.
+        StorageError: the folder cannot be used.
     """
     output.prepare()
     context.reporter.write_to(output.events)
@@ -64,22 +64,22 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
 
 
 def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> str:
-    """Let the node's keeper write to the claimed folder; one rank of each node asks for it.
+    """Let the node's keeper write to the claimed folder. The first rank of each node sends the request.
 
     Returns:
-        Why the keeper cannot; empty when it can.
+        Why the keeper cannot write to it; empty when it can.
     """
     if place.local_rank != 0:
         return ""
-    # The keeper that commits holds the folder, even when the ranks have ended.
+    # The keeper of node 0 commits. It holds its claim on the folder even after the ranks have ended.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
-    """Note that the folder belongs to this object store, before anything in the folder is used.
+    """Record in the folder that it belongs to this location, before anything in the folder is used.
 
     Raises:
-        ConflictError: it holds the checkpoints of another location.
+        ConflictError: the folder holds checkpoints of another location.
     """
     note = output.control / "location"
     try:
@@ -88,9 +88,10 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
         noted = ""
     if noted and noted != str(location) and output.committed():
         raise ConflictError(
-            f"the folder {output.root} holds the checkpoints of {noted}, not of {location}; training was not "
-            "started and nothing was changed",
-            hint="name another folder with --local-dir, or copy them with `safepoint checkpoints copy`",
+            f"the folder {output.root} holds checkpoints of {noted}, and this run's location is {location}; training "
+            "was not started and nothing was changed",
+            hint="name another folder with --local-dir. To continue from these checkpoints, also copy them: "
+            f"`safepoint checkpoints copy {output.root} {location}`",
         )
     write_atomic(note, str(location).encode(), durable=False)
     context.uploads.close_training()
@@ -98,10 +99,10 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
 
 
 class StoreClaim:
-    """The claim on the object store; on the first rank.
+    """The claim on the object store. Only the first rank uses it.
 
-    The location is claimed before a checkpoint is chosen, so that no earlier attempt adds or deletes one meanwhile,
-    and again when run and attempt are known.
+    `begin` claims the location before a checkpoint is chosen, so that no earlier attempt adds or deletes one in the
+    meantime. `complete` claims it again when the run and the attempt are known.
 
     Args:
         context: this rank.
@@ -114,7 +115,7 @@ class StoreClaim:
         self._before: Claim | None = None
 
     def begin(self) -> None:
-        """Claim the location, and commit a checkpoint that all nodes have uploaded and none has committed.
+        """Claim the location, and commit checkpoints that all nodes have uploaded and none has committed.
 
         Raises:
             ConflictError: the settings would not resume from what the location holds, or another start was first.
@@ -127,15 +128,15 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The attempt of this run that held the location before, or 0."""
+        """The number of this run's attempt that held the location before; 0 if none did."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
-        """Claim the location for the attempt, and delete what earlier attempts left there.
+        """Claim the location for the attempt, and delete the unfinished objects of earlier attempts.
 
         Args:
             run_id: the run.
-            attempt: which start of it.
+            attempt: which start of the run this is.
             attempt_id: unique to this start.
             keep: names of checkpoints that nodes will upload, or have begun to upload.
         """
@@ -180,8 +181,8 @@ def start_uploader(
         context: this rank.
         output: the folder.
         location: the object store.
-        attempt: that has claimed both.
-        folders: whether other nodes upload parts of the same checkpoints.
+        attempt: the attempt that has claimed both.
+        folders: the folders of all nodes. With several, each node uploads its part of a checkpoint.
     """
     settings = context.settings
     plan = UploaderPlan(
@@ -200,7 +201,13 @@ def start_uploader(
 
 
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
-    """Objects in a store cannot be moved aside, so a run must resume from the newest one or use another store."""
+    """Refuse a start that would not resume from the newest checkpoint of the store.
+
+    Checkpoints in a store cannot be moved aside, as those in a folder are.
+
+    Raises:
+        ConflictError: the settings name another start, and the store holds checkpoints.
+    """
     settings = context.settings
     if settings.resume == "auto" and not settings.from_scratch:
         return
@@ -210,5 +217,5 @@ def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
         raise ConflictError(
             f"{remote.store.location} holds checkpoints up to step {max(steps)}, and {option} would not resume from "
             "them; training was not started and nothing was changed",
-            hint="name another location, or delete them with `safepoint checkpoints prune`",
+            hint="name another location, or first delete the checkpoints there with a tool of the object store",
         )

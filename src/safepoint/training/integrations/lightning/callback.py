@@ -50,7 +50,10 @@ class SafepointCallback(Checkpoint):
 
     @property
     def best_model_path(self) -> str:
-        """The newest checkpoint's file, for `Trainer.test` where there is no ModelCheckpoint; empty without one."""
+        """The file of the newest checkpoint; empty when there is no checkpoint.
+
+        `Trainer.test` reads it when the script has no ModelCheckpoint.
+        """
         found = list_checkpoints(self._root) if self._root is not None else []
         return str(found[0] / STATE) if found else ""
 
@@ -137,7 +140,7 @@ class SafepointCallback(Checkpoint):
 
         def restored(original: Callable[[], None]) -> None:
             original()
-            # `_close` must not end a training that has not started.
+            # If `begin` fails, `_close` must not end the training, which has not started.
             training, self._training = self._training, None
             assert training is not None
             training.begin()
@@ -165,8 +168,8 @@ class SafepointCallback(Checkpoint):
 
         def begin_batches(original: Callable[[], None]) -> None:
             original()
-            # The checkpoint's batch and all that follows it are done: nothing is repeated, and this epoch ends like
-            # any other.
+            # The checkpoint was taken after a batch and all that follows the batch. So Lightning must not repeat
+            # anything, and must end this epoch like any other.
             fit._restarting = epoch._restarting = False
 
         def end_batch(original: Callable[[Any], None], fetcher: Any) -> None:
@@ -193,7 +196,7 @@ class SafepointCallback(Checkpoint):
             self._overrides.override(place, name, instead)
 
     def _resume(self, data: LightningData) -> None:
-        """Lightning has loaded everything that it saves itself."""
+        """Restore what Lightning does not; Lightning has already loaded everything that it saves itself."""
         trainer, fit = self._trainer, self._trainer.fit_loop
         trainer.should_stop = bool(self._saved.get("should_stop"))
         trainer._logger_connector._callback_metrics.update(self._saved.get("metrics", {}))
@@ -210,15 +213,15 @@ class SafepointCallback(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         self._is_last_batch = bool(loop._num_ready_batches_reached())
         if not self._is_last_batch:
-            self._end_step(is_saved=loop.done)
+            self._end_step(must_save=loop.done)
 
-    def _end_step(self, *, is_saved: bool = False) -> None:
+    def _end_step(self, *, must_save: bool = False) -> None:
         assert self._training is not None
         self._is_last_batch = False
-        self._training.step(loss=self._loss, is_saved=is_saved)
+        self._training.step(loss=self._loss, must_save=must_save)
 
     def _metrics(self) -> dict[str, Any]:
-        """What has been logged, not yet computed: computing it is a collective call."""
+        """The logged metrics, before Lightning has computed their values: the computation is a collective call."""
         return dict(getattr(self._trainer._logger_connector, "_callback_metrics", {}))
 
     def _close(self, error: BaseException | None) -> None:
@@ -229,7 +232,7 @@ class SafepointCallback(Checkpoint):
 
 
 def _check(trainer: Any, context: RankContext) -> None:
-    """Refuse what cannot be saved or resumed.
+    """Refuse a Trainer whose training cannot be saved or resumed.
 
     Raises:
         UsageError: the strategy is not supported, or Lightning uses other ranks than were started.
@@ -245,11 +248,11 @@ def _check(trainer: Any, context: RankContext) -> None:
         raise UsageError(
             f"Lightning would start {trainer.world_size} ranks by itself, which is not supported; training was not "
             "started",
-            hint="start all ranks with `safepoint run --nproc-per-node N SCRIPT`, and give the Trainer devices=N",
+            hint="start all ranks with `safepoint run --nproc-per-node N SCRIPT`, and set Trainer(devices=N)",
         )
     if trainer.world_size != context.place.world_size:
         raise UsageError(
             f"Lightning trains on {trainer.world_size} rank(s), and {context.place.world_size} were started; "
             "training was not started",
-            hint="give the Trainer devices, num_nodes and strategy='ddp' for as many ranks as `safepoint run` starts",
+            hint="set Trainer(devices=…, num_nodes=…, strategy='ddp') to match the ranks that `safepoint run` starts",
         )

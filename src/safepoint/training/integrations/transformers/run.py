@@ -158,7 +158,8 @@ class TrainerRun(TrainerCallback):
                 resume_from,
             )
             return resume_from
-        # With True the Trainer would load any folder that is named like a checkpoint, or fail without one.
+        # `resume_from` True is not passed on: with it, the Trainer would load any folder that is named like a
+        # checkpoint, or fail if there is none.
         return None
 
     def _override(self, overrides: Overrides) -> None:
@@ -178,7 +179,8 @@ class TrainerRun(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is loaded: restore the state that the Trainer does not save, and do the deferred work."""
-        # The script's arguments and the options apply; otherwise the checkpoint's would.
+        # The Trainer has loaded the intervals for saves, logs and evaluations from the checkpoint. Those of the
+        # script and of the options replace them.
         state.compute_steps(args, int(state.max_steps))
         self._callbacks.loop_begins()
         self._boundary.loop_begins()
@@ -218,7 +220,7 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An epoch starts; its sampler has not been drawn yet."""
+        """An epoch starts. Its sampler has not drawn the order of the samples yet."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -255,7 +257,10 @@ class TrainerRun(TrainerCallback):
         self._boundary.agreement.gradients_complete(self._step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch was evaluated or predicted: leave an evaluation that can be repeated when all agree to stop."""
+        """A batch was evaluated or predicted. If the ranks agree to stop, leave an evaluation of the loop.
+
+        A resume repeats that evaluation. Other evaluations and predictions are not left.
+        """
         if self._evaluating is None:
             return
         self._boundary.agreement.exchange(self._step)
@@ -263,7 +268,7 @@ class TrainerRun(TrainerCallback):
             raise _GiveUp(self._evaluating)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What follows until the next step belongs to the end of the epoch, not to a step."""
+        """The epoch has ended. Logs, evaluations and saves until the next step belong to the epoch, not to a step."""
         self._pending = DeferredWork()
         self._is_between_steps = True
 
@@ -324,11 +329,11 @@ class TrainerRun(TrainerCallback):
         self._boundary.save(self._loop.write, is_last=self._pending.complete, on_started=self._push_to_hub)
 
     def _push_later(self, original: Callable[[str], None], checkpoint_folder: str) -> None:
-        """The Trainer pushes to the Hub from inside its save, when the checkpoint is not complete."""
+        """Postpone the Trainer's push to the Hub: it comes before the checkpoint is complete."""
         self._push = original
 
     def _push_to_hub(self, trigger: Trigger) -> None:
-        """Wait for a save that the script has requested, and push it; other saves are not pushed."""
+        """Wait until a periodic save is durable, and push it to the Hub. Other saves are not pushed."""
         is_pushed = self._trainer.args.push_to_hub and trigger == Trigger.PERIODIC
         if is_pushed and any(self._peers.gather(self._push is not None)):
             self._boundary.saves.finish()
@@ -338,7 +343,8 @@ class TrainerRun(TrainerCallback):
     def _rank_state(self) -> RankState:
         state = self._trainer.state
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._resume.is_complete
-        # At the last step itself nothing needs to be stored, and a run with more steps can resume from it.
+        # After the last step `complete` is not set: a later run with a larger `max_steps` then continues from this
+        # checkpoint.
         complete = bool(ends) and not self._step >= state.max_steps > 0
         loader = self._resume.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
         return RankState(
@@ -366,7 +372,8 @@ class TrainerRun(TrainerCallback):
         self._report_progress()
 
     def _finalize(self, original: Callable[..., Any], trial: Any, num_train_samples: Any, start_time: float) -> Any:
-        # The script continues after this method, and a signal in its code must not lose the training.
+        # The script's own code follows this method. The last step is saved first, so that a signal in that code
+        # cannot lose the training.
         self._pending = DeferredWork(complete=True)
         self._boundary.save_last_step()
         self._callbacks.notify()
@@ -377,7 +384,7 @@ class TrainerRun(TrainerCallback):
         return result
 
     def _agree_on_best(self) -> None:
-        """Give all ranks the first rank's best checkpoint: it decides whether a rank loads one."""
+        """Set the first rank's best checkpoint on all ranks, so that all of them load it at the end, or none does."""
         if self._start.complete is not None:
             state = self._trainer.state
             state.best_model_checkpoint = self._peers.from_first(state.best_model_checkpoint)
@@ -386,7 +393,7 @@ class TrainerRun(TrainerCallback):
                 state.best_model_checkpoint = str(self._output.root / checkpoint_name(step))
 
     def _load_best_model(self, original: Callable[[], None]) -> None:
-        """Where nodes have parts of the best checkpoint, combine them before the Trainer loads it."""
+        """If each node has only its part of the best checkpoint, combine the parts before the Trainer loads it."""
         step = best_step(self._trainer)
         if self._start.complete is not None and step is not None:
             try:

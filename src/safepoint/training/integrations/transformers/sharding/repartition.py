@@ -248,8 +248,8 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
         reason = "this run uses another parallelism besides ZeRO"
     if reason is not None:
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run is "
-            f"{zero_name((stage,))} on {trainer.args.world_size}: {reason}; training was not started",
+            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, and this run uses "
+            f"{zero_name((stage,))} on {trainer.args.world_size}; {reason}; training was not started",
             hint=_HINT,
         )
 
