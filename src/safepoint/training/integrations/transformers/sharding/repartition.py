@@ -37,7 +37,7 @@ _HINT = "use the same number of ranks and the same stage, or start from the begi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """What is copied, as all ranks know it."""
+    """What the copy contains; all ranks receive it from the ranks that copy."""
 
     shapes: dict[str, tuple[int, ...]]
     num_groups: int
@@ -46,7 +46,10 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """The copy that ranks load instead of the checkpoint `of`; errors end with `consequence`."""
+    """The copy that the ranks load in place of the checkpoint at `of`.
+
+    Messages of errors end with `consequence`.
+    """
 
     of: Path
     folder: Path
@@ -55,14 +58,14 @@ class _Copy:
 
 
 class Repartition:
-    """Copies and loads for one `train()` call; all ranks call its methods.
+    """Copies checkpoints and loads the copies, for one `train()` call. All ranks call its methods.
 
     Args:
         context: this rank.
         peers: all ranks.
-        trainer: under DeepSpeed.
-        output: the folder, by this rank's path.
-        folders: which ranks share it.
+        trainer: a Trainer that uses DeepSpeed.
+        output: the output folder, with the path that this rank has for it.
+        folders: which ranks share the output folder.
     """
 
     def __init__(
