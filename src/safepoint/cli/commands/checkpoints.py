@@ -48,9 +48,7 @@ _Place = Annotated[
 ]
 _OutputLocation = Annotated[
     str,
-    typer.Argument(
-        metavar="LOCATION", help="An output folder, s3://bucket/prefix or job:NAME.", callback=find_place
-    ),
+    typer.Argument(metavar="LOCATION", help="An output folder, s3://bucket/prefix or job:NAME.", callback=find_place),
 ]
 _OURS = (Kind.CHECKPOINT, Kind.PART)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
