@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from safepoint.checkpoint.format.manifest import Manifest, NodePart
-from safepoint.checkpoint.format.verify import compare_listing, list_files
+from safepoint.checkpoint.format.verify import compare_listing, is_newer_format, list_files
 from safepoint.errors import ConflictError, SaveError
 from safepoint.foundation import files
 
@@ -114,6 +114,11 @@ class FolderDestination:
 
     def prepare(self, record: Record | None) -> None:
         """See `Destination`."""
+        if is_newer_format(self.target):
+            raise SaveError(
+                f"a later release of safepoint wrote {self.target}, and this one does not replace it",
+                hint="move it away, or use that release",
+            )
         self.source.mkdir(parents=True, exist_ok=True)  # one node's part may have no files
         present = list_files(self.source)
         if record is not None:

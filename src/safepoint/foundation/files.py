@@ -8,7 +8,9 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import json
+import logging
 import os
 import shutil
 import stat
@@ -19,12 +21,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from safepoint.foundation.bounded_json import read_object
+from safepoint.foundation.units import printable
 
 _FLOCK = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+_log = logging.getLogger("safepoint")
 _CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -143,35 +147,56 @@ def delete_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def regular_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+def regular_files(folder: Path, *, skip_unreadable: bool = False) -> Iterator[tuple[str, os.stat_result]]:
     """Yield `(relative path with /, stat)` of everything below `folder` that is not a folder, sorted by path.
 
     Links, sockets and devices are yielded as they are (see `stat.S_ISREG`), and never followed. A file that
     disappears while the folder is listed, such as another process's working file, is left out.
 
+    Args:
+        folder: the folder.
+        skip_unreadable: leave out sub-folders that cannot be read, such as `lost+found`, with a warning; only for a
+            caller to whom what is left out is missing.
+
     Raises:
         FileNotFoundError: `folder` itself does not exist.
+        OSError: it, or a sub-folder, cannot be read.
     """
+
+    def note(path: str, error: OSError) -> None:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return
+        if not skip_unreadable:
+            raise error
+        _warn_of_unreadable(path, error.strerror)
+
     found: list[tuple[str, os.stat_result]] = []
     pending = [os.fspath(folder)]
     while pending:
         current = pending.pop()
         try:
             entries = list(os.scandir(current))
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
             if current == os.fspath(folder):
                 raise
+            note(current, error)
             continue
         for entry in entries:
             try:
                 status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
+            except OSError as error:
+                note(entry.path, error)
                 continue
             if stat.S_ISDIR(status.st_mode):
                 pending.append(entry.path)
             else:
                 found.append((Path(entry.path).relative_to(folder).as_posix(), status))
     yield from sorted(found, key=lambda item: item[0])
+
+
+@functools.cache
+def _warn_of_unreadable(path: str, reason: str) -> None:
+    _log.warning("%s cannot be read (%s): what is in it is ignored", printable(path), reason)
 
 
 class FolderLock:

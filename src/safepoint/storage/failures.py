@@ -8,6 +8,7 @@ import re
 import obstore.exceptions as obstore_errors
 
 from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
+from safepoint.foundation.units import printable
 
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
@@ -22,6 +23,7 @@ _NO_PERMISSION_WORDS = (
     "grant them reading, writing, listing and deleting below the location",
 )
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeTooSkewed"}
+_WRONG_CHECKSUM = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 _CERTIFICATE = re.compile(r"certificate|UnknownIssuer|self.signed|tls handshake|CERTIFICATE_VERIFY", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b[a-z0-9]+://[^\s\"')]+", re.IGNORECASE)
 _CAUSES = (
@@ -53,24 +55,32 @@ def from_status(status: int, code: str, what: str) -> StorageError:
         what: what was tried, such as `PUT s3://bucket/key`.
     """
     answer = f"{what}: the server answered {status}{f' {code}' if code else ''}"
-    if code == "NoSuchBucket":
-        return ObjectNotFoundError(
-            f"{answer}: there is no such bucket", hint="create it, or correct the bucket's name in the location"
-        )
+    if status == 404:
+        is_bucket = code == "NoSuchBucket"
+        hint = "create it, or correct the bucket's name in the location" if is_bucket else None
+        return ObjectNotFoundError(f"{answer}: there is no such {'bucket' if is_bucket else 'object'}", hint=hint)
     is_wrong_key = code in _WRONG_KEY or status == 401
     if is_wrong_key or (status == 403 and code not in _TRANSIENT_CODES):
         why, hint = _WRONG_KEY_WORDS if is_wrong_key else _NO_PERMISSION_WORDS
         return AccessDeniedError(f"{answer}: {why}", hint=hint)
-    if status == 404:
-        return ObjectNotFoundError(f"{answer}: there is no such object")
     if status in {409, 412}:
         return ConditionError(
             f"{answer}: another writer was first, nothing was written",
             hint="another run writes to the same place; stop one of them",
         )
+    if code in _WRONG_CHECKSUM:
+        return changed_in_transit(what)
     if status in _BUSY or code in _TRANSIENT_CODES:
         return TransientError(f"{answer}: it is busy or failing", hint="the fault is the server's; try again later")
     return StorageError(f"{answer}: it refused the request")
+
+
+def changed_in_transit(what: str) -> TransientError:
+    """The error for content that did not reach the store as it was sent."""
+    return TransientError(
+        f"{what}: the content was changed on its way to the store, and does not count",
+        hint="the network, a proxy or this machine's memory is damaged",
+    )
 
 
 def without_keys(error: AccessDeniedError) -> AccessDeniedError:
@@ -114,5 +124,9 @@ def from_obstore(error: Exception, what: str) -> StorageError:
     if isinstance(error, obstore_errors.UnauthenticatedError | obstore_errors.PermissionDeniedError):
         return from_status(403, "", what)
     if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
-        return StorageError(f"{what}: the store does not support this: {text.splitlines()[0]}")
+        is_name = isinstance(
+            error, obstore_errors.InvalidPathError
+        )  # of a stranger's object, in a listing by obstore
+        hint = "delete that object, or name another location" if is_name else None
+        return StorageError(f"{what}: the store does not support this: {printable(text.splitlines()[0])}", hint=hint)
     return from_connection(text, what)

@@ -13,7 +13,16 @@ from pathlib import Path
 from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
 from safepoint.foundation import files
 from safepoint.storage.location import Location
-from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject, check_key, check_length
+from safepoint.storage.store import (
+    Condition,
+    Content,
+    Progress,
+    Sink,
+    StoredObject,
+    check_key,
+    check_length,
+    is_own_key,
+)
 
 _CHUNK_BYTES = 8 << 20
 _BLOCK_BYTES = 1 << 20
@@ -40,10 +49,12 @@ class LocalStore:
             return
         found: list[tuple[str, os.stat_result]] = []
         with _translating(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found += files.regular_files(folder)
+            found += files.regular_files(folder, skip_unreadable=True)
         for path, status in found:
-            if stat.S_ISREG(status.st_mode) and not _WORKING.fullmatch(path.rpartition("/")[2]):
-                yield _object(f"{prefix}/{path}" if prefix else path, status)
+            key = f"{prefix}/{path}" if prefix else path
+            is_object = stat.S_ISREG(status.st_mode) and not _WORKING.fullmatch(path.rpartition("/")[2])
+            if is_object and is_own_key(key, self.location):
+                yield _object(key, status)
 
     def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
         """See `Store`."""
@@ -176,7 +187,7 @@ class LocalStore:
         """See `Store`."""
         num_swept = 0
         with _translating(self._root), contextlib.suppress(FileNotFoundError):
-            for path, status in list(files.regular_files(self._root)):
+            for path, status in list(files.regular_files(self._root, skip_unreadable=True)):
                 if begun_before_s is not None and status.st_mtime >= begun_before_s:
                     continue
                 folder, _, name = path.rpartition("/")

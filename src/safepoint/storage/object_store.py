@@ -6,6 +6,8 @@ the other stores, obstore sends them, and an interrupted upload starts again.
 """
 
 import contextlib
+import dataclasses
+import hashlib
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -22,7 +24,7 @@ from safepoint.storage import failures
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.multipart import LEAST_PART_BYTES, STREAM_MEMORY_BYTES, part_bytes_of, upload_in_parts
-from safepoint.storage.s3.requests import S3Requests
+from safepoint.storage.s3.requests import FilePart, S3Requests, md5_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.store import (
     Condition,
@@ -32,6 +34,7 @@ from safepoint.storage.store import (
     StoredObject,
     check_key,
     check_length,
+    is_own_key,
 )
 
 _SHORTEST_TRY_S = 0.25
@@ -68,6 +71,15 @@ class ObjectStore:
         """See `Store`."""
         if prefix:
             check_key(prefix)
+        if self._requests is not None:
+            # obstore fails at the first name that is no path.
+            root = self._full("")
+            found = self._requests.objects(f"{root}{prefix}/" if prefix else root, deadline_s=deadline_s)
+            named = {item.key[len(root) :]: item for item in found}
+            for key in sorted(named):
+                if is_own_key(key, self.location):
+                    yield dataclasses.replace(named[key], key=key)
+            return
 
         def everything(client: _Client) -> Sequence[Any]:
             pages: Any = obstore.list(client, prefix or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
@@ -128,13 +140,13 @@ class ObjectStore:
     ) -> str:
         """See `Store`."""
         check_key(key)
-        num_tries = 0
+        num_tries, md5 = 0, hashlib.md5(data, usedforsecurity=False).hexdigest()
 
         def put(client: _Client) -> str:
-            nonlocal num_tries
+            nonlocal num_tries, condition
             num_tries += 1
             try:
-                return self._put(client, key, data, condition)
+                version = self._put(client, key, data, condition)
             except Exception as error:
                 translated = failures.from_obstore(error, f"PUT {self._name(key)}")
                 # An earlier try whose answer was lost may have done it.
@@ -143,6 +155,12 @@ class ObjectStore:
                     if version is not None:
                         return version
                 raise
+            if version.strip('"') == md5:
+                return version
+            condition = condition and Condition(version=version)  # the next try replaces nothing but this object
+            if self._version_if_equal(client, key, data) is None:
+                raise failures.changed_in_transit(f"PUT {self._name(key)}")
+            return version
 
         return self._call("PUT", key, put, deadline_s, size_bytes=len(data))
 
@@ -183,7 +201,7 @@ class ObjectStore:
             data = _gathered(source) if isinstance(source, Content) else source.read_bytes()
             self._upload_small(key, data, fence, deadline_s)
         elif isinstance(source, Content):
-            self._upload_stream(key, source, fence, progress)
+            self._upload_stream(key, source, fence, progress, deadline_s)
             return
         else:
             if fence is not None:
@@ -197,14 +215,20 @@ class ObjectStore:
                 deadline_s,
                 size_bytes=size_bytes,
             )
+            self._read_back(key, md5_of(FilePart(source, 0, size_bytes)), size_bytes, deadline_s)
         if progress is not None and size_bytes:
             progress(size_bytes)
 
     def _upload_stream(
-        self, key: str, content: Content, fence: Callable[[], None] | None, progress: Progress | None
+        self,
+        key: str,
+        content: Content,
+        fence: Callable[[], None] | None,
+        progress: Progress | None,
+        deadline_s: float | None,
     ) -> None:
         """Upload with obstore, which repeats requests itself here, because a stream cannot be started again."""
-        what, done = f"PUT {self._name(key)}", 0
+        what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
         client = _make_client(self.location, self._options, self._options.request_timeout_s, is_repeating=True)
         # Not a context manager, which would make an incomplete object after an error.
@@ -215,6 +239,7 @@ class ObjectStore:
         def take(block: memoryview) -> None:
             nonlocal done
             done += len(block)
+            md5.update(block)
             with self._translating(what):
                 writer.write(bytes(block))  # the writer keeps using the block after it has returned
             if progress is not None:
@@ -226,6 +251,16 @@ class ObjectStore:
             fence()
         with self._translating(what):
             writer.close()
+        self._read_back(key, md5.digest(), done, deadline_s)
+
+    def _read_back(self, key: str, md5: bytes, size_bytes: int, deadline_s: float | None) -> None:
+        """Compare what has arrived through obstore, which hides ETags of parts. AWS has compared their SHA-256."""
+        if self.location.scheme is Scheme.S3 and self._options.endpoint is None:
+            return
+        found = hashlib.md5(usedforsecurity=False)
+        self.stream(key, found.update, start=0, length=size_bytes, deadline_s=deadline_s)
+        if found.digest() != md5:
+            raise failures.changed_in_transit(f"PUT {self._name(key)}")
 
     def _upload_small(
         self, key: str, data: bytes, fence: Callable[[], None] | None, deadline_s: float | None
@@ -412,6 +447,7 @@ def _make_client(
             "access_key_id": options.access_key_id,
             "secret_access_key": options.secret_access_key,
             "session_token": options.session_token,
+            "checksum_algorithm": None if options.has_keys else "SHA256",
         }
         return S3Store(
             location.bucket,

@@ -1,5 +1,7 @@
 """The Protocol of a store: objects by key, the same for a folder and for an object store."""
 
+import functools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +74,7 @@ class Store(Protocol):
     - of several writers with the same condition at most one succeeds, and the others get ConditionError;
     - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`);
       it succeeds also when an earlier try, whose answer was lost, has already done the work;
+    - content that was changed on its way to the store is sent again, or the write fails; it never counts as written;
     - memory stays bounded whatever the size of an object, except for `read`, which returns what was asked for;
     - several threads may call all methods at once; a process that forks must not use a store before the fork.
 
@@ -84,7 +87,10 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
-        """Yield every object below `prefix/`, or all of them, sorted by key; nothing when there is none."""
+        """Yield every object below `prefix/`, or all of them, sorted by key; nothing when there is none.
+
+        Objects of other programs whose names are no valid keys are left out, with a warning.
+        """
         ...
 
     def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
@@ -190,9 +196,29 @@ def check_length(content: Content, num_bytes: int) -> None:
 
 def check_key(key: str) -> str:
     """Return `key`, or raise ValueError when it could lead out of its location or is ambiguous."""
-    parts = key.split("/")
-    if any(part in {"", ".", ".."} for part in parts) or any(
-        ord(letter) < 32 or ord(letter) == 127 for letter in key
-    ):
+    if not _is_key(key):
         raise ValueError(f"the key {key!r} is empty, absolute, has a control character, or leaves its folder")
     return key
+
+
+def _is_key(key: str) -> bool:
+    is_plain = all(ord(letter) >= 32 and letter != "\x7f" and not "\ud800" <= letter <= "\udfff" for letter in key)
+    return is_plain and not any(part in {"", ".", ".."} for part in key.split("/"))
+
+
+def is_own_key(key: str, location: Location) -> bool:
+    """Whether a listed name is a valid key; of the others at `location`, the first is reported in a warning."""
+    if _is_key(key):
+        return True
+    if not key.endswith("/"):  # an empty object that stands for a folder, as consoles create them
+        _warn_of_stranger(location)
+    return False
+
+
+@functools.cache
+def _warn_of_stranger(location: Location) -> None:
+    logging.getLogger("safepoint").warning(
+        "%s has objects that Safepoint cannot have written: their names have empty parts, `.`, `..` or control "
+        "characters; they are ignored",
+        location,
+    )

@@ -51,6 +51,8 @@ class Kind(enum.StrEnum):
     """The answer states seven bytes more than it has."""
     CUT_LIST = "cut-list"
     """Half of the answer's body, with a length that fits: a page of a listing that ends in its middle."""
+    FLIPPED = "flipped"
+    """One bit of the request's body is changed on the way to the server."""
     STALL = "stall"
     """No byte of the answer for `seconds`."""
 
@@ -220,7 +222,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         if self._proxy.delay_s:
             time.sleep(self._proxy.delay_s)
-        self._forward()
+        self._forward(is_flipped=kind is Kind.FLIPPED)
         response = self._upstream.getresponse()
         if kind is Kind.LOST_ANSWER:
             response.read()
@@ -251,7 +253,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             left -= len(block)
             yield block
 
-    def _forward(self) -> None:
+    def _forward(self, *, is_flipped: bool) -> None:
         upstream, is_chunked = self._upstream, self._is_chunked
         upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():
@@ -260,7 +262,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if is_chunked:
             upstream.putheader("Transfer-Encoding", "chunked")
         upstream.endheaders()
-        for block in self._body():
+        for block in _flipped(self._body()) if is_flipped else self._body():
             self._proxy.up.wait_for(len(block))
             upstream.send(b"%x\r\n%b\r\n" % (len(block), block) if is_chunked else block)
         if is_chunked:
@@ -305,6 +307,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.request.close()
         self.close_connection = True
+
+
+def _flipped(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The blocks, the first one with another bit in its middle."""
+    for block in blocks:
+        middle = len(block) // 2
+        yield block[:middle] + bytes([block[middle] ^ 1]) + block[middle + 1 :]
+        yield from blocks
 
 
 def main(arguments: list[str]) -> int:

@@ -57,6 +57,13 @@ def ask(proxy: FaultProxy, method: str = "GET", body: bytes | None = None, path:
         connection.close()
 
 
+def test_one_bit_of_a_body_is_flipped(proxy: FaultProxy) -> None:
+    """The request arrives with its length, and with one bit that is another."""
+    proxy.add(Fault(kind=Kind.FLIPPED, method="PUT"))
+    assert ask(proxy, "PUT", body=bytes(1000))[0] == 200
+    assert (len(Upstream.done[0][2]), sum(Upstream.done[0][2])) == (1000, 1)
+
+
 def test_without_a_fault_everything_passes(proxy: FaultProxy) -> None:
     """Body, headers and Host arrive as they were sent, on one connection that stays open."""
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)

@@ -4,6 +4,7 @@ A checkpoint is a folder `checkpoint-<step>`. The newest is the one with the hig
 what it does not continue before it starts (see `set_aside`).
 """
 
+import os
 import re
 import uuid
 from collections.abc import Callable, Sequence
@@ -75,12 +76,12 @@ def refuse_invalid(output: Path) -> NoReturn:
         NothingValidError: always.
     """
     found = list_checkpoints(output)
-    if all((path / PART_NAME).exists() for path in found):
+    if all(os.path.exists(path / PART_NAME) for path in found):
         raise NothingValidError(
             f"{output} holds only this node's parts of {plural(len(found), 'checkpoint')}; training was not started",
             hint="start the run on all nodes, with --output-dir s3://… as before",
         )
-    if not any((path / MANIFEST_NAME).exists() for path in found):
+    if not any(os.path.exists(path / MANIFEST_NAME) for path in found):
         raise NothingValidError(
             f"{output} holds {plural(len(found), 'checkpoint folder')} that Safepoint has not written; training "
             "was not started",

@@ -36,6 +36,8 @@ MAX_MANIFEST_BYTES = 64 << 20
 _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # both blocks of control characters
 _MAX_PATH_BYTES = 4096
+_MAX_NAME_BYTES = 255
+"""Of a folder or file, on every usual file system."""
 _SELF = "manifest_digest"
 
 
@@ -130,17 +132,18 @@ class FileEntry:
 
 def path_fault(path: str) -> str | None:
     """Why `path` must not be used inside a checkpoint, or None when it may."""
-    if not path or len(path.encode("utf-8", "surrogatepass")) > _MAX_PATH_BYTES:
-        return "is empty or too long"
+    parts = path.split("/")
+    encoded = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
+    if not path or sum(encoded) + len(parts) - 1 > _MAX_PATH_BYTES or max(encoded) > _MAX_NAME_BYTES:
+        return f"is empty or longer than {_MAX_PATH_BYTES} bytes, or has a name of more than {_MAX_NAME_BYTES} bytes"
     if _UNPRINTABLE.search(path):
         return "has a control character, a surrogate or a backslash"
     if path.startswith("/"):
         return "is absolute"
-    parts = path.split("/")
     if any(part in {"", ".", ".."} for part in parts) or str(PurePosixPath(path)) != path:
         return "leaves the checkpoint's folder or is not normalized"
-    if path in {MANIFEST_NAME, PART_NAME}:
-        return "is the manifest itself" if path == MANIFEST_NAME else "is the record of a node's part"
+    if parts[0] in {MANIFEST_NAME, PART_NAME}:
+        return "is the manifest itself" if parts[0] == MANIFEST_NAME else "is the record of a node's part"
     return None
 
 
@@ -374,6 +377,16 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
     if not is_intact:
         raise ManifestError("it was altered after it was written: its own digest does not match")
     return record
+
+
+def is_of_newer_release(data: bytes) -> bool:
+    """Whether it is a record of a later version of the format; what it names is never replaced or deleted."""
+    with contextlib.suppress(ManifestError):
+        record = parse_json_object(data)
+        version = record.get("version")
+        is_later = isinstance(version, str) or (isinstance(version, int | float) and version > VERSION)
+        return record.get("format") in {FORMAT, _PART_FORMAT} and is_later
+    return False
 
 
 @contextlib.contextmanager

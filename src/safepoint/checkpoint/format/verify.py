@@ -1,9 +1,11 @@
 """Verifying that a folder is the checkpoint, or one node's part of it, that its record describes.
 
-Promises: any changed, missing, added or linked file is found before a byte of it is used; links are never
-followed, and nothing outside the folder is opened.
+Promises: any changed, missing or linked file is found before a byte of it is used; links are never followed, and
+nothing outside the folder is opened. Files that the manifest does not name are reported, and are no damage.
 """
 
+import contextlib
+import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from safepoint.checkpoint.format.manifest import (
     FileEntry,
     Manifest,
     NodePart,
+    is_of_newer_release,
 )
 from safepoint.errors import ManifestError
 from safepoint.foundation.bounded_json import read_regular
@@ -49,10 +52,12 @@ class Verdict:
     Args:
         manifest: the checkpoint's manifest; None when it cannot be read.
         faults: empty for a valid checkpoint.
+        strays: paths of what the manifest does not name.
     """
 
     manifest: Manifest | None
     faults: tuple[Fault, ...]
+    strays: tuple[str, ...] = ()
 
     @property
     def is_valid(self) -> bool:
@@ -87,9 +92,18 @@ def read_manifest_of_any(folder: Path) -> Manifest:
     try:
         return read_manifest(folder)
     except ManifestError:
-        if not (folder / PART_NAME).is_file():
+        if not os.path.isfile(folder / PART_NAME):  # the method of Path raises where the folder is unreadable
             raise
         return read_part(folder).manifest
+
+
+def is_newer_format(folder: Path) -> bool:
+    """Whether a later release wrote the checkpoint, or the part, in `folder`; then it is not replaced or deleted."""
+    for name in (MANIFEST_NAME, PART_NAME):
+        with contextlib.suppress(ManifestError):
+            if is_of_newer_release(_read_record(folder / name)):
+                return True
+    return False
 
 
 def _read_record(path: Path) -> bytes:
@@ -99,7 +113,7 @@ def _read_record(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise ManifestError("there is none, so this is not a checkpoint") from error
     except OSError as error:
-        reason = "it is a link" if path.is_symlink() else f"it cannot be read: {error.strerror}"
+        reason = "it is a link" if os.path.islink(path) else f"it cannot be read: {error.strerror}"
         raise ManifestError(reason) from error
 
 
@@ -117,8 +131,8 @@ def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], No
         manifest = read_manifest(folder)
     except ManifestError as error:
         return Verdict(manifest=None, faults=(Fault(file=MANIFEST_NAME, reason=str(error)),))
-    faults = _verify_files(folder, manifest.files, MANIFEST_NAME, extra=True, deep=deep, progress=progress)
-    return Verdict(manifest=manifest, faults=faults)
+    faults, strays = _verify_files(folder, manifest.files, MANIFEST_NAME, deep=deep, progress=progress)
+    return Verdict(manifest=manifest, faults=faults, strays=strays)
 
 
 def verify_part(
@@ -132,7 +146,16 @@ def verify_part(
         deep: see `verify`.
         progress: see `verify`.
     """
-    return _verify_files(folder, part.files, PART_NAME, deep=deep, progress=progress)
+    return _verify_files(folder, part.files, PART_NAME, deep=deep, progress=progress)[0]
+
+
+def has_all_files(folder: Path) -> bool:
+    """Whether the files of the checkpoint, or of one node's part of it, are there with their sizes."""
+    verdict = verify(folder, deep=False)
+    if verdict.manifest is None:
+        with contextlib.suppress(ManifestError):
+            return not verify_part(folder, read_part(folder), deep=False)
+    return verdict.is_valid
 
 
 def _verify_files(
@@ -140,26 +163,27 @@ def _verify_files(
     entries: Sequence[FileEntry],
     record_name: str,
     *,
-    extra: bool = False,
     deep: bool,
     progress: Callable[[int, int], None] | None,
-) -> tuple[Fault, ...]:
+) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
+    """The faults, and what the record does not name."""
     try:
-        found = list_files(folder)
+        found = list_files(folder, skip_unreadable=True)
     except OSError as error:
-        return (Fault(file=".", reason=f"it cannot be listed: {error.strerror}"),)
-    found.pop(record_name, None)
-    faults = compare_listing(entries, found, extra=extra)
-    return tuple(faults if faults or not deep else compare_content(folder, entries, progress))
+        return (Fault(file=".", reason=f"it cannot be listed: {error.strerror}"),), ()
+    faults = compare_listing(entries, found)
+    strays = tuple(sorted(found.keys() - {record_name, *(entry.path for entry in entries)}))
+    return tuple(faults if faults or not deep else compare_content(folder, entries, progress)), strays
 
 
-def list_files(folder: Path) -> dict[str, int | None]:
-    """What is in the folder: path → size in bytes, None for links and special files.
+def list_files(folder: Path, *, skip_unreadable: bool = False) -> dict[str, int | None]:
+    """What is in the folder: path → size in bytes, None for links and special files; see `regular_files`.
 
     Raises:
         OSError: it cannot be listed.
     """
-    return {path: status.st_size if stat.S_ISREG(status.st_mode) else None for path, status in regular_files(folder)}
+    found = regular_files(folder, skip_unreadable=skip_unreadable)
+    return {path: status.st_size if stat.S_ISREG(status.st_mode) else None for path, status in found}
 
 
 def compare_listing(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from safepoint.checkpoint.format.catalog import list_checkpoints, step_of
+from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
-from safepoint.checkpoint.format.verify import read_manifest_of_any
+from safepoint.checkpoint.format.verify import has_all_files, is_newer_format, read_manifest_of_any
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
 from safepoint.errors import ConflictError, ManifestError, StorageError
 from safepoint.foundation import clock, files
@@ -193,11 +193,18 @@ class OutputFolder:
     ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
         candidates = [Candidate.of(manifest) for path, manifest in self.manifests() if step_of(path) == manifest.step]
-        return select_superseded(candidates, policies, now_s=clock.wall_s(), protected=protected)
+        return select_superseded(
+            candidates,
+            policies,
+            now_s=clock.wall_s(),
+            protected=protected,
+            # The content was digested when it was written; to read it again would delay the next save.
+            is_good=lambda step: has_all_files(self.root / checkpoint_name(step)),
+        )
 
     def delete(self, name: str, *, deadline_s: float | None = None) -> bool:
-        """Delete a checkpoint in one visible step; False when a process is reading or uploading it."""
-        if self.is_in_use(name):
+        """Delete a checkpoint in one visible step; False when a process uses it, or a later release wrote it."""
+        if self.is_in_use(name) or is_newer_format(self.root / name):
             return False
         files.discard(self.root / name, trash=self.trash)
         return True

@@ -129,6 +129,7 @@ def select_superseded(
     *,
     now_s: float,
     protected: Collection[int] = (),
+    is_good: Callable[[int], bool] = lambda step: True,
 ) -> list[int]:
     """Choose the steps that no policy keeps, oldest first.
 
@@ -137,16 +138,22 @@ def select_superseded(
         policies: which to keep; without a policy that is a limit, all stay.
         now_s: seconds since 1970, by the clock that wrote `created_s`.
         protected: steps that are never chosen, such as that of the best model so far.
+        is_good: checks a checkpoint, before others are deleted on its account; asked from the newest to the first
+            good one, and only when something would be deleted. That one stays; without one, everything does.
     """
     newest_first = sorted(candidates, key=lambda candidate: -candidate.step)
     if not any(policy.is_limit for policy in policies):
         return []
     kept = {candidate.step for candidate in newest_first if candidate.is_in_use} | set(protected)
     kept |= {candidate.step for candidate in newest_first[:1]}
-    kept |= {candidate.step for candidate in [one for one in newest_first if one.is_valid][:1]}
     for policy in policies:
         kept |= policy.keeps(newest_first, now_s=now_s, protected=protected)
-    return [candidate.step for candidate in reversed(newest_first) if candidate.step not in kept]
+    doomed = [candidate.step for candidate in reversed(newest_first) if candidate.step not in kept]
+    if not doomed:
+        return []
+    valid = (candidate.step for candidate in newest_first if candidate.is_valid)
+    last_good = next((step for step in valid if is_good(step)), None)
+    return [] if last_good is None else [step for step in doomed if step != last_good]
 
 
 def parse_policies(text: str | None, limit: int | None = None) -> tuple[Policy, ...]:

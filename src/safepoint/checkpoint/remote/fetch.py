@@ -4,11 +4,12 @@ Promises: only a part with a wrong digest is fetched again; nothing is written o
 bounded by the parts in flight; the disk's free space is checked before the first byte is fetched. The caller commits.
 """
 
+import contextlib
 import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,16 @@ from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError
 from safepoint.foundation import files
-from safepoint.foundation.units import format_bytes
+from safepoint.foundation.units import format_bytes, printable
 from safepoint.storage.store import Store
 
 _IN_FLIGHT = 4
 _NUM_TRIES = 3
 _SPARE_BYTES = 64 << 20
+_IMPOSSIBLE_PATH = {
+    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.EINVAL, errno.EILSEQ, errno.ELOOP),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     """Create the files of a checkpoint at their full size, without content.
 
     Raises:
+        CheckpointError: a path cannot exist here; another checkpoint may do.
         StorageError: the disk has too little room; nothing was created.
         OSError: the folder cannot be written.
     """
@@ -101,13 +107,25 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
         )
     for entry in entries:
         path = folder / entry.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with refusing_impossible_path(entry.path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             if entry.size_bytes:
                 _allocate(descriptor, entry.size_bytes)
         finally:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def refusing_impossible_path(path: str) -> Generator[None]:
+    """Raise CheckpointError where the file system cannot have the file `path` of a checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _IMPOSSIBLE_PATH:
+            raise
+        raise CheckpointError(f"the file {printable(path)} cannot be created here: {error.strerror}") from error
 
 
 def fetch(

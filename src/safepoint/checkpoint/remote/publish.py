@@ -209,6 +209,7 @@ class NodeUploaders:
         manifest = self.awaited.get(name)
         if manifest and self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == manifest.to_bytes():
             del self.awaited[name]
+            self._remote.note_commit(manifest.step)
         return name not in self.awaited
 
     def note(self, name: str, manifest: Manifest, published: Published) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_of_newer_release
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
 from safepoint.errors import (
@@ -72,6 +72,7 @@ class RemoteFolder:
         self._passed_over = set(passed_over)
         self._attempt_id = attempt_id
         self._candidates: dict[int, Candidate] = {}
+        self._committed: set[int] = set()
         self._seen_claim: Condition | None = None
 
     @classmethod
@@ -137,6 +138,12 @@ class RemoteFolder:
         except ObjectNotFoundError:
             return None
 
+    def is_newer_format(self, name: str, *, deadline_s: float | None = None) -> bool:
+        """Whether a later release wrote the checkpoint called `name`; then it is not replaced or deleted."""
+        with contextlib.suppress(ManifestError):
+            return is_of_newer_release(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")
+        return False
+
     def superseded(
         self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
     ) -> list[int]:
@@ -146,7 +153,9 @@ class RemoteFolder:
             candidates = [Candidate(step=step) for step in steps]
         else:
             candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
-        return select_superseded(candidates, policies, now_s=clock.wall_s(), protected=protected)
+        # One that an earlier attempt has uploaded may be damaged by now; to be sure, all of it would have to be read.
+        is_good = self._committed.__contains__
+        return select_superseded(candidates, policies, now_s=clock.wall_s(), protected=protected, is_good=is_good)
 
     def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
         if step not in self._candidates:
@@ -236,7 +245,7 @@ class RemoteFolder:
         """
         num_deleted = 0
         for name in sorted(self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)):
-            if name in keep:
+            if name in keep or self.is_newer_format(name, deadline_s=deadline_s):
                 continue
             named: set[str] = set()
             with contextlib.suppress(ManifestError):
@@ -274,7 +283,8 @@ class RemoteFolder:
         self.store.delete(f"{UNFINISHED}/{name}", deadline_s=deadline_s)
 
     def note_commit(self, step: int) -> None:
-        """Drop what is known of an earlier checkpoint of this step; called after a commit."""
+        """Drop what is known of an earlier checkpoint of this step; called after a commit of this attempt."""
+        self._committed.add(step)
         self._candidates.pop(step, None)
         self._passed_over.discard(step)
 
@@ -282,11 +292,13 @@ class RemoteFolder:
         """Delete the checkpoint called `name`, such as `checkpoint-20`, its manifest first.
 
         Returns:
-            True: a store does not know whether a process reads the checkpoint.
+            False when a later release wrote it; then it stays.
 
         Raises:
             ConflictError: another attempt has claimed the location.
         """
+        if self.is_newer_format(name, deadline_s=deadline_s):
+            return False
         self.fence(deadline_s=deadline_s)
         self.store.write(f"{UNFINISHED}/{name}", b"", deadline_s=deadline_s)
         self.store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safepoint.checkpoint.commit import Record
 from safepoint.checkpoint.format.digest import PART_BYTES
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest, is_of_newer_release
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord, upload_verified
@@ -74,6 +74,11 @@ class StoreDestination:
             return False
         if present is None:
             self._refuse_foreign()
+        elif is_of_newer_release(present):
+            raise StorageError(
+                f"a later release of safepoint wrote {self._remote.where(self._name)}; nothing was written there",
+                hint="use that release, or name another location",
+            )
         self._remote.fence(deadline_s=self._deadline_s)
         self._store.write(f"{UNFINISHED}/{self._name}", b"", deadline_s=self._deadline_s)
         if present is not None and not _extends(manifest, present):

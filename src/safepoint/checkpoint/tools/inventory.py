@@ -11,7 +11,15 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
-from safepoint.checkpoint.format.verify import Fault, compare_listing, read_part, verify, verify_part
+from safepoint.checkpoint.format.verify import (
+    Fault,
+    Verdict,
+    compare_listing,
+    is_newer_format,
+    read_part,
+    verify,
+    verify_part,
+)
 from safepoint.checkpoint.local.final_model import FINAL, final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
@@ -65,6 +73,8 @@ class Item:
         size_bytes: the size of these files.
         modified_s: when something in it was last written, seconds since 1970.
         created_s: when it was saved, by its manifest; `modified_s` where there is none.
+        strays: paths of what the manifest does not name; they are no damage.
+        is_newer_format: whether a later release wrote it; then it is not deleted.
     """
 
     name: str
@@ -77,6 +87,8 @@ class Item:
     size_bytes: int
     modified_s: float
     created_s: float
+    strays: tuple[str, ...] = ()
+    is_newer_format: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -164,7 +176,8 @@ class Inventory:
         if contents.pop(MANIFEST_NAME, None) is None:
             is_part = contents.pop(PART_NAME, None) is not None and self.folder is not None
             kind = Kind.PART if is_part else Kind.UNFINISHED if is_unfinished else Kind.FOREIGN
-        manifest, faults = self._compare(prefix, kind, contents)
+        verdict = self._compare(prefix, kind, contents)
+        manifest, faults = verdict.manifest, verdict.faults
         name = FINAL if prefix == _FINAL_IN_FOLDER else prefix
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
             faults = (Fault(file=MANIFEST_NAME, reason=f"its step is {manifest.step}"), *faults)
@@ -181,7 +194,14 @@ class Inventory:
             size_bytes=sum(contents.values()),
             modified_s=modified_s,
             created_s=created_s if created_s < float("inf") else modified_s,
+            strays=verdict.strays,
+            is_newer_format=manifest is None and self._is_newer_format(prefix),
         )
+
+    def _is_newer_format(self, prefix: str) -> bool:
+        if self.folder is not None:
+            return is_newer_format(self.folder / prefix)
+        return RemoteFolder(self.store).is_newer_format(prefix)
 
     def _compare(
         self,
@@ -191,19 +211,22 @@ class Inventory:
         *,
         deep: bool = False,
         progress: Callable[[int, int], None] | None = None,
-    ) -> tuple[Manifest | None, tuple[Fault, ...]]:
+    ) -> Verdict:
         """Compare what is there with its manifest; `deep` also reads the files of a folder."""
         try:
             if self.folder is None:
                 manifest = RemoteFolder(self.store).manifest_of(prefix)
-                return manifest, tuple(compare_listing(manifest.files, contents, extra=True))
+                strays = sorted(contents.keys() - {entry.path for entry in manifest.files})
+                faults = tuple(compare_listing(manifest.files, contents))
+                return Verdict(manifest=manifest, faults=faults, strays=tuple(strays))
             if kind is Kind.PART:
                 part = read_part(self.folder / prefix)
-                return part.manifest, verify_part(self.folder / prefix, part, deep=deep, progress=progress)
+                faults = verify_part(self.folder / prefix, part, deep=deep, progress=progress)
+                return Verdict(manifest=part.manifest, faults=faults)
         except ManifestError as error:
-            return None, (Fault(file=PART_NAME if kind is Kind.PART else MANIFEST_NAME, reason=str(error)),)
-        verdict = verify(self.folder / prefix, deep=deep, progress=progress)  # finds links and special files too
-        return verdict.manifest, verdict.faults
+            fault = Fault(file=PART_NAME if kind is Kind.PART else MANIFEST_NAME, reason=str(error))
+            return Verdict(manifest=None, faults=(fault,))
+        return verify(self.folder / prefix, deep=deep, progress=progress)  # finds links and special files too
 
     def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
         """All faults of an item, after comparing contents too.
@@ -213,7 +236,7 @@ class Inventory:
             progress: receives the bytes read so far, and the bytes in all.
         """
         if self.folder is not None:
-            _, faults = self._compare(item.prefix, item.kind, {}, deep=True, progress=progress)
+            faults = self._compare(item.prefix, item.kind, {}, deep=True, progress=progress).faults
             return (*[fault for fault in item.faults if fault not in faults], *faults)
         if item.manifest is None:
             return item.faults
@@ -225,8 +248,16 @@ class Inventory:
 
     # ---- deleting -------------------------------------------------------------------------------------------
 
-    def superseded(self, policies: Sequence[Policy]) -> list[Item]:
-        """The checkpoints that no policy keeps, oldest first; see `select_superseded`. Parts always stay."""
+    def superseded(
+        self,
+        policies: Sequence[Policy],
+        *,
+        progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+    ) -> list[Item]:
+        """The checkpoints that no policy keeps, oldest first; see `select_superseded`. Parts always stay.
+
+        All files of the newest checkpoint are read, because it must be valid; where it is damaged, those of the next.
+        """
         by_step = {
             item.manifest.step: item
             for item in self.items()
@@ -237,7 +268,12 @@ class Inventory:
             for item in by_step.values()
             if item.manifest is not None
         ]
-        steps = select_superseded(candidates, policies, now_s=clock.wall_s())
+
+        def is_good(step: int) -> bool:
+            item = by_step[step]
+            return not self.verify(item, progress=lambda done, total: progress(item.name, done, total))
+
+        steps = select_superseded(candidates, policies, now_s=clock.wall_s(), is_good=is_good)
         return [by_step[step] for step in steps]
 
     def is_in_use(self, item: Item) -> bool:
@@ -248,7 +284,7 @@ class Inventory:
         """Delete an item; readers see it completely or not at all.
 
         Returns:
-            False when a process is reading it.
+            False when a process is reading it, or a later release wrote it.
 
         Raises:
             ConflictError: a run has begun to use the object store meanwhile.

@@ -31,6 +31,8 @@ class Repair:
         moved_to: where the damaged ones of a folder are now, or None.
         num_leftovers: the number of deleted working folders, unfinished uploads, marks and files of interrupted
             exports.
+        newer: written by a later release; never changed.
+        strays: what is beside the files of a checkpoint, and not in its manifest; never changed.
     """
 
     unfinished: tuple[Item, ...]
@@ -39,6 +41,8 @@ class Repair:
     damaged: tuple[Item, ...]
     moved_to: str | None = None
     num_leftovers: int = 0
+    newer: tuple[Item, ...] = ()
+    strays: tuple[str, ...] = ()
 
 
 def repair(
@@ -67,7 +71,7 @@ def repair(
     items = inventory.items()
     damaged: list[Item] = []
     for item in items:
-        if item.kind in {Kind.CHECKPOINT, Kind.PART}:
+        if item.kind in {Kind.CHECKPOINT, Kind.PART} and not item.is_newer_format:
             watch = partial(progress, item.name) if progress is not None else None
             faults = inventory.verify(item, progress=watch) if deep else item.faults
             if faults:
@@ -92,6 +96,8 @@ def repair(
         foreign=tuple(item for item in items if item.kind is Kind.FOREIGN),
         damaged=tuple(damaged),
         moved_to=moved_to,
+        newer=tuple(item for item in items if item.is_newer_format),
+        strays=tuple(f"{item.where}/{path}" for item in items for path in item.strays),
         num_leftovers=num_leftovers,
     )
 

@@ -106,7 +106,7 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
             ["  FILE", "SIZE", "DIGEST"],
             [[f"  {entry.path}", format_bytes(entry.size_bytes), entry.digest] for entry in item.manifest.files],
         )
-    lines += [f"  fault: {fault}" for fault in item.faults]
+    lines += [f"  fault: {fault}" for fault in item.faults] + _stray_lines(item)
     print_answer(as_json, document, lines)
 
 
@@ -131,7 +131,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
         num_damaged += bool(faults)
         documents.append({**_document(item, faults), "valid": not faults})
         lines.append(f"{item.where}: {_state(item, faults, deep=deep)}")
-        lines += [f"  {fault}" for fault in faults]
+        lines += [f"  {fault}" for fault in faults] + _stray_lines(item)
     lines += [f"{item.where}: {item.kind}" for item in everything if item not in items]
     print_answer(as_json, documents, lines)
     if num_damaged:
@@ -161,7 +161,8 @@ def prune(
 ) -> None:
     """Delete the checkpoints that --keep does not select.
 
-    The newest complete checkpoint is never deleted, nor one that is being read.
+    The newest valid checkpoint is never deleted, nor one that is being read. Before it deletes any, the command reads
+    and verifies the newest one; where that is damaged, the next one.
     """
     inventory, name = _open(location)
     if name is not None:
@@ -182,7 +183,7 @@ def prune(
             raise UsageError(
                 f"--keep {keep!r}: no checkpoint has the metric {policy.metric!r}; nothing was deleted", hint=there
             )
-    doomed = inventory.superseded(policies)
+    doomed = inventory.superseded(policies, progress=_show_reading)
     gone = doomed if dry_run else [item for item in doomed if inventory.delete(item)]
     size_bytes = sum(item.size_bytes for item in gone)
     document = {"deleted": [item.where for item in gone], "bytes": size_bytes, "dry_run": dry_run}
@@ -345,15 +346,16 @@ def repair_(
             hint="give the location that contains it",
         )
 
-    def progress(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
-        ProgressLine(f"reading {checkpoint}").update(done_bytes, total_bytes)
-
-    found = repair(inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=progress)
+    found = repair(
+        inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=_show_reading
+    )
     is_gone = drop_damaged and not dry_run
     document = {
         "dropped": [item.where for item in found.unfinished],
         "recent": [item.where for item in found.recent],
         "foreign": [item.where for item in found.foreign],
+        "newer": [item.where for item in found.newer],
+        "strays": list(found.strays),
         "damaged": [{"where": item.where, "faults": _faults(item.faults)} for item in found.damaged],
         "moved_to": found.moved_to,
         "leftovers": found.num_leftovers,
@@ -363,6 +365,8 @@ def repair_(
     lines = [f"{did} {item.where}: it was not committed" for item in found.unfinished]
     lines += [f"left {item.where}: it is unfinished, and a run may be writing it" for item in found.recent]
     lines += [f"left {item.where}: Safepoint did not write it" for item in found.foreign]
+    lines += [f"left {item.where}: a later release wrote it" for item in found.newer]
+    lines += [f"left {printable(path)}: it is not in the manifest" for path in found.strays]
     fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
     if not is_gone:
         fate = "would be removed" if drop_damaged else "left; see --drop-damaged"
@@ -464,7 +468,16 @@ def _document(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
         "files": item.num_files,
         "bytes": item.size_bytes,
         "faults": _faults(faults),
+        "strays": list(item.strays),
     }
+
+
+def _stray_lines(item: Item) -> list[str]:
+    return [f"  {printable(path)}: it is not in the manifest, and is ignored" for path in item.strays]
+
+
+def _show_reading(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
+    ProgressLine(f"reading {checkpoint}").update(done_bytes, total_bytes)
 
 
 def _faults(faults: Sequence[Fault]) -> list[dict[str, str]]:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from safepoint.errors import ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
-from safepoint.storage.s3.requests import FilePart, PartOnServer, S3Requests, UploadId
+from safepoint.storage.failures import changed_in_transit
+from safepoint.storage.s3.requests import FilePart, PartOnServer, S3Requests, UploadId, is_md5, md5_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
 from safepoint.storage.store import Content, Progress, check_length
 
@@ -67,15 +68,17 @@ def upload_in_parts(
     Raises:
         ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of the writer that replaced this one.
         StorageError: the request was refused, or the source has another size than announced.
+        TransientError: what has arrived is not what was sent, again and again.
     """
     part_bytes = part_bytes_of(size_bytes, is_stream=isinstance(source, Content))
     starts = range(0, size_bytes, part_bytes)
     parts = {number: (start, min(part_bytes, size_bytes - start)) for number, start in enumerate(starts, 1)}
     progress = progress or _ignore
+    md5s: dict[int, bytes] = {}
     if isinstance(source, Content):
-        upload, etags = _send_stream(uploads, key, source, parts, progress, deadline_s)
+        upload, etags = _send_stream(uploads, key, source, parts, md5s, progress, deadline_s)
     else:
-        upload, etags = _send_file(uploads, key, source, parts, progress, deadline_s)
+        upload, etags = _send_file(uploads, key, source, parts, md5s, progress, deadline_s)
     if fence is not None:
         fence()
     try:
@@ -83,22 +86,43 @@ def upload_in_parts(
     except ObjectNotFoundError:
         if not has_arrived(_etag_of_parts(etags)):
             raise
+    for number in sorted(number for number, etag in etags.items() if not is_md5(etag)):
+        _read_back(uploads, key, parts[number], md5s[number], deadline_s)
 
 
 def _ignore(num_bytes: int) -> None:
     """Report no progress."""
 
 
+def _read_back(uploads: S3Requests, key: str, part: tuple[int, int], md5: bytes, deadline_s: float | None) -> None:
+    """Compare a part of the object, because the server's ETag does not show what has arrived.
+
+    Raises:
+        TransientError: it is not what was sent.
+    """
+    found = hashlib.md5(usedforsecurity=False)
+    uploads.get(key, found.update, start=part[0], length=part[1], deadline_s=deadline_s)
+    if found.digest() != md5:
+        raise changed_in_transit(f"upload of {key}")
+
+
 def _send_file(
-    uploads: S3Requests, key: str, source: Path, parts: _Parts, progress: Progress, deadline_s: float | None
+    uploads: S3Requests,
+    key: str,
+    source: Path,
+    parts: _Parts,
+    md5s: dict[int, bytes],
+    progress: Progress,
+    deadline_s: float | None,
 ) -> tuple[UploadId, dict[int, str]]:
     upload, etags = _begin_or_continue(uploads, key, lambda part: _is_of(part, source, parts), deadline_s)
     if etags:
         progress(sum(parts[number][1] for number in etags))
 
     def send(number: int) -> str:
-        start, length = parts[number]
-        return uploads.send_part(upload, number, FilePart(source, start, length), deadline_s=deadline_s)
+        part = FilePart(source, *parts[number])
+        md5s[number] = md5_of(part)
+        return uploads.send_part(upload, number, part, md5s[number], deadline_s=deadline_s)
 
     threads = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-upload")
     try:
@@ -112,7 +136,13 @@ def _send_file(
 
 
 def _send_stream(
-    uploads: S3Requests, key: str, content: Content, parts: _Parts, progress: Progress, deadline_s: float | None
+    uploads: S3Requests,
+    key: str,
+    content: Content,
+    parts: _Parts,
+    md5s: dict[int, bytes],
+    progress: Progress,
+    deadline_s: float | None,
 ) -> tuple[UploadId, dict[int, str]]:
     # The content of a part on the server is compared in `send`, when the stream has delivered the same bytes.
     upload, present = _begin_or_continue(
@@ -120,9 +150,9 @@ def _send_stream(
     )
 
     def send(number: int, data: memoryview) -> str:
-        found = present.get(number)
-        if found is None or hashlib.md5(data, usedforsecurity=False).hexdigest() != found:
-            found = uploads.send_part(upload, number, data, deadline_s=deadline_s)
+        found, md5s[number] = present.get(number), md5_of(data)
+        if found is None or md5s[number].hex() != found:
+            found = uploads.send_part(upload, number, data, md5s[number], deadline_s=deadline_s)
         return found
 
     stream = _StreamInParts(parts, send, progress)
@@ -252,12 +282,4 @@ def _begin_or_continue(
 
 def _is_of(part: PartOnServer, source: Path, parts: _Parts) -> bool:
     start, length = parts.get(part.number, (0, -1))
-    if part.size_bytes != length:
-        return False
-    md5 = hashlib.md5(usedforsecurity=False)
-    with source.open("rb", buffering=0) as file:
-        file.seek(start)
-        while length > 0 and (block := file.read(min(_BLOCK_BYTES, length))):
-            md5.update(block)
-            length -= len(block)
-    return md5.hexdigest() == part.etag
+    return part.size_bytes == length and md5_of(FilePart(source, start, length)).hex() == part.etag

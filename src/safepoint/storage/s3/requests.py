@@ -5,7 +5,9 @@ read from a socket into a buffer that stays in the processor's cache (docs/bench
 and used again. Where they are not encrypted, the kernel sends a file's bytes without passing them through Python.
 """
 
+import base64
 import contextlib
+import hashlib
 import http.client
 import os
 import re
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 from xml.etree import ElementTree
 
 from safepoint.errors import StorageError, TransientError
@@ -24,10 +26,16 @@ from safepoint.storage import failures
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.retry import retry
 from safepoint.storage.s3.signing import encoded_path, encoded_query, signed_headers
-from safepoint.storage.store import Sink
+from safepoint.storage.store import Sink, StoredObject
 
 _BLOCK_BYTES = 1 << 20
 _MAX_ANSWER_BYTES = 16 << 20
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_NO_XML = re.compile(
+    rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*(?:[0-8bcef]|1[0-9a-f])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]));",
+    re.IGNORECASE,
+)
+_ENCRYPTION = "x-amz-server-side-encryption"
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _T = TypeVar("_T")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]+)</Code>")
@@ -110,13 +118,27 @@ class S3Requests:
         answer = self._call(_Request(method="POST", key=key, query={"uploads": ""}), deadline_s)
         return UploadId(key=key, upload_id=_text(answer.xml, "UploadId"))
 
+    def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
+        """The objects whose full keys begin with `prefix`, whatever their names are."""
+        query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
+        markers = {"continuation-token": "NextContinuationToken"}
+        for item in self._list("", query, markers, "Contents", deadline_s):
+            yield StoredObject(
+                key=item.findtext("Key") or "",
+                size_bytes=int(_text(item, "Size")),
+                version=_text(item, "ETag"),
+                modified_s=clock.parse_utc(_text(item, "LastModified")),
+            )
+
     def find(self, prefix: str, *, deadline_s: float | None) -> Iterator[UploadId]:
         """The unfinished uploads of all keys that begin with `prefix`."""
         query = {"uploads": "", "prefix": prefix, "max-uploads": "1000"}
         markers = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
         for upload in self._list("", query, markers, "Upload", deadline_s):
             yield UploadId(
-                key=_text(upload, "Key"), upload_id=_text(upload, "UploadId"), initiated=_text(upload, "Initiated")
+                key=upload.findtext("Key") or "",
+                upload_id=_text(upload, "UploadId"),
+                initiated=_text(upload, "Initiated"),
             )
 
     def parts(self, upload: UploadId, *, deadline_s: float | None) -> Iterator[PartOnServer]:
@@ -137,17 +159,26 @@ class S3Requests:
         marker: dict[str, str] = {}
         while True:
             page = self._call(_Request(method="GET", key=key, query={**query, **marker}), deadline_s).xml
+            if page.findtext("EncodingType") == "url":
+                for element in page.iter():
+                    if element.tag == "Key":
+                        element.text = unquote_plus(element.text or "", errors="surrogateescape")
             yield from page.iter(name)
             if _text(page, "IsTruncated") != "true":
                 return
             marker = {parameter: _text(page, element) for parameter, element in markers.items()}
 
     def send_part(
-        self, upload: UploadId, number: int, source: "FilePart | memoryview", *, deadline_s: float | None
+        self, upload: UploadId, number: int, source: "FilePart | memoryview", md5: bytes, *, deadline_s: float | None
     ) -> str:
-        """Send `source` as part `number` and return its ETag."""
+        """Send `source`, whose MD5 is `md5`, as part `number` and return its ETag.
+
+        Servers compare `Content-MD5`. Of those that do not, the ETag of the answer shows what has arrived.
+        """
         query = {"partNumber": str(number), "uploadId": upload.upload_id}
-        return self._call(_Request(method="PUT", key=upload.key, query=query, body=source), deadline_s).etag
+        headers = {"content-md5": base64.b64encode(md5).decode()}
+        request = _Request(method="PUT", key=upload.key, query=query, headers=headers, body=source, md5=md5.hex())
+        return self._call(request, deadline_s).etag
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
         """Make the parts one object. Tried once, because servers report an earlier success in several ways.
@@ -223,7 +254,13 @@ class S3Requests:
             if response.status >= 300 or b"<Error>" in data:
                 raise _refusal(response.status, data, what)
             root = _parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
-            return _Answer(root=root, etag=(response.headers.get("ETag") or "").strip('"'))
+            etag = (response.headers.get("ETag") or "").strip('"')
+            # With other keys than the server's own, an ETag is no MD5; such servers compare Content-MD5.
+            is_encrypted = response.headers.get(_ENCRYPTION, "AES256") != "AES256"
+            is_encrypted = is_encrypted or f"{_ENCRYPTION}-customer-algorithm" in response.headers
+            if request.md5 not in {"", etag} and is_md5(etag) and not is_encrypted:
+                raise failures.changed_in_transit(what)
+            return _Answer(root=root, etag=etag)
 
         return self._exchange(lambda: request, what, receive, deadline_s, most_tries=most_tries)
 
@@ -311,6 +348,7 @@ class _Request:
     query: Mapping[str, str]
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes | memoryview | FilePart = b""
+    md5: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +360,24 @@ class _Answer:
     def xml(self) -> ElementTree.Element:
         assert self.root is not None
         return self.root
+
+
+def is_md5(etag: str) -> bool:
+    """Whether an ETag looks like the MD5 of the content."""
+    return _MD5.fullmatch(etag) is not None
+
+
+def md5_of(source: bytes | memoryview | FilePart) -> bytes:
+    """The MD5 of bytes, or of a part of a file as far as it reaches."""
+    if not isinstance(source, FilePart):
+        return hashlib.md5(source, usedforsecurity=False).digest()
+    md5, left = hashlib.md5(usedforsecurity=False), source.size_bytes
+    with source.path.open("rb", buffering=0) as file:
+        file.seek(source.start)
+        while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
+            md5.update(block)
+            left -= len(block)
+    return md5.digest()
 
 
 def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview | FilePart) -> None:
@@ -360,7 +416,8 @@ def _parsed(data: bytes, what: str) -> ElementTree.Element:
     # No entity is ever defined in these answers; without a DTD none can be expanded.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise StorageError(f"{what}: the server's answer is not S3's")
-    root = ElementTree.fromstring(data)
+    # Not every server escapes the names of strangers' uploads. These characters are not valid in XML, nor in keys.
+    root = ElementTree.fromstring(_NO_XML.sub(b"\x7f", data))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
     return root

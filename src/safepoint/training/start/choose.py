@@ -166,18 +166,18 @@ class CheckpointChooser:
         return None
 
     def _named(self, path: Path) -> ResumePoint:
-        def check() -> tuple[Manifest, bool] | None:
+        def check() -> tuple[Manifest, bool, bool] | None:
             if not self._is_first:
                 return None
             manifest = named_manifest(path, self._watch())
-            return manifest, path.parent.resolve() == self._output.root.resolve()
+            return manifest, path.parent.resolve() == self._output.root.resolve(), _has_strays(path)
 
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
-        manifest, is_inside = checked
+        manifest, is_inside, has_strays = checked
         if not is_inside:  # the checkpoints in the folders belong to another run
             self._set_aside_newer_than(-1)
-        if self._folders.is_shared:
+        if self._folders.is_shared and not has_strays:
             return ResumePoint(path=path, manifest=manifest)
         candidate = _Candidate(manifest=manifest, named=path)
         if not self._complete(candidate):
@@ -284,7 +284,7 @@ class CheckpointChooser:
                 return VerifiedCopy(
                     path=candidate.named,
                     good=frozenset(entry.path for entry in candidate.manifest.files),
-                    is_complete=candidate.named.resolve() == folder.resolve(),
+                    is_complete=candidate.named.resolve() == folder.resolve() and not _has_strays(folder),
                     is_replaceable=False,
                 )
             return verify_copy(folder, candidate.manifest, self._watch())
@@ -324,6 +324,11 @@ class CheckpointChooser:
 
     def _watch(self) -> Callable[[int, int], None] | None:
         return ProgressLine("verifying").update if self._is_first else None
+
+
+def _has_strays(path: Path) -> bool:
+    copy = list_copy(path)
+    return copy is not None and bool(copy.strays)
 
 
 def _preference(manifest: Manifest, run_id: str | None) -> tuple[bool, int, int]:

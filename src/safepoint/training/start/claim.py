@@ -1,11 +1,13 @@
 """Claims the output folder and the object store behind it, so that this run is their only writer."""
 
+import os
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import PART_NAME, Trigger
+from safepoint.checkpoint.format.verify import is_newer_format
 from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.publish import finish_parts
@@ -95,7 +97,8 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
         )
     write_atomic(note, str(location).encode(), durable=False)
     context.uploads.close_training()
-    delete_tree(final_folder(output))  # also that of an earlier training
+    if not is_newer_format(final_folder(output)):
+        delete_tree(final_folder(output))  # also that of an earlier training
 
 
 class StoreClaim:
@@ -163,7 +166,9 @@ def names_to_upload(output: OutputFolder, *, with_parts: bool) -> list[str]:
         with_parts: whether to include checkpoints of which the folder holds one node's part.
     """
     found = [
-        (path, manifest) for path, manifest in output.manifests() if with_parts or not (path / PART_NAME).exists()
+        (path, manifest)
+        for path, manifest in output.manifests()
+        if with_parts or not os.path.exists(path / PART_NAME)
     ]
     return [
         path.name

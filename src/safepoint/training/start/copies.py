@@ -1,6 +1,7 @@
 """Copies of a checkpoint: what one output folder has of it, and the copy that a run resumes from (docs/adr/0008)."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, FileE
 from safepoint.checkpoint.format.verify import Fault, compare_content, read_part, verify, verify_part
 from safepoint.errors import CheckpointError, ManifestError
 from safepoint.foundation import files
+from safepoint.foundation.units import printable
+
+_log = logging.getLogger("safepoint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,7 @@ class ListedCopy:
         files: those of the manifest that are there with the right size.
         is_part: whether the folder holds one node's part.
         fault: the first thing that is wrong; None for nothing.
+        strays: paths of what the manifest does not name; a framework might load them.
     """
 
     path: Path
@@ -39,6 +44,7 @@ class ListedCopy:
     files: frozenset[FileEntry] = frozenset()
     is_part: bool = False
     fault: Fault | None = None
+    strays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,10 @@ def list_copy(folder: Path) -> ListedCopy | None:
     """Compare the names and sizes of the files in `folder` with its manifest; None when it does not exist."""
     if not os.path.lexists(folder):
         return None
-    is_part = not folder.is_symlink() and not (folder / MANIFEST_NAME).exists() and (folder / PART_NAME).exists()
+    # `Path.exists` raises where the folder is unreadable.
+    has_manifest, has_part = (os.path.exists(folder / name) for name in (MANIFEST_NAME, PART_NAME))
+    is_part = not folder.is_symlink() and has_part and not has_manifest
+    strays: tuple[str, ...] = ()
     if is_part:
         try:
             part = read_part(folder)
@@ -73,7 +82,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
         manifest, entries, faults = part.manifest, part.files, verify_part(folder, part, deep=False)
     else:
         verdict = verify(folder, deep=False)
-        manifest, faults = verdict.manifest, verdict.faults
+        manifest, faults, strays = verdict.manifest, verdict.faults, verdict.strays
         entries = manifest.files if manifest is not None else ()
     if manifest is not None and manifest.step != step_of(folder):
         reason = f"its step is {manifest.step}, and the folder's name has step {step_of(folder)}"
@@ -87,6 +96,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
         files=frozenset(entry for entry in entries if entry.path not in damaged),
         is_part=is_part,
         fault=faults[0] if faults else None,
+        strays=strays,
     )
 
 
@@ -101,16 +111,25 @@ def verify_copy(folder: Path, manifest: Manifest, progress: Callable[[int, int],
     copy = list_copy(folder)
     if copy is None:
         return VerifiedCopy(path=folder)
+    warn_of_strays(copy)
     entries = [entry for entry in manifest.files if entry in copy.files]
     faults = compare_content(folder, entries, progress)
     is_same_run = copy.manifest is not None and copy.manifest.run_id == manifest.run_id
     return VerifiedCopy(
         path=folder,
         good=frozenset(entry.path for entry in entries) - {fault.file for fault in faults},
-        is_complete=copy.manifest == manifest and not copy.is_part and copy.fault is None and not faults,
+        is_complete=copy.manifest == manifest
+        and not (copy.is_part or copy.strays or copy.fault is not None or faults),
         is_replaceable=copy.is_part and is_same_run,
         fault=faults[0] if faults else None,
     )
+
+
+def warn_of_strays(copy: ListedCopy) -> None:
+    """Report files that the manifest does not name."""
+    if copy.strays:
+        name = printable(copy.strays[0])
+        _log.warning("%s has files that its manifest does not name, such as %s; they are not loaded", copy.path, name)
 
 
 def named_manifest(path: Path, progress: Callable[[int, int], None] | None) -> Manifest:

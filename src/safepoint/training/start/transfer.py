@@ -18,7 +18,7 @@ from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.fetch import Window, create_files, fetch, share, windows_of
+from safepoint.checkpoint.remote.fetch import Window, create_files, fetch, refusing_impossible_path, share, windows_of
 from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.files import delete_tree, link_or_copy, write_at
@@ -137,8 +137,9 @@ class Transfer:
         create_files([entry for entry in plan.manifest.files if plan.lacks(self._rank, entry)], working)
         copy = plan.copies[self._rank]
         for path in sorted(copy.good):
-            (working / path).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(copy.path / path, working / path)
+            with refusing_impossible_path(path):
+                (working / path).parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(copy.path / path, working / path)
 
     def _fetch(self, plan: TransferPlan, working: Path) -> None:
         """Fetch this rank's share of the files that no folder has."""

@@ -90,8 +90,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated file": (truncate, "bytes, the manifest says"),
     "flipped bit": (flip, "digest does not match"),
     "missing file": (lambda folder: (folder / "rng_state_1.pth").unlink(), "is missing"),
-    "extra file": (lambda folder: (folder / "extra").write_bytes(b"") and None, "not in the manifest"),
-    "extra file in a subfolder": (lambda folder: (folder / "sub/extra").touch(), "not in the manifest"),
     "swapped content": (swap, "digest does not match"),
     "link in place of a file": (link_file, "link"),
     "link in place of a subfolder": (link_subfolder, "missing"),

@@ -113,7 +113,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "files out of order": (rewrite(lambda record: record["files"].reverse()), "sorted"),
     "a path below the manifest": (
         rewrite(lambda record: record["files"][-1].update(path=f"{MANIFEST_NAME}/x")),
-        "is missing",
+        "is the manifest itself",
     ),
     "negative size": (rewrite(lambda record: record["files"][0].update(size_bytes=-1)), "must be at least 0"),
     "size that is true": (
@@ -238,10 +238,11 @@ def test_every_control_character_is_refused(character: str) -> None:
 
 
 def test_a_path_has_a_greatest_length() -> None:
-    """4096 bytes are accepted and one more is not, counted as the file system counts."""
-    assert path_fault("a" * 4096) is None
-    assert path_fault("a" * 4097) is not None
-    assert path_fault("é" * 2049) is not None
+    """4096 bytes, and 255 in one name, are accepted and more are not, counted as the file system counts."""
+    assert path_fault("a/" * 2047 + "aa") is None
+    assert path_fault("a/" * 2047 + "aaa") is not None
+    assert path_fault("é" * 127) is None
+    assert path_fault("é" * 128) is not None
 
 
 def test_values_at_their_greatest_survive_the_round_trip(tmp_path: Path) -> None:

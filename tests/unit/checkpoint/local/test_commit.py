@@ -167,13 +167,14 @@ def test_attempts_are_counted_per_run(tmp_path: Path) -> None:
 
 
 def test_added_files_are_named(tmp_path: Path) -> None:
-    """A callback's file makes the checkpoint invalid until the manifest names it."""
+    """A callback's file is a stray until the manifest names it."""
     folder = commit(prepared(tmp_path / "out"), 8)
     (folder / "notes").write_text("added")
-    assert not verify(folder).is_valid
+    assert verify(folder).strays == ("notes",)
     added = name_added_files(folder)
     assert added == ["notes"]
     assert verify(folder).is_valid
+    assert verify(folder).strays == ()
     assert name_added_files(folder) == []
 
 

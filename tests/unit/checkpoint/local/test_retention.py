@@ -146,7 +146,9 @@ def output(tmp_path: Path) -> OutputFolder:
 @pytest.mark.parametrize("is_store", [False, True])
 def test_what_no_policy_keeps_is_deleted_and_reported(output: OutputFolder, is_store: bool) -> None:
     """Protected steps stay; each deletion is one event, with its place."""
-    folder: CheckpointFolder = RemoteFolder(FaultyStore(output.root)) if is_store else output
+    remote = RemoteFolder(FaultyStore(output.root))
+    remote.note_commit(40)
+    folder: CheckpointFolder = remote if is_store else output
     events: list[Event] = []
     prune(folder, [KeepNewest(2)], events.append, protected=[20])
     assert folder.steps() == [40, 20]

@@ -95,7 +95,7 @@ def test_hostile_names_do_nothing(place: Path, look: Callable[[], Inventory]) ->
     (place / "checkpoint-20" / "\x1b[2Jboo").write_text("")
     worst, bad, _ = look().items()
     assert "leaves the checkpoint's folder" in worst.faults[0].reason
-    assert "\x1b" not in str(bad.faults[0])
+    assert bad.is_complete
 
 
 def test_only_reading_finds_a_flipped_bit(place: Path, look: Callable[[], Inventory]) -> None:

@@ -103,7 +103,7 @@ def test_a_damaged_file_alone_is_fetched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "added", "manifest"])
 def test_damage_is_named_and_the_store_has_the_whole(damage: str, tmp_path: Path) -> None:
-    """A file that is missing, one that the manifest does not name, and a manifest that cannot be read."""
+    """A file that is missing and a manifest that cannot be read; a file that it does not name is no damage."""
     job = Job(tmp_path, "aa")
     folder = job.copy_to("a", 20).root / "checkpoint-20"
     path = {"missing": "sub/optimizer.pt", "added": "notes.txt", "manifest": "safepoint-manifest.json"}[damage]
@@ -112,8 +112,9 @@ def test_damage_is_named_and_the_store_has_the_whole(damage: str, tmp_path: Path
     else:
         (folder / path).write_bytes(b"something")
     manifest = job.assert_all_have(20)
-    assert [event.file for event in job.of(CheckpointRejected)] == [path]
-    assert len(job.read) == (1 if damage == "missing" else len(manifest.files))
+    assert [event.file for event in job.of(CheckpointRejected)] == ([] if damage == "added" else [path])
+    assert len(job.read) == {"missing": 1, "added": 0, "manifest": len(manifest.files)}[damage]
+    assert not (folder / "notes.txt").exists()
 
 
 def test_the_newest_of_folder_and_store_is_taken(tmp_path: Path) -> None:
